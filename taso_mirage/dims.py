@@ -1,0 +1,273 @@
+"""Dimensions: an int, or a `Symbolic` integer polynomial over named sizes, in a normal form so that equal means equal."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+from taso_mirage.errors import Undecidable
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The atom `numerator // denominator`, where the division does not come out even for every size."""
+
+    numerator: Symbolic
+    denominator: Dim
+
+    def __str__(self) -> str:
+        return f"(({self.numerator})//({self.denominator}))"
+
+
+Atom: TypeAlias = str | Floor
+Monomial: TypeAlias = tuple[tuple[Atom, int], ...]
+Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
+
+
+@dataclass(frozen=True)
+class Symbolic:
+    """A polynomial with integer coefficients; `terms` is sorted and holds no zero. Symbols stand for sizes >= 0."""
+
+    terms: Terms
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Dim) -> Dim:
+        return _build([*self.terms, *_terms(other)])
+
+    def __neg__(self) -> Dim:
+        return _build([(m, -c) for m, c in self.terms])
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-other)
+
+    def __rsub__(self, other: int) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _build([(_times(m, n), c * d) for m, c in self.terms for n, d in _terms(other)])
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floor_divide(self, other)
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        return floor_divide(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return self - (self // other) * other
+
+    def __lt__(self, other: Dim) -> bool:
+        raise Undecidable(f"whether {self} is below {other} depends on the size; fix it with --shape")
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+    def __int__(self) -> int:
+        raise Undecidable(f"{self} has no fixed size; fix it with --shape")
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        return " + ".join(_show(m, c) for m, c in self.terms).replace("+ -", "- ")
+
+    __repr__ = __str__
+
+
+Dim: TypeAlias = int | Symbolic
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+def symbol(name: str) -> Symbolic:
+    """The size called `name`."""
+    return Symbolic((((((name, 1),)), 1),))
+
+
+def _show(monomial: Monomial, coefficient: int) -> str:
+    factors = [str(atom) for atom, power in monomial for _ in range(power)]
+    if not factors:
+        return str(coefficient)
+    text = "*".join(factors)
+    return text if coefficient == 1 else f"-{text}" if coefficient == -1 else f"{coefficient}*{text}"
+
+
+def _terms(dim: Dim) -> Terms:
+    if isinstance(dim, Symbolic):
+        return dim.terms
+    return (((), int(dim)),) if dim else ()
+
+
+def _times(a: Monomial, b: Monomial) -> Monomial:
+    powers = dict(a)
+    for atom, power in b:
+        powers[atom] = powers.get(atom, 0) + power
+    return tuple(sorted(powers.items(), key=lambda item: str(item[0])))
+
+
+def _build(terms: Iterable[tuple[Monomial, int]]) -> Dim:
+    total: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+    kept = sorted(((m, c) for m, c in total.items() if c), key=lambda item: (-len(item[0]), str(item[0])))
+    if not kept:
+        return 0
+    return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(tuple(kept))
+
+
+def _divide_term(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
+    powers = dict(term[0])
+    for atom, power in divisor[0]:
+        powers[atom] = powers.get(atom, 0) - power
+        if powers[atom] < 0:
+            return None
+    if term[1] % divisor[1]:
+        return None
+    return tuple((a, p) for a, p in powers.items() if p), term[1] // divisor[1]
+
+
+@lru_cache(maxsize=4096)
+def floor_divide(a: Dim, b: Dim) -> Dim:
+    """`a // b`; the part of `a` that `b` divides comes out: (b*q + r) // b = q + r // b, exact for integers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if a == b:
+        return 1
+    divisors = _terms(b)
+    if len(divisors) != 1:
+        return a if b == 1 else Symbolic((((((Floor(_lift(a), b)), 1),), 1),))
+    quotient, rest = [], []
+    for term in _terms(a):
+        divided = _divide_term(term, divisors[0])
+        (rest if divided is None else quotient).append(term if divided is None else divided)
+    remainder = _build(rest)
+    if isinstance(remainder, int) and isinstance(b, int):
+        return _build(quotient) + remainder // b
+    if remainder == 0:
+        return _build(quotient)
+    return _build(quotient) + Symbolic((((((Floor(_lift(remainder), b)), 1),), 1),))
+
+
+def _lift(dim: Dim) -> Symbolic:
+    return dim if isinstance(dim, Symbolic) else Symbolic((((), dim),))
+
+
+def symbols(dim: Dim) -> set[str]:
+    """The names in `dim`."""
+    found: set[str] = set()
+    for monomial, _ in _terms(dim):
+        for atom, _ in monomial:
+            found |= {atom} if isinstance(atom, str) else symbols(atom.numerator) | symbols(atom.denominator)
+    return found
+
+
+def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """`dim` with every symbol replaced by its size."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for monomial, coefficient in dim.terms:
+        for atom, power in monomial:
+            if isinstance(atom, str):
+                value = sizes[atom]
+            else:
+                value = evaluate(atom.numerator, sizes) // evaluate(atom.denominator, sizes)
+            coefficient *= value**power
+        total += coefficient
+    return total
+
+
+def bind(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
+    """`dim` with the named symbols replaced; the others stay."""
+    if isinstance(dim, int):
+        return dim
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        product: Dim = coefficient
+        for atom, power in monomial:
+            if isinstance(atom, str):
+                value = sizes.get(atom, symbol(atom))
+            else:
+                value = bind(atom.numerator, sizes) // bind(atom.denominator, sizes)
+            for _ in range(power):
+                product = product * value
+        total = total + product
+    return total
+
+
+def parse_dim(text: str) -> Dim:
+    """Read what `str` of a dim prints; a text that is no arithmetic is the name of one symbol."""
+    try:
+        return _from_ast(ast.parse(text, mode="eval").body)
+    except (SyntaxError, KeyError):
+        return symbol(text)
+
+
+def _from_ast(tree: ast.expr) -> Dim:
+    match tree:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_from_ast(operand)
+        case ast.Call(func=ast.Name(id="floor"), args=[ast.BinOp(left=left, op=ast.Div(), right=right)]):
+            return _from_ast(left) // _from_ast(right)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _from_ast(left) + _from_ast(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _from_ast(left) - _from_ast(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _from_ast(left) * _from_ast(right)
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return _from_ast(left) // _from_ast(right)
+    raise KeyError(type(tree).__name__)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of `dims`; 1 for none."""
+    total: Dim = 1
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def broadcast_dims(a: Dim, b: Dim) -> Dim:
+    """The broadcast of two dims. A symbol against n > 1 is n: whatever the symbol is, a legal run gives n."""
+    if a == b or (isinstance(b, int) and b == 1):
+        return a
+    if isinstance(a, int) and a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise ValueError(f"{a} against {b}")
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    raise Undecidable(f"{a} against {b}: the sizes are not known to be equal")
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """numpy's broadcasting, with symbolic dims."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for i, dim in enumerate(shape, rank - len(shape)):
+            try:
+                result[i] = broadcast_dims(result[i], dim)
+            except ValueError as error:
+                raise ValueError(
+                    f"dimension {i - rank} does not broadcast: {error} (shapes {', '.join(map(show_shape, shapes))})"
+                ) from None
+    return tuple(result)
+
+
+def show_shape(shape: Iterable[Dim]) -> str:
+    """`[2, batch, 3*s]`."""
+    return "[" + ", ".join(map(str, shape)) + "]"

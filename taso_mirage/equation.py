@@ -1,0 +1,294 @@
+"""Equations between graphs (TASO's substitutions, PET's mutants, Mirage's kernels): matching with reasons, and application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
+from taso_mirage.expressions import Expr, is_weight, splat_value
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
+from taso_mirage.ops import get
+
+REST = "**"
+"""The key under which a pattern term keeps the name that captures all attributes it does not mention."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoMatch:
+    """Why an equation does not apply somewhere."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a left-hand side was found: the matched outputs, and what its variables and attribute names stand for."""
+
+    outputs: tuple[Node, ...]
+    operands: Mapping[str, Node]
+    attributes: Mapping[str, Any]
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {**self.attributes, **self.operands}
+
+
+@dataclass(frozen=True)
+class Equation:
+    """lhs = rhs for all typings on which `where` holds. Variables are untyped inputs; both sides have as many outputs."""
+
+    name: str
+    lhs: Graph
+    rhs: Graph
+    where: Expr | None = None
+    evidence: str = "law"
+
+    def __str__(self) -> str:
+        from taso_mirage.text import show_equation
+
+        return show_equation(self)
+
+    def reverse(self) -> Equation | None:
+        """The equation read from right to left; None where the right side does not determine the left."""
+        loose = _free_names(self.lhs) - _bound_names(self.rhs)
+        computed = any(isinstance(v, Expr) and v.name is None for n in self.rhs for _, v in n.attrs)
+        leaf = any(o.op in ("input", "splat") for o in self.rhs.outputs)
+        if loose or computed or leaf:
+            return None
+        return Equation(f"{self.name}~", self.rhs, self.lhs, self.where, self.evidence)
+
+    @cached_property
+    def roots(self) -> tuple[str, ...]:
+        """The operators at the outputs of the left-hand side."""
+        return tuple(o.op for o in self.lhs.outputs)
+
+    @cached_property
+    def lhs_terms(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.lhs if n.op not in ("input", "splat"))
+
+    @cached_property
+    def rhs_terms(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.rhs if n.op not in ("input", "splat"))
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    operands: dict[str, Node]
+    attributes: dict[str, Any]
+    later: tuple[tuple[Expr, Any], ...] = ()
+
+
+def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | NoMatch:
+    """The first match with `node` as the first output, or the reason why there is none."""
+    reason = [f"{node.op} is not {equation.roots[0]}"]
+    for found in matches(equation, node, users, reason):
+        return found
+    return NoMatch(reason[0])
+
+
+def matches(
+    equation: Equation,
+    node: Node,
+    users: Mapping[Node, list[Node]] | None = None,
+    reason: list[str] | None = None,
+) -> Iterator[Match]:
+    """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
+    why = reason if reason is not None else [""]
+    first, *others = equation.lhs.outputs
+    for state in _match(first, node, _State({}, {}), why):
+        for outputs, full in _match_others(others, (node,), state, users or {}, why):
+            if _holds(equation, full, why):
+                yield Match(outputs, full.operands, full.attributes)
+
+
+def _match_others(
+    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: list[str]
+) -> Iterator[tuple[tuple[Node, ...], _State]]:
+    if not patterns:
+        yield outputs, state
+        return
+    pattern, *others = patterns
+    for candidate in _candidates(pattern, state, users):
+        if candidate in outputs:
+            continue
+        for found in _match(pattern, candidate, state, why):
+            yield from _match_others(others, (*outputs, candidate), found, users, why)
+
+
+def _candidates(pattern: Node, state: _State, users: Mapping[Node, list[Node]]) -> list[Node]:
+    """The terms that could be `pattern`: climb from a variable that is already bound."""
+    path = _path_to_bound(pattern, state)
+    if path is None:
+        return []
+    found = [state.operands[path[0].attr("name")]]
+    for step in path[1:]:
+        found = [u for n in found for u in users.get(n, ()) if u.op == step.op]
+    return list(dict.fromkeys(found))
+
+
+def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
+    if pattern.op == "input":
+        return [pattern] if pattern.attr("name") in state.operands else None
+    for arg in pattern.args:
+        path = _path_to_bound(arg, state)
+        if path is not None:
+            return [*path, pattern]
+    return None
+
+
+def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator[_State]:
+    if pattern.op == "input":
+        name = pattern.attr("name")
+        bound = state.operands.get(name)
+        if bound is None:
+            yield _State({**state.operands, name: node}, state.attributes, state.later)
+        elif bound is node:
+            yield state
+        else:
+            why[0] = f"{name} stands for two different terms"
+        return
+    if pattern.op == "splat":
+        if splat_value(node) == pattern.attr("value"):
+            yield state
+        else:
+            why[0] = f"{node.op} is not the constant {pattern.attr('value')}"
+        return
+    if node.op != pattern.op or len(node.args) != len(pattern.args):
+        why[0] = f"{node.op} with {len(node.args)} operands is not {pattern.op} with {len(pattern.args)}"
+        return
+    started = _match_attributes(pattern, node, state, why)
+    if started is None:
+        return
+    yield from _match_args(pattern.args, node.args, started, why)
+    if len(node.args) == 2 and node.args[0] is not node.args[1] and get(node.op).commutative:
+        yield from _match_args(pattern.args, node.args[::-1], started, why)
+
+
+def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: list[str]) -> Iterator[_State]:
+    if not patterns:
+        yield state
+        return
+    for found in _match(patterns[0], args[0], state, why):
+        yield from _match_args(patterns[1:], args[1:], found, why)
+
+
+def _match_attributes(pattern: Node, node: Node, state: _State, why: list[str]) -> _State | None:
+    if not pattern.attrs:
+        return state
+    attributes, later = dict(state.attributes), list(state.later)
+    actual = dict(node.attrs)
+    for key, wanted in pattern.attrs:
+        value: Any = tuple(sorted(actual.items())) if key == REST else actual.pop(key)
+        name = wanted.name if isinstance(wanted, Expr) else None
+        if isinstance(wanted, Expr) and name is None:
+            later.append((wanted, value))
+        elif name is None and wanted != value:
+            why[0] = f"{node.op} has {key}={value}, not {wanted}"
+            return None
+        elif name is not None and attributes.setdefault(name, value) != value:
+            why[0] = f"{node.op} has {key}={value}, where {name} is {attributes[name]}"
+            return None
+    return _State(state.operands, attributes, tuple(later))
+
+
+def _holds(equation: Equation, state: _State, why: list[str]) -> bool:
+    names = {**state.attributes, **state.operands}
+    try:
+        for expression, value in state.later:
+            if expression(names) != value:
+                why[0] = f"{expression.source} is {expression(names)}, not {value}"
+                return False
+        if equation.where is not None and not equation.where(names):
+            why[0] = f"the guard does not hold: {equation.where.source}"
+            return False
+    except (Undecidable, LookupError, TypeError, ValueError) as error:
+        why[0] = f"the guard cannot be decided: {error}"
+        return False
+    return True
+
+
+def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
+    """The right-hand side on what was matched; NoMatch where it has no type or another type than the left-hand side."""
+    names = found.names
+    done: dict[Node, Node] = {}
+    like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
+    try:
+        for node in topological(equation.rhs.outputs):
+            done[node] = _instantiate(node, done, names, like)
+    except (IllTyped, Undecidable, LookupError, TypeError, ValueError, Unsupported) as error:
+        return NoMatch(f"the right-hand side does not fit: {error}")
+    results = tuple(done[o] for o in equation.rhs.outputs)
+    for old, new in zip(found.outputs, results, strict=True):
+        if old.type != new.type:
+            return NoMatch(f"the type would change from {old.type} to {new.type}")
+    return results
+
+
+def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any], like: str) -> Node:
+    if node.op == "input":
+        bound: Node = names[node.attr("name")]
+        return bound
+    if node.op == "splat":
+        return constant(node.attr("value"), like)
+    attrs: dict[str, Any] = {}
+    for key, value in node.attrs:
+        if key == REST:
+            attrs.update(names[value.source])
+        else:
+            attrs[key] = value(names) if isinstance(value, Expr) else value
+    args = [done[a] for a in node.args]
+    siblings = [a.dtype for a, p in zip(args, node.args, strict=True) if p.op != "splat" and isinstance(a.type, Tensor)]
+    if siblings:
+        args = [
+            constant(p.attr("value"), siblings[0]) if p.op == "splat" else a for a, p in zip(args, node.args, strict=True)
+        ]
+    return get(node.op).term(*args, **attrs)
+
+
+def _free_names(graph: Graph) -> set[str]:
+    from taso_mirage.expressions import names
+
+    found = set()
+    for node in graph:
+        if node.op == "input":
+            found.add(node.attr("name"))
+        found |= {n for _, v in node.attrs if isinstance(v, Expr) for n in names(v.source)}
+    return found
+
+
+def _bound_names(graph: Graph) -> set[str]:
+    found = {n.attr("name") for n in graph if n.op == "input"}
+    return found | {v.name for n in graph for _, v in n.attrs if isinstance(v, Expr) and v.name}
+
+
+class Rules:
+    """Equations indexed by the operator at their first output, so that no rule is tried where it cannot match."""
+
+    def __init__(self, equations: Iterable[Equation]) -> None:
+        self.equations = tuple(equations)
+        self._by_root: dict[str, list[Equation]] = {}
+        for equation in self.equations:
+            self._by_root.setdefault(equation.roots[0], []).append(equation)
+
+    def at(self, node: Node) -> list[Equation]:
+        """The equations that could match with `node` as their first output."""
+        return self._by_root.get(node.op, [])
+
+    def only(self, keep: Callable[[Equation], bool]) -> Rules:
+        return Rules(e for e in self.equations if keep(e))
+
+
+def work_terms(nodes: Iterable[Node]) -> list[Node]:
+    """The terms that cost something at run time: no leaves, and nothing that hangs on weights only."""
+    return [n for n in nodes if n.args and n is not ABSENT and n.op != "item" and not is_weight(n)]
+
+
+def real_valued(node: Node) -> bool:
+    """Whether a term is one tensor of floats."""
+    return isinstance(node.type, Tensor) and is_float(node.type.dtype)

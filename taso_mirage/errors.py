@@ -1,0 +1,67 @@
+"""Every error of the package, and the exit code that the command line gives for it.
+
+    TasoMirageError                  1   anything below
+    |-- InvalidModel                 3   the file is no usable ONNX model
+    |-- InvalidOption                2   an option or an input file does not fit the model
+    |-- OutputError                  4   the result could not be written
+    |-- CheckFailed                  5   an optimized model did not pass the check (a bug: please report)
+    |-- RuntimeUnavailable           6   a runtime or provider that was asked for is not there
+    |-- IllTyped                     -   operands do not fit an operator (names op, dimension, both values)
+    |-- Undecidable                  -   a question whose answer depends on a size that is not fixed
+    |-- Unsupported                  -   an ONNX node outside an operator's mapping; it becomes `opaque`
+    `-- SyntaxProblem                -   a text that is no term, graph, law or substitution
+"""
+
+from __future__ import annotations
+
+
+class TasoMirageError(Exception):
+    """The base of all errors that users see."""
+
+    exit_code = 1
+
+
+class InvalidModel(TasoMirageError):
+    """The file is not a usable ONNX model."""
+
+    exit_code = 3
+
+
+class InvalidOption(TasoMirageError):
+    """An option, or a file that an option names, does not fit."""
+
+    exit_code = 2
+
+
+class OutputError(TasoMirageError):
+    """The result could not be written; nothing half-written is left."""
+
+    exit_code = 4
+
+
+class CheckFailed(TasoMirageError):
+    """An optimized model differs from its original."""
+
+    exit_code = 5
+
+
+class RuntimeUnavailable(TasoMirageError):
+    """A runtime, provider or package that was asked for is not there."""
+
+    exit_code = 6
+
+
+class IllTyped(TasoMirageError):
+    """Operands that do not fit an operator."""
+
+
+class Undecidable(TasoMirageError):
+    """A question about symbolic sizes that has no answer for every size."""
+
+
+class Unsupported(TasoMirageError):
+    """An ONNX node that the operator's mapping does not cover; the text is the reason that `inspect` shows."""
+
+
+class SyntaxProblem(TasoMirageError):
+    """A text that cannot be read as a term, graph, law or substitution."""

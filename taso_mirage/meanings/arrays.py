@@ -1,0 +1,69 @@
+"""What the meanings over numpy arrays share: structure is numpy's, below `lead` leading axes (trials) that are not the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+def aligned(xs: Sequence[Array], lead: int) -> list[Array]:
+    """Insert axes behind the leading ones so that numpy's broadcasting aligns at the right."""
+    rank = max(x.ndim for x in xs)
+    return [x.reshape(*x.shape[:lead], *(1,) * (rank - x.ndim), *x.shape[lead:]) for x in xs]
+
+
+def windows(
+    a: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Array:
+    """Sliding windows as a view: (..., n, ...) -> (..., positions, ..., sizes)."""
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(sizes, dilations, strict=True)]
+    view = np.lib.stride_tricks.sliding_window_view(a, spans, axis=tuple(axes))
+    index: list[slice] = [slice(None)] * view.ndim
+    for i, (axis, stride, dilation) in enumerate(zip(axes, strides, dilations, strict=True)):
+        index[axis] = slice(None, None, stride)
+        index[a.ndim + i] = slice(None, None, dilation)
+    return view[tuple(index)]
+
+
+def padded(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interior: Sequence[int]) -> Array:
+    """Pad between and around the elements; a negative pad crops."""
+    sizes = [n + max(n - 1, 0) * i + max(p, 0) + max(q, 0) for n, i, p, q in zip(a.shape, interior, low, high, strict=True)]
+    result = np.full(sizes, value, a.dtype)
+    inside = tuple(
+        slice(max(p, 0), max(p, 0) + max(n - 1, 0) * (i + 1) + min(n, 1), i + 1)
+        for n, i, p in zip(a.shape, interior, low, strict=True)
+    )
+    result[inside] = a
+    crop = tuple(slice(max(-p, 0), n - max(-q, 0)) for n, p, q in zip(sizes, low, high, strict=True))
+    return result[crop]
+
+
+def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) -> Array:
+    """einsum of two operands as one batched matrix product, so that BLAS does the work."""
+    a, letters_a = _summed(a, letters_a, letters_b + result)
+    b, letters_b = _summed(b, letters_b, letters_a + result)
+    batch = [c for c in letters_a if c in letters_b and c in result]
+    inner = [c for c in letters_a if c in letters_b and c not in result]
+    rows = [c for c in letters_a if c not in letters_b]
+    columns = [c for c in letters_b if c not in letters_a]
+    left = a.transpose([letters_a.index(c) for c in (*batch, *rows, *inner)])
+    right = b.transpose([letters_b.index(c) for c in (*batch, *inner, *columns)])
+    n, k = len(batch), len(inner)
+    rows_shape, columns_shape = left.shape[n : left.ndim - k], right.shape[n + k :]
+    inner_size = int(np.prod(right.shape[n : n + k]))
+    left = left.reshape(*left.shape[:n], int(np.prod(rows_shape)), inner_size)
+    right = right.reshape(*right.shape[:n], inner_size, int(np.prod(columns_shape)))
+    product = np.matmul(left, right)
+    product = product.reshape(*product.shape[:n], *rows_shape, *columns_shape)
+    order = [*batch, *rows, *columns]
+    return product.transpose([order.index(c) for c in result])
+
+
+def _summed(a: Array, letters: str, kept: str) -> tuple[Array, str]:
+    alone = tuple(i for i, c in enumerate(letters) if c not in kept)
+    return (a.sum(axis=alone), "".join(c for c in letters if c in kept)) if alone else (a, letters)

@@ -1,0 +1,155 @@
+"""The primitives that operators are defined over; a `Meaning` interprets them (shapes, reals, finite field, degree...)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from taso_mirage.dims import Dim, Shape
+from taso_mirage.ir import Literal
+
+V = TypeVar("V")
+Scalar = Callable[..., Any]
+"""A numpy function applied to every element: np.add, np.exp, np.where... Its `__name__` is its identity."""
+
+
+class Meaning(Generic[V]):
+    """An array namespace. Shapes are as in numpy; a `Dim` is an int unless the meaning says otherwise."""
+
+    def shape(self, a: V) -> Shape:
+        raise NotImplementedError
+
+    def dtype(self, a: V) -> str:
+        raise NotImplementedError
+
+    def constant(self, value: Literal) -> V:
+        """The array itself."""
+        raise NotImplementedError
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> V:
+        """The int64 vector (or scalar) of some sizes."""
+        raise NotImplementedError
+
+    def iota(self, n: Dim, dtype: str = "int64") -> V:
+        """0, 1, ..., n-1."""
+        raise NotImplementedError
+
+    def map(self, fn: Scalar, *xs: V) -> V:
+        """`fn` on every element, with broadcasting."""
+        raise NotImplementedError
+
+    def cast(self, a: V, dtype: str) -> V:
+        raise NotImplementedError
+
+    def contract(self, equation: str, a: V, b: V) -> V:
+        """einsum of two operands; `...` broadcasts."""
+        raise NotImplementedError
+
+    def reduce(self, fn: np.ufunc, a: V, axes: Sequence[int], keepdims: bool = True) -> V:
+        """Fold an associative ufunc (add, multiply, maximum, minimum) over non-negative `axes`."""
+        raise NotImplementedError
+
+    def cumulate(self, fn: np.ufunc, a: V, axis: int) -> V:
+        """Running fold of a ufunc along one axis."""
+        raise NotImplementedError
+
+    def reshape(self, a: V, shape: Sequence[Dim]) -> V:
+        raise NotImplementedError
+
+    def transpose(self, a: V, perm: Sequence[int]) -> V:
+        raise NotImplementedError
+
+    def expand(self, a: V, shape: Sequence[Dim]) -> V:
+        """Broadcast to exactly `shape`."""
+        raise NotImplementedError
+
+    def concat(self, xs: Sequence[V], axis: int) -> V:
+        raise NotImplementedError
+
+    def slice(self, a: V, axis: int, start: Dim, stop: Dim, step: int = 1) -> V:
+        """Python's slice along one axis, with start and stop already within [0, n] (stop may be -1 for a negative step)."""
+        raise NotImplementedError
+
+    def pad(
+        self, a: V, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
+    ) -> V:
+        """`interior` copies of `value` between neighbours, then `low` before and `high` after, each axis."""
+        raise NotImplementedError
+
+    def window(
+        self, a: V, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> V:
+        """Sliding windows: each of `axes` becomes its positions, and one axis per window dim is appended."""
+        raise NotImplementedError
+
+    def take(self, a: V, indices: V, axis: int) -> V:
+        """Gather: `axis` is replaced by the axes of `indices`; a negative index counts from the end."""
+        raise NotImplementedError
+
+    def take_along(self, a: V, indices: V, axis: int) -> V:
+        """numpy's take_along_axis."""
+        raise NotImplementedError
+
+    # What follows is sugar: no meaning overrides it.
+    def rank(self, a: V) -> int:
+        return len(self.shape(a))
+
+    def literal(self, value: float, like: V) -> V:
+        """A scalar of the dtype of `like`."""
+        return self.scalar(value, self.dtype(like))
+
+    def scalar(self, value: float, dtype: str) -> V:
+        from taso_mirage.ir import numpy_dtype
+
+        return self.constant(Literal.of(np.asarray(value, numpy_dtype(dtype))))
+
+    def add(self, a: V, b: V) -> V:
+        return self.map(np.add, a, b)
+
+    def sub(self, a: V, b: V) -> V:
+        return self.map(np.subtract, a, b)
+
+    def mul(self, a: V, b: V) -> V:
+        return self.map(np.multiply, a, b)
+
+    def div(self, a: V, b: V) -> V:
+        return self.map(np.divide, a, b)
+
+    def maximum(self, a: V, b: V) -> V:
+        return self.map(np.maximum, a, b)
+
+    def sum(self, a: V, axes: Sequence[int], keepdims: bool = True) -> V:
+        return self.reduce(np.add, a, axes, keepdims)
+
+    def count(self, a: V, axes: Sequence[int]) -> V:
+        """How many elements a fold over `axes` meets, as a scalar of the dtype of `a`."""
+        from taso_mirage.dims import product
+
+        return self.cast(self.extents([product(self.shape(a)[i] for i in axes)], scalar=True), self.dtype(a))
+
+
+def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]:
+    """The letters of both operands and the result, `...` spelled out (numpy's rule: aligned at the right)."""
+    inputs, result = equation.replace(" ", "").split("->")
+    a, b = inputs.split(",")
+    spare = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    extra_a, extra_b = rank_a - len(a.replace("...", "")), rank_b - len(b.replace("...", ""))
+    widest = max(extra_a if "..." in a else 0, extra_b if "..." in b else 0)
+    letters = spare[:widest]
+    return (
+        a.replace("...", letters[widest - extra_a :] if extra_a else ""),
+        b.replace("...", letters[widest - extra_b :] if extra_b else ""),
+        result.replace("...", letters),
+    )
+
+
+def scalar_name(fn: Scalar) -> str:
+    """The identity of an elementwise function: its name, for ufuncs and plain functions alike."""
+    return str(fn.__name__)
+
+
+def window_count(n: Dim, size: int, stride: int, dilation: int) -> Dim:
+    """How many windows fit into `n` positions."""
+    return (n - ((size - 1) * dilation + 1)) // stride + 1

@@ -1,0 +1,76 @@
+"""The meaning `extents`: integer arrays whose elements are sizes, so that what a model computes from shapes is known symbolically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from taso_mirage.dims import Dim, Shape, Symbolic
+from taso_mirage.errors import Undecidable
+from taso_mirage.ir import Literal
+from taso_mirage.meanings.arrays import Array
+from taso_mirage.meanings.base import Scalar
+from taso_mirage.meanings.reals import Reals
+
+_EXACT = {np.add, np.subtract, np.multiply, np.floor_divide, np.remainder, np.negative, np.where, np.equal, np.not_equal}
+
+
+class Extents(Reals):
+    """Values are object arrays of Dims (dtype int64 to the program); what needs more than their arithmetic is Undecidable."""
+
+    def dtype(self, a: Array) -> str:
+        return "int64" if a.dtype == object else str(a.dtype.name)
+
+    def constant(self, value: Literal) -> Array:
+        return _objects(value.numpy())
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Array:
+        result = np.empty((len(values),), object)
+        result[:] = list(values)
+        return result.reshape(()) if scalar else result
+
+    def shape(self, a: Array) -> Shape:
+        return a.shape
+
+    def map(self, fn: Scalar, *xs: Array) -> Array:
+        symbolic = any(isinstance(v, Symbolic) for x in xs for v in x.flat)
+        if not symbolic:
+            numbers = [x.astype(np.int64) if x.dtype == object else x for x in xs]
+            return _objects(super().map(fn, *numbers))
+        if fn not in _EXACT:
+            raise Undecidable(f"{fn.__name__} of sizes that are not fixed")
+        if fn in (np.equal, np.not_equal):
+            return np.vectorize(lambda a, b: _same(a, b) is (fn is np.equal), otypes=[bool])(*xs)
+        return np.asarray(fn(*xs), object)
+
+    def cast(self, a: Array, dtype: str) -> Array:
+        if dtype not in ("int64", "int32", "bool") and any(isinstance(v, Symbolic) for v in a.flat):
+            raise Undecidable(f"a cast of a size to {dtype}")
+        return a if dtype in ("int64", "int32") else _objects(super().cast(a, dtype))
+
+    def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
+        if fn not in (np.add, np.multiply) and any(isinstance(v, Symbolic) for v in a.flat):
+            raise Undecidable(f"{fn.__name__} of sizes that are not fixed")
+        return np.asarray(fn.reduce(a, axis=tuple(axes), keepdims=keepdims), object)
+
+    def take(self, a: Array, indices: Array, axis: int) -> Array:
+        return np.take(a, indices.astype(np.int64), axis)
+
+
+def _objects(array: Array) -> Array:
+    return array.astype(object) if array.dtype.kind in "iu" else array
+
+
+def _same(a: Dim, b: Dim) -> bool:
+    if a == b:
+        return True
+    difference = a - b
+    if isinstance(difference, int):
+        return False
+    if isinstance(b, int) and b < 0 and isinstance(a, Symbolic) and all(c > 0 for _, c in a.terms):
+        return False  # a size is never negative
+    raise Undecidable(f"whether {a} equals {b}")
+
+
+EXTENTS = Extents()

@@ -1,0 +1,117 @@
+"""The meaning `reals`: numpy arrays, in the declared dtypes or (the check's reference) with every float in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.dims import Dim, Shape
+from taso_mirage.ir import Literal, is_float, numpy_dtype
+from taso_mirage.meanings.arrays import Array, padded, pairwise, windows
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+
+
+class Reals(Meaning[Array]):
+    """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes hold."""
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+
+    def load(self, array: Array) -> Array:
+        """An input or weight as this meaning computes with it."""
+        return array.astype(np.float64) if self.exact and is_float(array.dtype.name) else array
+
+    def shape(self, a: Array) -> Shape:
+        return a.shape
+
+    def dtype(self, a: Array) -> str:
+        return a.dtype.name
+
+    def constant(self, value: Literal) -> Array:
+        return self.load(value.numpy())
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Array:
+        return np.array(values[0] if scalar else list(values), np.int64)
+
+    def iota(self, n: Dim, dtype: str = "int64") -> Array:
+        return np.arange(int(n), dtype=np.float64 if self.exact and is_float(dtype) else numpy_dtype(dtype))
+
+    def map(self, fn: Scalar, *xs: Array) -> Array:
+        with np.errstate(all="ignore"):
+            result = np.asarray(fn(*xs))
+        if result.dtype == np.float64 and not any(x.dtype == np.float64 for x in xs):
+            return result.astype(xs[0].dtype)
+        return result
+
+    def cast(self, a: Array, dtype: str) -> Array:
+        if self.exact and is_float(dtype):
+            return a.astype(np.float64)
+        with np.errstate(all="ignore"):
+            return a.astype(numpy_dtype(dtype))
+
+    def contract(self, equation: str, a: Array, b: Array) -> Array:
+        letters = contraction(equation, a.ndim, b.ndim)
+        a, b = _shared(a, b, letters)
+        if a.dtype.kind == "V" or a.dtype.itemsize == 2:  # half precisions: numpy's own products are slow and lose digits
+            return pairwise(a.astype(np.float32), b.astype(np.float32), *letters).astype(a.dtype)
+        return pairwise(a, b, *letters)
+
+    def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
+        half = is_float(a.dtype.name) and a.dtype.itemsize <= 2
+        identity: dict[str, Any] = {}
+        if fn in (np.maximum, np.minimum) and a.size == 0 and is_float(a.dtype.name):
+            identity["initial"] = -np.inf if fn is np.maximum else np.inf
+        wide = a.astype(np.float32) if half else a
+        result = fn.reduce(wide, axis=tuple(axes), keepdims=keepdims, **identity) if axes else wide
+        return np.asarray(result).astype(a.dtype)
+
+    def cumulate(self, fn: np.ufunc, a: Array, axis: int) -> Array:
+        return np.asarray(fn.accumulate(a, axis=axis), a.dtype)
+
+    def reshape(self, a: Array, shape: Sequence[Dim]) -> Array:
+        return a.reshape([int(n) for n in shape])
+
+    def transpose(self, a: Array, perm: Sequence[int]) -> Array:
+        return a.transpose(tuple(perm))
+
+    def expand(self, a: Array, shape: Sequence[Dim]) -> Array:
+        return np.broadcast_to(a, [int(n) for n in shape])
+
+    def concat(self, xs: Sequence[Array], axis: int) -> Array:
+        return np.concatenate(list(xs), axis)
+
+    def slice(self, a: Array, axis: int, start: Dim, stop: Dim, step: int = 1) -> Array:
+        end = None if step < 0 and stop == -1 else int(stop)
+        return a[(slice(None),) * axis + (slice(int(start), end, step),)]
+
+    def pad(
+        self, a: Array, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
+    ) -> Array:
+        fill = a.dtype.type(value) if a.dtype.kind in "fV" else value
+        return padded(a, [int(n) for n in low], [int(n) for n in high], fill, interior or [0] * a.ndim)
+
+    def window(
+        self, a: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> Array:
+        return windows(a, axes, sizes, strides, dilations)
+
+    def take(self, a: Array, indices: Array, axis: int) -> Array:
+        return np.take(a, indices, axis)
+
+    def take_along(self, a: Array, indices: Array, axis: int) -> Array:
+        return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)
+
+
+def _shared(a: Array, b: Array, letters: tuple[str, str, str]) -> tuple[Array, Array]:
+    """Broadcast the dims of equal letters, so that a product of batches of 1 and n is legal."""
+    letters_a, letters_b, _ = letters
+    sizes = dict(zip(letters_a, a.shape, strict=True))
+    for letter, n in zip(letters_b, b.shape, strict=True):
+        sizes[letter] = max(n, sizes.get(letter, n)) if n != 0 else 0
+    return np.broadcast_to(a, [sizes[c] for c in letters_a]), np.broadcast_to(b, [sizes[c] for c in letters_b])
+
+
+REALS = Reals()
+EXACT = Reals(exact=True)

@@ -1,0 +1,97 @@
+"""A model: a graph with its weights, and what must survive around it (names, header, the nodes' origins)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.dims import evaluate, symbols
+from taso_mirage.ir import Graph, Node, topological
+
+
+class Weight(Protocol):
+    """A tensor that may still lie in a file."""
+
+    def numpy(self) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A weight that was computed here."""
+
+    array: NDArray[Any]
+
+    def numpy(self) -> NDArray[Any]:
+        return self.array
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The name, documentation and metadata of the ONNX node that a term came from."""
+
+    name: str | None
+    doc: str | None
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Model:
+    """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has no definition here."""
+
+    graph: Graph
+    weights: Mapping[str, Weight]
+    output_names: tuple[str, ...]
+    opsets: Mapping[str, int]
+    header: Any
+    names: Mapping[Node, str] = field(default_factory=dict, repr=False)
+    origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
+    opaque: Mapping[Node, str] = field(default_factory=dict, repr=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        return self.opsets.get("", 0)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(n.attr("name") for n in self.graph.inputs)
+
+    def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
+        """The same model computing other terms; names of terms that persist persist."""
+        return replace(self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights)
+
+    def symbols(self) -> list[str]:
+        """The named sizes of the inputs, in order of appearance."""
+        found: dict[str, None] = {}
+        for node in self.graph.inputs:
+            for dim in node.tensor.shape or ():
+                found.update(dict.fromkeys(sorted(symbols(dim))))
+        return list(found)
+
+    def nodes(self) -> list[Node]:
+        """All terms, operands first."""
+        return topological(self.graph.outputs)
+
+
+def random_inputs(model: Model, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, NDArray[Any]]:
+    """Inputs by name: normal floats, small non-negative integers (ids, masks), fair booleans. `sizes` fixes symbols."""
+    rng = np.random.default_rng(seed)
+    known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
+    return {n.attr("name"): random_array(n, rng, known) for n in model.graph.inputs}
+
+
+def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int]) -> NDArray[Any]:
+    """A random value of the type of `node`."""
+    from taso_mirage.ir import numpy_dtype
+
+    dtype = numpy_dtype(node.dtype)
+    shape = tuple(evaluate(d, sizes) for d in node.shape)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        return rng.integers(0, 2, shape).astype(dtype)
+    return np.asarray(rng.normal(size=shape)).astype(dtype)
