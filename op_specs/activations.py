@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 
-from taso_mirage.ops import op
+from op_specs.arithmetic import add, max_, min_, mul
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import ABSENT, Node, constant
+from taso_mirage.ops import Call, op
 
 
 @op(onnx="Relu", since=6)
@@ -13,7 +16,182 @@ def relu(xp, x):
     return xp.maximum(x, xp.literal(0, x))
 
 
-relu.example("float32[2,3]")
+@op(onnx="LeakyRelu", since=6)
+def leaky_relu(xp, x, *, alpha: float = 0.01):
+    """x -> x if x >= 0 else alpha * x"""
+    return _where_negative(xp, x, xp.mul(x, xp.literal(alpha, x)), x)
+
+
+@op(onnx="PRelu", since=7)
+def prelu(xp, x, slope):
+    """x, a -> x if x >= 0 else a * x; `slope` broadcasts to x"""
+    return _where_negative(xp, x, xp.mul(x, xp.expand(slope, xp.shape(x))), x)
+
+
+@op(onnx="ThresholdedRelu", since=10)
+def thresholded_relu(xp, x, *, alpha: float = 1.0):
+    """x -> x if x > alpha else 0"""
+    return xp.map(np.where, xp.map(np.greater, x, xp.literal(alpha, x)), x, xp.literal(0, x))
+
+
+@op(onnx="Shrink", since=9)
+def shrink(xp, x, *, bias: float = 0.0, lambd: float = 0.5):
+    """x -> x + bias below -lambd, x - bias above lambd, else 0"""
+    above = xp.map(np.where, xp.map(np.greater, x, xp.literal(lambd, x)), xp.sub(x, xp.literal(bias, x)), xp.literal(0, x))
+    return xp.map(np.where, xp.map(np.less, x, xp.literal(-lambd, x)), xp.add(x, xp.literal(bias, x)), above)
+
+
+@op(onnx="Clip", since=6)
+def clip(xp, x, low=None, high=None):
+    """x, low, high -> min(max(x, low), high)"""
+    raised = x if low is None else max_(xp, x, low)
+    return raised if high is None else min_(xp, raised, high)
+
+
+@clip.importer
+def _(call: Call) -> Node:
+    x = call.arg(0)
+    if call.opset >= 11:
+        return clip.term(x, call.arg(1), call.arg(2))
+    bounds = [constant(call.attrs[k], x.dtype) if k in call.attrs else ABSENT for k in ("min", "max")]
+    return clip.term(x, *bounds)
+
+
+@clip.exporter
+def _(node: Node, opset: int) -> Call:
+    if opset >= 11:
+        return Call("Clip", node.args, {}, opset)
+    bounds = {k: v for k, v in zip(("min", "max"), node.args[1:], strict=False) if v is not ABSENT}
+    if any(v.op != "constant" for v in bounds.values()):
+        raise Unsupported("Clip before opset 11 takes constant bounds")
+    attrs = {k: float(v.attr("value").numpy().reshape(())) for k, v in bounds.items()}
+    return Call("Clip", node.args[:1], attrs, opset)
+
+
+@op(onnx="Sigmoid", since=6)
+def sigmoid(xp, x):
+    """x -> 1 / (1 + e^-x)"""
+    one = xp.literal(1, x)
+    return xp.div(one, xp.add(one, xp.map(np.exp, xp.map(np.negative, x))))
+
+
+@op(onnx="HardSigmoid", since=6)
+def hard_sigmoid(xp, x, *, alpha: float = 0.2, beta: float = 0.5):
+    """x -> max(0, min(1, alpha * x + beta))"""
+    line = xp.add(xp.mul(x, xp.literal(alpha, x)), xp.literal(beta, x))
+    return xp.maximum(xp.literal(0, x), xp.map(np.minimum, xp.literal(1, x), line))
+
+
+@op(onnx="HardSwish", since=14)
+def hard_swish(xp, x):
+    """x -> x * max(0, min(1, x / 6 + 1/2))"""
+    return mul(xp, x, hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5))
+
+
+@op(onnx="Tanh", since=6)
+def tanh(xp, x):
+    """x -> tanh x"""
+    return xp.map(np.tanh, x)
+
+
+def error_function(x):
+    """The Gauss error function."""
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(np.asarray(x).dtype)
+
+
+@op(onnx="Erf", since=9)
+def erf(xp, x):
+    """x -> erf x"""
+    return xp.map(error_function, x)
+
+
+@op(onnx="Gelu", since=20)
+def gelu(xp, x, *, approximate: str = "none"):
+    """x -> x/2 * (1 + erf(x / sqrt 2)), or with `tanh` in place of erf"""
+    half, one = xp.literal(0.5, x), xp.literal(1, x)
+    if approximate == "none":
+        inner = erf(xp, mul(xp, x, xp.literal(math.sqrt(0.5), x)))
+    else:
+        cube = mul(xp, mul(xp, mul(xp, x, x), x), xp.literal(0.044715, x))
+        inner = tanh(xp, mul(xp, add(xp, x, cube), xp.literal(math.sqrt(2 / math.pi), x)))
+    return mul(xp, mul(xp, x, half), add(xp, inner, one))
+
+
+@op(onnx="Softplus", since=1)
+def softplus(xp, x):
+    """x -> ln(1 + e^x)"""
+    small = xp.map(np.exp, xp.map(np.negative, xp.map(np.absolute, x)))
+    return xp.add(xp.maximum(x, xp.literal(0, x)), xp.map(np.log1p, small))
+
+
+@op(onnx="Softsign", since=1)
+def softsign(xp, x):
+    """x -> x / (1 + |x|)"""
+    return xp.div(x, xp.add(xp.literal(1, x), xp.map(np.absolute, x)))
+
+
+@op(onnx="Elu", since=6)
+def elu(xp, x, *, alpha: float = 1.0):
+    """x -> x if x >= 0 else alpha * (e^x - 1)"""
+    return _where_negative(xp, x, xp.mul(xp.literal(alpha, x), _exp_minus_one(xp, x)), x)
+
+
+@op(onnx="Selu", since=6)
+def selu(xp, x, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805):
+    """x -> gamma * (x if x >= 0 else alpha * (e^x - 1))"""
+    return xp.mul(xp.literal(gamma, x), elu.body(xp, x, alpha=alpha))
+
+
+@op(onnx="Celu", since=12)
+def celu(xp, x, *, alpha: float = 1.0):
+    """x -> x if x >= 0 else alpha * (e^(x/alpha) - 1)"""
+    scale = xp.literal(alpha, x)
+    return _where_negative(xp, x, xp.mul(scale, _exp_minus_one(xp, xp.div(x, scale))), x)
+
+
+@op(onnx="Swish", since=24)
+def swish(xp, x, *, alpha: float = 1.0):
+    """x -> x * sigmoid(alpha * x)"""
+    return mul(xp, x, sigmoid(xp, x if alpha == 1 else mul(xp, x, xp.literal(alpha, x))))
+
+
+@op(onnx="Mish", since=18)
+def mish(xp, x):
+    """x -> x * tanh(ln(1 + e^x))"""
+    return mul(xp, x, tanh(xp, softplus(xp, x)))
+
+
+def _where_negative(xp, x, yes, no):
+    return xp.map(np.where, xp.map(np.less, x, xp.literal(0, x)), yes, no)
+
+
+def _exp_minus_one(xp, x):
+    """Of a negative x; the minimum keeps the unused half of a `where` finite."""
+    return xp.sub(xp.map(np.exp, xp.map(np.minimum, x, xp.literal(0, x))), xp.literal(1, x))
+
+
+unary = (relu, leaky_relu, thresholded_relu, shrink, sigmoid, hard_sigmoid, hard_swish, tanh, erf, gelu)
+for each in (*unary, softplus, softsign, elu, selu, celu, swish, mish):
+    each.example("float32[2,3]")
+relu.example("float16[2,3]")
+sigmoid.example("float64[2,3]")
+leaky_relu.example("float32[2,3]", alpha=0.3)
+prelu.example("float32[2,3,4]", "float32[3,1]")
+prelu.example("float32[2,3]", "float32[1]")
+prelu.example("float32[2,3]", "float32[2,3]")
+thresholded_relu.example("float32[2,3]", alpha=0.25)
+shrink.example("float32[2,3]", bias=0.25, lambd=1.0)
+clip.example("float32[2,3]", "float32[()]", "float32[()]")
+clip.example("float32[2,3]", "float32[()]")
+clip.example("float32[2,3]", None, "float32[()]")
+clip.example("float32[2,3]")
+hard_sigmoid.example("float32[2,3]", alpha=0.5, beta=0.25)
+gelu.example("float32[2,3]", approximate="tanh")
+elu.example("float32[2,3]", alpha=0.5)
+selu.example("float32[2,3]", alpha=2.0, gamma=3.0)
+celu.example("float32[2,3]", alpha=2.0)
+swish.example("float32[2,3]", alpha=1.5)
+
 relu.laws("""
     relu(relu(x)) == relu(x)
     relu(max(x, 0)) == relu(x)

@@ -246,7 +246,8 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     siblings = [a.dtype for a, p in zip(args, node.args, strict=True) if p.op != "splat" and isinstance(a.type, Tensor)]
     if siblings:
         args = [
-            constant(p.attr("value"), siblings[0]) if p.op == "splat" else a for a, p in zip(args, node.args, strict=True)
+            constant(p.attr("value"), siblings[0]) if p.op == "splat" else a
+            for a, p in zip(args, node.args, strict=True)
         ]
     return get(node.op).term(*args, **attrs)
 

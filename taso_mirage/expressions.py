@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -37,9 +38,18 @@ class Expr(Opaque):
         return self.source
 
 
+_WEIGHT_ONLY: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
+
+
 def is_weight(node: Node) -> bool:
-    """Whether a term is known before the model runs: it hangs on weights and constants only."""
-    return all(n.op not in ("input", "opaque", "extents") for n in topological([node]))
+    """Whether a term is known before the model runs: it hangs on weights and constants only. Memoised: one visit a term."""
+    known = _WEIGHT_ONLY.get(node)
+    if known is None:
+        for each in topological([node], stop=_WEIGHT_ONLY):
+            runs = each.op in ("input", "opaque", "extents")
+            _WEIGHT_ONLY[each] = not runs and all(_WEIGHT_ONLY[a] for a in each.args)
+        known = _WEIGHT_ONLY[node]
+    return known
 
 
 def splat_value(node: Node) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -150,19 +150,19 @@ class Graph:
         return iter(topological(self.outputs))
 
 
-def topological(outputs: Iterable[Node], stop: Collection[Node] = ()) -> list[Node]:
+def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Node]:
     """All terms below `outputs`, operands first; nothing below (or of) `stop`. Iterative: models are deep."""
     order: list[Node] = []
-    seen: set[Node] = set(stop)
+    seen: set[Node] = set()
     stack: list[Node] = []
     for output in outputs:
         stack.append(output)
         while stack:
             node = stack[-1]
-            if node in seen:
+            if node in seen or node in stop:
                 stack.pop()
                 continue
-            waiting = [arg for arg in reversed(node.args) if arg not in seen]
+            waiting = [arg for arg in reversed(node.args) if arg not in seen and arg not in stop]
             if waiting:
                 stack.extend(waiting)
                 continue

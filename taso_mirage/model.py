@@ -62,7 +62,9 @@ class Model:
 
     def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
         """The same model computing other terms; names of terms that persist persist."""
-        return replace(self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights)
+        return replace(
+            self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
+        )
 
     def symbols(self) -> list[str]:
         """The named sizes of the inputs, in order of appearance."""

@@ -144,7 +144,9 @@ class Op:
 
     def laws(self, text: str) -> None:
         """State equations `lhs == rhs  where guard`, one a line; tests check every one."""
-        self.law_texts += [line.strip() for line in text.strip().splitlines() if line.strip() and line.strip()[0] != "#"]
+        self.law_texts += [
+            line.strip() for line in text.strip().splitlines() if line.strip() and line.strip()[0] != "#"
+        ]
 
     def example(self, *operands: str | Sequence[Any] | None, **attrs: Any) -> None:
         """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand left out."""
@@ -320,7 +322,7 @@ class Terms(Meaning[Node]):
 
 
 _PRIMITIVES = frozenset(
-    "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along".split()
+    ["iota", "map", "cast", "contract", "reduce", "cumulate", "reshape", "transpose", "expand", "concat", "slice", "pad", "window", "take", "take_along"]
 )
 TERMS = Terms()
 

@@ -167,7 +167,9 @@ def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation
     if len(lhs) != len(rhs):
         raise SyntaxProblem(f"{text!r}: {len(lhs)} outputs on the left, {len(rhs)} on the right")
     left = _pattern_graph(lhs)
-    return Equation(name or body.strip(), left, Graph(left.inputs, rhs), Expr(guard.strip()) if guard else None, evidence)
+    return Equation(
+        name or body.strip(), left, Graph(left.inputs, rhs), Expr(guard.strip()) if guard else None, evidence
+    )
 
 
 def _pattern_graph(outputs: tuple[Node, ...]) -> Graph:

@@ -32,7 +32,9 @@ def windows(
 
 def padded(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interior: Sequence[int]) -> Array:
     """Pad between and around the elements; a negative pad crops."""
-    sizes = [n + max(n - 1, 0) * i + max(p, 0) + max(q, 0) for n, i, p, q in zip(a.shape, interior, low, high, strict=True)]
+    sizes = [
+        n + max(n - 1, 0) * i + max(p, 0) + max(q, 0) for n, i, p, q in zip(a.shape, interior, low, high, strict=True)
+    ]
     result = np.full(sizes, value, a.dtype)
     inside = tuple(
         slice(max(p, 0), max(p, 0) + max(n - 1, 0) * (i + 1) + min(n, 1), i + 1)
@@ -59,7 +61,7 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
     left = left.reshape(*left.shape[:n], int(np.prod(rows_shape)), inner_size)
     right = right.reshape(*right.shape[:n], inner_size, int(np.prod(columns_shape)))
     product = np.matmul(left, right)
-    product = product.reshape(*product.shape[:n], *rows_shape, *columns_shape)
+    product = product.reshape((*product.shape[:n], *rows_shape, *columns_shape))
     order = [*batch, *rows, *columns]
     return product.transpose([order.index(c) for c in result])
 

@@ -13,7 +13,17 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.reals import Reals
 
-_EXACT = {np.add, np.subtract, np.multiply, np.floor_divide, np.remainder, np.negative, np.where, np.equal, np.not_equal}
+_EXACT = {
+    np.add,
+    np.subtract,
+    np.multiply,
+    np.floor_divide,
+    np.remainder,
+    np.negative,
+    np.where,
+    np.equal,
+    np.not_equal,
+}
 
 
 class Extents(Reals):
@@ -38,6 +48,8 @@ class Extents(Reals):
         if not symbolic:
             numbers = [x.astype(np.int64) if x.dtype == object else x for x in xs]
             return _objects(super().map(fn, *numbers))
+        if fn.__name__ == "truncated_divide" and all(_positive(v) for x in xs for v in x.flat):
+            fn = np.floor_divide
         if fn not in _EXACT:
             raise Undecidable(f"{fn.__name__} of sizes that are not fixed")
         if fn in (np.equal, np.not_equal):
@@ -62,13 +74,17 @@ def _objects(array: Array) -> Array:
     return array.astype(object) if array.dtype.kind in "iu" else array
 
 
+def _positive(a: Dim) -> bool:
+    return all(c > 0 for _, c in a.terms) if isinstance(a, Symbolic) else a >= 0
+
+
 def _same(a: Dim, b: Dim) -> bool:
     if a == b:
         return True
     difference = a - b
     if isinstance(difference, int):
         return False
-    if isinstance(b, int) and b < 0 and isinstance(a, Symbolic) and all(c > 0 for _, c in a.terms):
+    if isinstance(b, int) and b < 0 and isinstance(a, Symbolic) and _positive(a):
         return False  # a size is never negative
     raise Undecidable(f"whether {a} equals {b}")
 

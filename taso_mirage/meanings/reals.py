@@ -54,7 +54,9 @@ class Reals(Meaning[Array]):
     def contract(self, equation: str, a: Array, b: Array) -> Array:
         letters = contraction(equation, a.ndim, b.ndim)
         a, b = _shared(a, b, letters)
-        if a.dtype.kind == "V" or a.dtype.itemsize == 2:  # half precisions: numpy's own products are slow and lose digits
+        if (
+            a.dtype.kind == "V" or a.dtype.itemsize == 2
+        ):  # half precisions: numpy's own products are slow and lose digits
             return pairwise(a.astype(np.float32), b.astype(np.float32), *letters).astype(a.dtype)
         return pairwise(a, b, *letters)
 
@@ -63,6 +65,8 @@ class Reals(Meaning[Array]):
         identity: dict[str, Any] = {}
         if fn in (np.maximum, np.minimum) and a.size == 0 and is_float(a.dtype.name):
             identity["initial"] = -np.inf if fn is np.maximum else np.inf
+        if fn in (np.maximum, np.minimum) and a.size == 0 and a.dtype == bool:
+            identity["initial"] = fn is np.minimum
         wide = a.astype(np.float32) if half else a
         result = fn.reduce(wide, axis=tuple(axes), keepdims=keepdims, **identity) if axes else wide
         return np.asarray(result).astype(a.dtype)

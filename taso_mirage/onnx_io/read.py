@@ -100,7 +100,9 @@ class _Reader:
         dtype = _dtype(tensor.dtype)
         shape = tuple(int(n) for n in tensor.shape.numpy())
         count = int(np.prod(shape))
-        if dtype != "string" and (count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool")))):
+        if dtype != "string" and (
+            count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool")))
+        ):
             return constant(np.asarray(tensor.numpy()).reshape(shape))
         self.weights[name] = tensor
         term = weight(name, Tensor(dtype, shape))

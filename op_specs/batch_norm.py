@@ -1,0 +1,38 @@
+"""Batch normalisation in inference, defined over other operators so that it folds into weights."""
+
+from op_specs.arithmetic import add, div, mul, sqrt, sub
+from op_specs.reshape import reshape
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import Node
+from taso_mirage.ops import Call, op
+
+
+@op(onnx="BatchNormalization", since=7)
+def batch_norm(xp, x, scale, bias, mean, variance, *, epsilon: float = 1e-5):
+    """(n,c,...), (c), (c), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel"""
+    factor = div(xp, scale, sqrt(xp, add(xp, variance, xp.literal(epsilon, variance))))
+    offset = sub(xp, bias, mul(xp, mean, factor))
+    return add(xp, mul(xp, x, per_channel(xp, factor, x)), per_channel(xp, offset, x))
+
+
+def per_channel(xp, values, x):
+    """(c) -> (c,1,...), to meet dimension 1 of x"""
+    if xp.shape(values) != (xp.shape(x)[1],):
+        raise IllTyped(f"{xp.shape(values)} for the channels of {xp.shape(x)}")
+    return reshape(xp, values, shape=(xp.shape(x)[1], *[1] * (xp.rank(x) - 2)))
+
+
+@batch_norm.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1 or call.attrs.get("training_mode"):
+        raise Unsupported("BatchNormalization in training mode")
+    if not call.attrs.get("spatial", 1):
+        raise Unsupported("BatchNormalization with spatial=0")
+    if len({a.dtype for a in call.args}) > 1:
+        raise Unsupported("BatchNormalization of mixed dtypes")
+    return batch_norm.term(*call.args, epsilon=call.attrs.get("epsilon", 1e-5))
+
+
+batch_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]", "float32[3]", "float32[3]")
+batch_norm.example("float32[2,3]", "float32[3]", "float32[3]", "float32[3]", "float32[3]", epsilon=0.01)
+batch_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", "float32[3]", "float32[3]")

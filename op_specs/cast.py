@@ -1,0 +1,103 @@
+"""Changes of dtype, and the operators that change nothing when a model runs."""
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ops import Call, op
+
+DTYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    16: "bfloat16",
+}
+"""ONNX's numbers of the dtypes that convert as C does."""
+
+
+@op(onnx="Cast", since=6)
+def cast(xp, x, *, to: str):
+    """x -> x in the dtype `to`"""
+    return xp.cast(x, to)
+
+
+@cast.importer
+def _(call: Call) -> Node:
+    if call.attrs["to"] not in DTYPES:
+        raise Unsupported(f"Cast to ONNX data type {call.attrs['to']}")
+    return _cast(call.arg(0), DTYPES[call.attrs["to"]])
+
+
+@cast.exporter
+def _(node: Node, opset: int) -> Call:
+    numbers = {name: number for number, name in DTYPES.items()}
+    return Call("Cast", node.args, {"to": numbers[node.attr("to")]}, opset)
+
+
+def _cast(x: Node, to: str) -> Node:
+    if x.dtype not in DTYPES.values():
+        raise Unsupported(f"Cast from {x.dtype}")
+    return x if x.dtype == to else cast.term(x, to=to)
+
+
+@op(onnx="CastLike", since=15)
+def cast_like(xp, x, like):
+    """x, y -> x in the dtype of y; read as a cast"""
+    return cast(xp, x, to=xp.dtype(like))
+
+
+@cast_like.importer
+def _(call: Call) -> Node:
+    if call.arg(1).dtype not in DTYPES.values():
+        raise Unsupported(f"CastLike to {call.arg(1).dtype}")
+    return _cast(call.arg(0), call.arg(1).dtype)
+
+
+@op(onnx="Identity", since=1)
+def identity(xp, x):
+    """x -> x; read as x itself"""
+    return x
+
+
+@identity.importer
+def _(call: Call) -> Node:
+    return call.arg(0)
+
+
+@op(onnx="Dropout", since=7)
+def dropout(xp, x):
+    """x -> x, in inference; read as x itself"""
+    return x
+
+
+@dropout.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1:
+        raise Unsupported("Dropout whose mask is used")
+    if call.arg(2) is not ABSENT and call.scalar(2, 0):
+        raise Unsupported("Dropout in training mode")
+    return call.arg(0)
+
+
+cast.example("float32[2,3]", to="float16")
+cast.example("float32[2,3]", to="int64")
+cast.example("float32[2,3]", to="bool")
+cast.example("int64[2,3]", to="float32")
+cast.example("bool[2,3]", to="float32")
+cast.example("float32[2,3]", to="float64")
+cast_like.example("float32[2,3]", "int64[1]")
+identity.example("float32[2,3]")
+dropout.example("float32[2,3]")
+
+cast.laws("""
+    cast(x, to=t) == x  where dtype(x) == t
+    cast(cast(x, to="float64"), to=t) == cast(x, to=t)  where dtype(x) == "float32"
+    cast(cast(x, to="float32"), to=t) == cast(x, to=t)  where dtype(x) == "float16" or dtype(x) == "bfloat16" or dtype(x) == "bool"
+""")

@@ -1,0 +1,40 @@
+"""The matrix product of BLAS."""
+
+from op_specs.arithmetic import add, mul
+from op_specs.matmul import matmul
+from op_specs.transpose import transpose
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir import ABSENT, Node, constant
+from taso_mirage.ops import Call, op
+
+
+@op(onnx="Gemm", since=7)
+def gemm(xp, a, b, c=None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0):
+    """(m,k), (k,n), (m,n) -> alpha * a b + beta * c, with a or b transposed first; c broadcasts to (m,n)"""
+    if xp.rank(a) != 2 or xp.rank(b) != 2:
+        raise IllTyped(f"operands of rank {xp.rank(a)} and {xp.rank(b)}; gemm takes matrices")
+    left = transpose(xp, a, perm=(1, 0)) if transA else a
+    right = transpose(xp, b, perm=(1, 0)) if transB else b
+    product = matmul(xp, left, right)
+    scaled = product if alpha == 1 else mul(xp, product, xp.literal(alpha, product))
+    if c is None or beta == 0:
+        return scaled
+    result = add(xp, scaled, c if beta == 1 else mul(xp, c, xp.literal(beta, c)))
+    if xp.shape(result) != xp.shape(product):
+        raise IllTyped(f"c of shape {xp.shape(c)} does not broadcast to {xp.shape(product)}")
+    return result
+
+
+@gemm.exporter
+def _(node: Node, opset: int) -> Call:
+    args = node.args
+    if opset < 11 and len(args) == 2:
+        args = (*args, constant(0.0, node.dtype))
+    return Call("Gemm", tuple(a for a in args if a is not ABSENT), dict(node.attrs), opset)
+
+
+gemm.example("float32[3,4]", "float32[4,5]")
+gemm.example("float32[3,4]", "float32[4,5]", "float32[5]")
+gemm.example("float32[4,3]", "float32[4,5]", "float32[3,1]", transA=1)
+gemm.example("float32[3,4]", "float32[5,4]", "float32[3,5]", transB=1, alpha=0.5, beta=2.0)
+gemm.example("float32[4,3]", "float32[5,4]", "float32[()]", transA=1, transB=1)

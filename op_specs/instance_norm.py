@@ -1,0 +1,66 @@
+"""Normalisation of every image's channels, alone or in groups, defined over other operators."""
+
+from op_specs.arithmetic import add, div, mul, sqrt, sub
+from op_specs.batch_norm import per_channel
+from op_specs.cast import cast
+from op_specs.expand import expand
+from op_specs.reductions import reduce_mean
+from op_specs.reshape import reshape
+from taso_mirage.dims import product
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import Node
+from taso_mirage.ops import TERMS, Call, op
+
+
+@op(onnx="InstanceNormalization", since=6)
+def instance_norm(xp, x, scale, bias, *, epsilon: float = 1e-5):
+    """(n,c,...), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes after the channels"""
+    normal = _normalised(xp, x, tuple(range(2, xp.rank(x))), epsilon)
+    return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
+
+
+@op(onnx="GroupNormalization", since=18)
+def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1):
+    """(n,c,...), (c), (c) -> the same over all of a group of c / num_groups neighbouring channels"""
+    shape = xp.shape(x)
+    if shape[1] % num_groups != 0:
+        raise IllTyped(f"{shape[1]} channels in {num_groups} groups")
+    wide = cast(xp, x, to="float32") if stash_type == 1 and xp.dtype(x) in ("float16", "bfloat16") else x
+    grouped = reshape(xp, wide, shape=(shape[0], num_groups, product(shape[1:]) // num_groups))
+    normal = reshape(xp, _normalised(xp, grouped, (2,), epsilon), shape=shape)
+    normal = normal if wide is x else cast(xp, normal, to=xp.dtype(x))
+    return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
+
+
+def _normalised(xp, x, axes, epsilon):
+    centred = sub(xp, x, reduce_mean(xp, x, axes=axes))
+    variance = reduce_mean(xp, mul(xp, centred, centred), axes=axes)
+    return div(xp, centred, sqrt(xp, add(xp, variance, xp.literal(epsilon, x))))
+
+
+@group_norm.importer
+def _(call: Call) -> Node:
+    x, scale, bias = call.args
+    if call.opset < 21:
+        scale, bias = (_per_group(v, x.shape[1] // call.attrs["num_groups"]) for v in (scale, bias))
+    return group_norm.term(x, scale, bias, **call.attrs)
+
+
+def _per_group(values: Node, channels: int) -> Node:
+    """Before opset 21 scale and bias have one element a group: repeat each for its channels."""
+    groups = values.shape[0]
+    column = reshape(TERMS, values, shape=(groups, 1))
+    return reshape(TERMS, expand(TERMS, column, shape=(groups, channels)), shape=(groups * channels,))
+
+
+@group_norm.exporter
+def _(node: Node, opset: int) -> Call:
+    if opset < 21:
+        raise Unsupported("GroupNormalization before opset 21 has one scale a group")
+    return Call("GroupNormalization", node.args, dict(node.attrs), opset)
+
+
+instance_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]")
+instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01)
+group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
+group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)

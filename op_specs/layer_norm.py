@@ -1,0 +1,82 @@
+"""Layer normalisation and its relatives over trailing axes, defined over other operators."""
+
+from op_specs.arithmetic import add, div, mul, sqrt, sub
+from op_specs.cast import cast
+from op_specs.reductions import reduce_mean
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir import Node
+from taso_mirage.ops import Call, Ints, Op, op
+
+
+@op(onnx="LayerNormalization", since=17)
+def layer_norm(xp, x, scale, bias=None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
+    """x -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on"""
+    wide = _widened(xp, x, stash_type)
+    axes = range(axis % xp.rank(x), xp.rank(x))
+    centred = sub(xp, wide, reduce_mean(xp, wide, axes=tuple(axes)))
+    normal = _normalised(xp, centred, axes, epsilon)
+    return _scaled(xp, _back(xp, normal, x), scale, bias)
+
+
+@op(onnx="RMSNormalization", since=23)
+def rms_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
+    """x -> x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on"""
+    normal = _normalised(xp, _widened(xp, x, stash_type), range(axis % xp.rank(x), xp.rank(x)), epsilon)
+    return _scaled(xp, _back(xp, normal, x), scale)
+
+
+@op(onnx="SimplifiedLayerNormalization", since=1)
+def simplified_layer_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
+    """RMSNormalization for models before opset 23: an operator that ONNX Runtime adds to the default domain"""
+    return rms_norm(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+
+
+@op(onnx="MeanVarianceNormalization", since=9)
+def mean_variance_norm(xp, x, *, axes: Ints = (0, 2, 3)):
+    """x -> (x - mean) / (sqrt(variance) + 1e-9) over `axes`"""
+    centred = sub(xp, x, reduce_mean(xp, x, axes=axes))
+    deviation = sqrt(xp, reduce_mean(xp, mul(xp, centred, centred), axes=axes))
+    return div(xp, centred, add(xp, deviation, xp.literal(1e-9, x)))
+
+
+def _widened(xp, x, stash_type):
+    return cast(xp, x, to="float32") if stash_type == 1 and xp.dtype(x) in ("float16", "bfloat16") else x
+
+
+def _back(xp, normal, x):
+    return normal if xp.dtype(normal) == xp.dtype(x) else cast(xp, normal, to=xp.dtype(x))
+
+
+def _normalised(xp, x, axes, epsilon):
+    variance = reduce_mean(xp, mul(xp, x, x), axes=tuple(axes))
+    return div(xp, x, sqrt(xp, add(xp, variance, xp.literal(epsilon, x))))
+
+
+def _scaled(xp, normal, scale, bias=None):
+    result = mul(xp, normal, scale)
+    result = result if bias is None else add(xp, result, bias)
+    if xp.shape(result) != xp.shape(normal):
+        raise IllTyped(f"scale or bias of a shape that does not broadcast to {xp.shape(normal)}")
+    return result
+
+
+def _read(op_: Op, call: Call) -> Node:
+    attrs = {**call.attrs, "axis": call.attrs.get("axis", -1) % len(call.arg(0).shape)}
+    return op_._read(Call(call.op_type, call.args, attrs, call.opset, call.domain, call.outputs))
+
+
+for each in (layer_norm, rms_norm, simplified_layer_norm):
+    each.importer(lambda call, each=each: _read(each, call))
+    each.example("float32[2,3,4]", "float32[4]", axis=2)
+    each.example("float32[2,3,4]", "float32[3,4]", axis=1, epsilon=0.01)
+    each.example("float32[2,4]", "float32[4]", axis=1)
+layer_norm.example("float32[2,3,4]", "float32[4]", "float32[4]", axis=2)
+layer_norm.example("float32[2,3,4]", "float32[3,4]", "float32[3,4]", axis=1)
+mean_variance_norm.example("float32[2,3,2,2]")
+mean_variance_norm.example("float32[2,3,4]", axes=(1, 2))
+
+
+@mean_variance_norm.importer
+def _(call: Call) -> Node:
+    x = call.arg(0)
+    return mean_variance_norm.term(x, axes=sorted(i % len(x.shape) for i in call.attrs.get("axes", (0, 2, 3))))

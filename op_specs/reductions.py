@@ -1,0 +1,145 @@
+"""Folds over axes. In terms `axes` is always spelled out, sorted and non-negative."""
+
+import numpy as np
+
+from op_specs.arithmetic import abs_, add, exp, log, mul, sqrt, sub
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ops import Call, Ints, Op, extents, op
+
+
+@op(onnx="ReduceSum", since=1)
+def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> the sum over `axes`"""
+    return xp.sum(x, axes, bool(keepdims))
+
+
+@op(onnx="ReduceMean", since=1)
+def reduce_mean(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> the mean over `axes`"""
+    return xp.div(xp.sum(x, axes, bool(keepdims)), xp.count(x, axes))
+
+
+@op(onnx="ReduceMax", since=1)
+def reduce_max(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> the largest over `axes`"""
+    return xp.reduce(np.maximum, x, axes, bool(keepdims))
+
+
+@op(onnx="ReduceMin", since=1)
+def reduce_min(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> the smallest over `axes`"""
+    return xp.reduce(np.minimum, x, axes, bool(keepdims))
+
+
+@op(onnx="ReduceProd", since=1)
+def reduce_prod(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> the product over `axes`"""
+    return xp.reduce(np.multiply, x, axes, bool(keepdims))
+
+
+@op(onnx="ReduceL1", since=1)
+def reduce_l1(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> sum(|x|)"""
+    return reduce_sum(xp, abs_(xp, x), axes=axes, keepdims=keepdims)
+
+
+@op(onnx="ReduceSumSquare", since=1)
+def reduce_sum_square(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> sum(x^2)"""
+    return reduce_sum(xp, mul(xp, x, x), axes=axes, keepdims=keepdims)
+
+
+@op(onnx="ReduceL2", since=1)
+def reduce_l2(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> sqrt(sum(x^2))"""
+    return sqrt(xp, reduce_sum_square(xp, x, axes=axes, keepdims=keepdims))
+
+
+@op(onnx="ReduceLogSum", since=1)
+def reduce_log_sum(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> ln(sum(x))"""
+    return log(xp, reduce_sum(xp, x, axes=axes, keepdims=keepdims))
+
+
+@op(onnx="ReduceLogSumExp", since=1)
+def reduce_log_sum_exp(xp, x, *, axes: Ints, keepdims: int = 1):
+    """x -> ln(sum(e^x)); the maximum is taken off first, so that nothing overflows"""
+    shifted = exp(xp, sub(xp, x, reduce_max(xp, x, axes=axes)))
+    largest = reduce_max(xp, x, axes=axes, keepdims=keepdims)
+    return add(xp, largest, log(xp, reduce_sum(xp, shifted, axes=axes, keepdims=keepdims)))
+
+
+def _read(op_: Op, moved: int, call: Call) -> Node:
+    x = call.arg(0)
+    axes = call.extents(1) if call.opset >= moved else call.attrs.get("axes")
+    if not axes and call.attrs.get("noop_with_empty_axes"):
+        if op_ not in (reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod):
+            raise Unsupported(f"{call.op_type} with noop_with_empty_axes")
+        return x
+    rank = len(x.shape)
+    every = sorted(int(i) % rank for i in axes) if axes else range(rank)
+    return op_.term(x, axes=every, keepdims=call.attrs.get("keepdims", 1))
+
+
+def _write(op_: Op, moved: int, node: Node, opset: int) -> Call:
+    x, axes, keepdims = node.args[0], node.attr("axes"), node.attr("keepdims")
+    if not axes and x.shape:
+        raise Unsupported(f"{op_.onnx} over no axes")
+    if opset >= moved:
+        return Call(op_.onnx or "", (x, extents(axes) if axes else ABSENT), {"keepdims": keepdims}, opset)
+    return Call(op_.onnx or "", (x,), {"keepdims": keepdims} | ({"axes": axes} if axes else {}), opset)
+
+
+_folds = (reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
+_norms = (reduce_l1, reduce_l2, reduce_sum_square, reduce_log_sum, reduce_log_sum_exp)
+for each in (*_folds, *_norms):
+    moved = 13 if each is reduce_sum else 18
+    each.importer(lambda call, each=each, moved=moved: _read(each, moved, call))
+    each.exporter(lambda node, opset, each=each, moved=moved: _write(each, moved, node, opset))
+    each.example("float32[2,3,4]", axes=(1,))
+    each.example("float32[2,3,4]", axes=(0, 2), keepdims=0)
+    each.example("float32[2,3]", axes=(0, 1), keepdims=0)
+reduce_sum.example("int64[2,3]", axes=(1,))
+reduce_max.example("int64[2,3]", axes=(1,))
+
+
+@op(onnx="ArgMax", since=1)
+def argmax(xp, x, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0):
+    """x -> the index of the largest along `axis`, the first one unless `select_last_index`"""
+    return _position(xp, np.maximum, x, axis, keepdims, select_last_index)
+
+
+@op(onnx="ArgMin", since=1)
+def argmin(xp, x, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0):
+    """x -> the index of the smallest along `axis`, the first one unless `select_last_index`"""
+    return _position(xp, np.minimum, x, axis, keepdims, select_last_index)
+
+
+def _position(xp, fn, x, axis, keepdims, last):
+    n, behind = xp.shape(x)[axis], xp.rank(x) - axis - 1
+    best = xp.map(np.equal, x, xp.reduce(fn, x, (axis,)))
+    indices = xp.reshape(xp.iota(n), (n, *[1] * behind))
+    nowhere = xp.scalar(-1, "int64") if last else xp.extents((n,), scalar=True)
+    found = xp.map(np.where, best, indices, nowhere)
+    return xp.reduce(np.maximum if last else np.minimum, found, (axis,), bool(keepdims))
+
+
+def _read_position(op_: Op, call: Call) -> Node:
+    x = call.arg(0)
+    return op_.term(x, **{**call.attrs, "axis": call.attrs.get("axis", 0) % len(x.shape)})
+
+
+def _write_position(op_: Op, node: Node, opset: int) -> Call:
+    attrs = dict(node.attrs)
+    if opset < 12 and attrs.pop("select_last_index"):
+        raise Unsupported(f"{op_.onnx} of the last index before opset 12")
+    return Call(op_.onnx or "", node.args, attrs, opset)
+
+
+for each in (argmax, argmin):
+    each.importer(lambda call, each=each: _read_position(each, call))
+    each.exporter(lambda node, opset, each=each: _write_position(each, node, opset))
+    each.example("float32[2,3,4]", axis=1)
+    each.example("float32[2,3]", axis=1, keepdims=0)
+    each.example("float32[2,3]", axis=0, select_last_index=1)

@@ -1,0 +1,160 @@
+"""Reshape, and the three operators that are a reshape: flatten, squeeze, unsqueeze."""
+
+from taso_mirage.dims import Symbolic, product
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ops import Call, Dims, Ints, extents, op
+
+
+@op(onnx="Reshape", since=5)
+def reshape(xp, x, *, shape: Dims):
+    """(...) -> shape, of as many elements; `shape` holds neither 0 for a copied dim nor -1"""
+    return xp.reshape(x, shape)
+
+
+@reshape.importer
+def _(call: Call):
+    x = call.arg(0)
+    return reshape.term(x, shape=_resolve(x.shape, call.extents(1), bool(call.attrs.get("allowzero", 0))))
+
+
+def _resolve(have: Dims, want: Dims, allowzero: bool) -> Dims:
+    """The result's dims: 0 copies the operand's dim (unless `allowzero`), one -1 is what is left."""
+    if not allowzero and any(n == 0 and i >= len(have) for i, n in enumerate(want)):
+        raise IllTyped(f"reshape to {want} copies a dim that {have} does not have")
+    shape = tuple(have[i] if n == 0 and not allowzero else n for i, n in enumerate(want))
+    if -1 not in shape:
+        return shape
+    others = product(n for n in shape if n != -1)
+    if others == 0:
+        raise Unsupported(f"reshape of {have} to {want}: -1 beside a dim of 0 is not determined")
+    return tuple(product(have) // others if n == -1 else n for n in shape)
+
+
+@reshape.exporter
+def _(node, opset: int) -> Call:
+    (x,), shape = node.args, node.attr("shape")
+    created = any(n == 0 and x.shape[i : i + 1] != (0,) for i, n in enumerate(shape))
+    if created and opset < 14:
+        raise Unsupported(f"reshape of {x.shape} to {shape} needs allowzero, which begins at opset 14")
+    if created:
+        return Call("Reshape", (x, extents(shape)), {"allowzero": 1}, opset)
+    return Call("Reshape", (x, extents(_written(x.shape, shape))), {}, opset)
+
+
+def _written(have: Dims, want: Dims) -> Dims:
+    """`want` without computed sizes where ONNX can copy a dim (0) or work out the only other one (-1)."""
+    written = tuple(0 if isinstance(n, Symbolic) and have[i : i + 1] == (n,) else n for i, n in enumerate(want))
+    if sum(isinstance(n, Symbolic) for n in written) > 1:
+        return want
+    return tuple(-1 if isinstance(n, Symbolic) else n for n in written)
+
+
+reshape.example("float32[2,3,4]", shape=(6, 4))
+reshape.example("float32[2,3,4]", shape=(2, 2, 3, 2))
+reshape.example("float32[6]", shape=(1, 6, 1))
+reshape.example("float32[1]", shape=())
+reshape.example("int64[4,2]", shape=(8,))
+reshape.example("bool[4,2]", shape=(2, 4))
+reshape.example("float32[0,3]", shape=(3, 0))
+
+
+@op(onnx="Flatten", since=1)
+def flatten(xp, x, *, axis: int = 1):
+    """(a..., b...) -> (prod a, prod b), split before `axis`"""
+    shape = xp.shape(x)
+    return reshape(xp, x, shape=(product(shape[:axis]), product(shape[axis:])))
+
+
+@flatten.importer
+def _(call: Call):
+    x, axis = call.arg(0), call.attrs.get("axis", 1)
+    if not -x.tensor.rank <= axis <= x.tensor.rank:
+        raise IllTyped(f"flatten at axis {axis} of {x.shape}")
+    return flatten.term(x, axis=axis + x.tensor.rank if axis < 0 else axis)
+
+
+flatten.example("float32[2,3,4]")
+flatten.example("float32[2,3,4]", axis=0)
+flatten.example("float32[2,3,4]", axis=3)
+flatten.example("float32[2,3,4,5]", axis=2)
+flatten.example("int32[2,3]", axis=1)
+
+
+def resolved(axes: Ints, rank: int) -> Ints:
+    """Axes counted from the front, ascending; IllTyped if one is out of range or given twice."""
+    found = tuple(sorted(int(a) + rank if a < 0 else int(a) for a in axes))
+    if len(set(found)) != len(found) or any(not 0 <= a < rank for a in found):
+        raise IllTyped(f"axes {tuple(axes)} of a tensor of rank {rank}")
+    return found
+
+
+@op(onnx="Squeeze", since=1, from_inputs={"axes": 13})
+def squeeze(xp, x, *, axes: Ints):
+    """(..., 1, ...) -> (..., ...), without the dims at `axes`"""
+    shape = xp.shape(x)
+    if any(shape[axis] != 1 for axis in axes):
+        raise IllTyped(f"squeeze of axes {axes} of {shape}: a dim is not 1")
+    return reshape(xp, x, shape=tuple(n for i, n in enumerate(shape) if i not in axes))
+
+
+@squeeze.importer
+def _(call: Call):
+    x = call.arg(0)
+    axes = call.extents(1) if call.opset >= 13 else call.attrs.get("axes")
+    if axes is None:
+        axes = [i for i, n in enumerate(x.shape) if _is_one(n)]
+    return squeeze.term(x, axes=resolved(axes, x.tensor.rank))
+
+
+def _is_one(n) -> bool:
+    if isinstance(n, Symbolic):
+        raise Unsupported(f"squeeze without axes: whether {n} is 1 depends on the size")
+    return n == 1
+
+
+@squeeze.exporter
+def _(node, opset: int) -> Call:
+    return _with_axes("Squeeze", node, opset)
+
+
+def _with_axes(name: str, node, opset: int) -> Call:
+    x, axes = node.args[0], node.attr("axes")
+    if not axes:  # to ONNX an empty list of axes is none given
+        return Call("Identity", (x,), {}, opset)
+    if opset < 13:
+        return Call(name, (x,), {"axes": axes}, opset)
+    return Call(name, (x, extents(axes)), {}, opset)
+
+
+squeeze.example("float32[1,3,1,2]", axes=(0, 2))
+squeeze.example("float32[1,3,1,2]", axes=(2,))
+squeeze.example("float32[2,3]", axes=())
+squeeze.example("int64[1]", axes=(0,))
+
+
+@op(onnx="Unsqueeze", since=1, from_inputs={"axes": 13})
+def unsqueeze(xp, x, *, axes: Ints):
+    """(..., ...) -> (..., 1, ...), with a 1 at each of `axes` of the result"""
+    left = list(xp.shape(x))
+    rank = len(left) + len(axes)
+    if any(not 0 <= axis < rank for axis in axes) or len(set(axes)) != len(axes):
+        raise IllTyped(f"unsqueeze at {axes} of a result of rank {rank}")
+    return reshape(xp, x, shape=tuple(1 if i in axes else left.pop(0) for i in range(rank)))
+
+
+@unsqueeze.importer
+def _(call: Call):
+    x = call.arg(0)
+    axes = call.extents(1) if call.opset >= 13 else call.attrs["axes"]
+    return unsqueeze.term(x, axes=resolved(axes, x.tensor.rank + len(axes)))
+
+
+@unsqueeze.exporter
+def _(node, opset: int) -> Call:
+    return _with_axes("Unsqueeze", node, opset)
+
+
+unsqueeze.example("float32[3,2]", axes=(0,))
+unsqueeze.example("float32[3,2]", axes=(1, 3))
+unsqueeze.example("float32[3,2]", axes=())
+unsqueeze.example("int64[()]", axes=(0,))

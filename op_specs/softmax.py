@@ -1,0 +1,51 @@
+"""Softmax and its logarithm."""
+
+from op_specs.arithmetic import div, exp, log, sub
+from op_specs.reductions import reduce_max, reduce_sum
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import Node
+from taso_mirage.ops import Call, Op, op
+
+
+@op(onnx="Softmax", since=1)
+def softmax(xp, x, *, axis: int = -1):
+    """x -> e^x / sum(e^x) along `axis`; the maximum is taken off first, so that nothing overflows"""
+    parts = exp(xp, sub(xp, x, reduce_max(xp, x, axes=(axis % xp.rank(x),))))
+    return div(xp, parts, reduce_sum(xp, parts, axes=(axis % xp.rank(x),)))
+
+
+@op(onnx="LogSoftmax", since=1)
+def log_softmax(xp, x, *, axis: int = -1):
+    """x -> ln(softmax(x)) along `axis`"""
+    shifted = sub(xp, x, reduce_max(xp, x, axes=(axis % xp.rank(x),)))
+    return sub(xp, shifted, log(xp, reduce_sum(xp, exp(xp, shifted), axes=(axis % xp.rank(x),))))
+
+
+def _read(op_: Op, call: Call) -> Node:
+    x = call.arg(0)
+    if call.opset >= 13:
+        return op_.term(x, axis=call.attrs.get("axis", -1) % x.tensor.rank)
+    return op_.term(x, axis=_only_axis(x, call.attrs.get("axis", 1) % x.tensor.rank))
+
+
+def _only_axis(x: Node, first: int) -> int:
+    """Before opset 13 all axes from `first` on are one; the same where at most one of them is not 1."""
+    wide = [i for i in range(first, x.tensor.rank) if x.shape[i] != 1]
+    if len(wide) > 1:
+        raise Unsupported(f"softmax before opset 13 over the axes {first} to {x.tensor.rank - 1} together")
+    return wide[0] if wide else first
+
+
+def _write(op_: Op, node: Node, opset: int) -> Call:
+    x, axis = node.args[0], node.attr("axis") % node.args[0].tensor.rank
+    if opset < 13 and (_only_axis(x, axis) != axis):
+        raise Unsupported("softmax before opset 13 takes the last axis")
+    return Call(op_.onnx or "", node.args, {"axis": axis}, opset)
+
+
+for each in (softmax, log_softmax):
+    each.importer(lambda call, each=each: _read(each, call))
+    each.exporter(lambda node, opset, each=each: _write(each, node, opset))
+    each.example("float32[2,3,4]", axis=2)
+    each.example("float32[2,3,4]", axis=1)
+    each.example("float32[5]", axis=0)

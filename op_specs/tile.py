@@ -1,0 +1,33 @@
+"""Repetition of whole tensors."""
+
+from op_specs.expand import expand
+from op_specs.reshape import reshape
+from taso_mirage.errors import IllTyped
+from taso_mirage.ops import Call, Dims, extents, op
+
+
+@op(onnx="Tile", since=6)
+def tile(xp, x, *, repeats: Dims):
+    """(n,...) -> (n*repeats[0],...): the whole axis again and again, not each element"""
+    shape = xp.shape(x)
+    if len(shape) != len(repeats):
+        raise IllTyped(f"tile of {len(shape)} axes with {len(repeats)} repeats")
+    pairs = list(zip(repeats, shape, strict=True))
+    apart = reshape(xp, x, shape=tuple(d for _, n in pairs for d in (1, n)))
+    return reshape(xp, expand(xp, apart, shape=tuple(d for p in pairs for d in p)), shape=tuple(r * n for r, n in pairs))
+
+
+@tile.importer
+def _(call: Call):
+    return tile.term(call.arg(0), repeats=call.extents(1))
+
+
+@tile.exporter
+def _(node, opset: int) -> Call:
+    return Call("Tile", (node.args[0], extents(node.attr("repeats"))), {}, opset)
+
+
+tile.example("float32[2,3]", repeats=(2, 1))
+tile.example("float32[2,3]", repeats=(1, 3))
+tile.example("float32[2,3,2]", repeats=(2, 2, 1))
+tile.example("int64[2]", repeats=(3,))

@@ -1,0 +1,53 @@
+"""The meaning `degree`: the polynomial degree of a program in each input; at most 1 in each is multi-linear (PET section 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir import Tensor
+from taso_mirage.meanings.typed import Typed
+
+Degrees = Mapping[str, float]
+_LINEAR = frozenset({np.add, np.subtract, np.negative})
+
+
+class Degree(Typed[Degrees]):
+    """A note maps input names to degrees; infinity for what is no polynomial."""
+
+    def note(
+        self, primitive: str, fn: Any, notes: Sequence[Degrees], operands: Sequence[Tensor], result: Tensor
+    ) -> Degrees:
+        if primitive == "contract" or (primitive == "map" and fn is np.multiply):
+            return _plus(notes[0], notes[1])
+        if primitive == "map" and fn is np.divide:
+            return _plus(notes[0], _opaque(notes[1]))
+        if primitive == "map" and fn is np.where:
+            return _plus(_most([notes[1], notes[2]]), _opaque(notes[0]))
+        if primitive in ("take", "take_along"):
+            return _plus(notes[0], _opaque(notes[1]))
+        if primitive in ("map", "reduce", "cumulate") and fn not in _LINEAR:
+            return _opaque(_most(notes))
+        return self._pad(fn, notes[0]) if primitive == "pad" else _most(notes)
+
+    @staticmethod
+    def _pad(value: float, note: Degrees) -> Degrees:
+        return note if value == 0 else _most([note])
+
+
+def _plus(a: Degrees, b: Degrees) -> Degrees:
+    return {k: a.get(k, 0) + b.get(k, 0) for k in {**a, **b}}
+
+
+def _most(notes: Sequence[Degrees]) -> Degrees:
+    return {k: max(n.get(k, 0) for n in notes) for k in dict.fromkeys(k for n in notes for k in n)}
+
+
+def _opaque(a: Degrees) -> Degrees:
+    return {k: math.inf if v else 0 for k, v in a.items()}
+
+
+DEGREE = Degree()

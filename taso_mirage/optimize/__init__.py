@@ -1,0 +1,1 @@
+"""The optimizer: passes, search over substitutions (TASO section 6), measurement and the check against the original."""

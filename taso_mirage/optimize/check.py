@@ -1,0 +1,196 @@
+"""The check: an optimized model against its original, by their errors against one float64 evaluation.
+
+Criterion, for every output, every input set and every size tried: with r the original's graph evaluated in float64,
+    max|optimized - r| <= FACTOR * max|original - r| + FLOOR * eps * max|r|
+where eps is the rounding of the output's dtype. Elements that are not finite must be the same in both; integers, booleans and
+strings must be equal. So the optimized model may round as much as the original does, and not lose a digit more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import InvalidModel, TasoMirageError
+from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.write import isolated
+from taso_mirage.ops import interpret
+from taso_mirage.optimize.session import Arrays, RunFailed, Session
+
+FACTOR = 4.0
+FLOOR = 64.0
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of inputs: where it comes from, the arrays, and the original's outputs and float64 reference on it."""
+
+    name: str
+    inputs: Arrays
+    original: list[Any]
+    reference: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output on one case: its error, the original's own, and the bound that the criterion gives."""
+
+    case: str
+    output: str
+    error: float
+    own: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.bound
+
+    def __str__(self) -> str:
+        relation = "within" if self.passed else "above"
+        return (
+            f"output {self.output!r} on {self.case}: error {self.error:.3g} against float64, "
+            f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g})"
+        )
+
+
+def sizes_to_try(model: Model, base: Mapping[str, int], fixed: Sequence[str] = ()) -> list[dict[str, int]]:
+    """The base sizes, then for every free symbol a smaller and a larger size, the others at their base."""
+    found = [dict(base)]
+    for name in model.symbols():
+        if name not in fixed:
+            found += [{**base, name: base[name] + 3}, {**base, name: max(1, base[name] - 1)}]
+    unique: list[dict[str, int]] = []
+    return [s for s in found if not (s in unique or unique.append(s))]  # type: ignore[func-returns-value]
+
+
+def cases(
+    model: Model,
+    session: Session,
+    base: Mapping[str, int],
+    given: Sequence[Arrays] = (),
+    fixed: Sequence[str] = (),
+) -> Iterator[Case]:
+    """The user's inputs, random ones at the base sizes, and random ones at other sizes of every dynamic dim."""
+    for i, inputs in enumerate(given):
+        yield _case(model, session, f"the given inputs {i}" if i else "the given inputs", inputs)
+    for seed in SEEDS:
+        yield _case(model, session, f"random inputs {seed}", random_inputs(model, seed, base))
+    for sizes in sizes_to_try(model, base, fixed)[1:]:
+        shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
+        try:
+            yield _case(model, session, f"random inputs at {shown}", random_inputs(model, 4, sizes))
+        except RunFailed:
+            continue  # the original itself does not take this size, although its signature says so
+
+
+def _case(model: Model, session: Session, name: str, inputs: Arrays) -> Case:
+    original = session.run(inputs)
+    return Case(name, inputs, original, reference(model, inputs))
+
+
+def reference(model: Model, inputs: Arrays) -> list[Any]:
+    """The original graph evaluated in float64; what has no definition runs in ONNX Runtime in its own dtype."""
+    env: dict[Node, Any] = {n: EXACT.load(inputs[n.attr("name")]) for n in model.graph.inputs if n.attr("name") in inputs}
+    for node in topological(model.graph.outputs):
+        if node.op == "weight":
+            env[node] = EXACT.load(model.weights[node.attr("name")].numpy())
+    runner = OpaqueRunner(model)
+    values = interpret(model.graph.outputs, EXACT, env, opaque=runner)
+    return [values[o] for o in model.graph.outputs]
+
+
+class OpaqueRunner:
+    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.sessions: dict[Node, tuple[Session, dict[Node, Node]]] = {}
+
+    def __call__(self, node: Node, args: list[Any]) -> Any:
+        if node not in self.sessions:
+            single, operands = isolated(self.model, node)
+            self.sessions[node] = Session(serialize(single)), operands
+        session, operands = self.sessions[node]
+        values = dict(zip(node.args, args, strict=True))
+        feed = {n.attr("name"): _as_declared(values[old], old) for n, old in operands.items()}
+        results = [EXACT.load(r) if isinstance(r, np.ndarray) and r.dtype != object else r for r in session.run(feed)]
+        if not isinstance(node.type, tuple):
+            return results[0]
+        given = iter(results)
+        return tuple(next(given) if name else None for name in node.attr("call").outputs)
+
+
+def _as_declared(value: Any, node: Node) -> Any:
+    if not isinstance(value, np.ndarray) or not isinstance(node.type, Tensor) or not is_float(node.dtype):
+        return value
+    return value.astype(numpy_dtype(node.dtype))
+
+
+def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Difference]:
+    """The difference of every output on every case; an optimized model that does not run differs infinitely."""
+    found: list[Difference] = []
+    for case in prepared:
+        try:
+            outputs = session.run(case.inputs)
+        except RunFailed:
+            found += [Difference(case.name, name, np.inf, 0.0, 0.0) for name in model.output_names]
+            continue
+        for name, new, old, exact in zip(model.output_names, outputs, case.original, case.reference, strict=True):
+            found.append(difference(case.name, name, new, old, exact))
+    return found
+
+
+def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
+    """The criterion of this module on one output."""
+    if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
+        same = _equal(old, new)
+        return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
+    if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    wide_new, wide_old = new.astype(np.float64), old.astype(np.float64)
+    finite = np.isfinite(wide_old)
+    if not np.array_equal(wide_new[~finite], wide_old[~finite], equal_nan=True) or not np.isfinite(wide_new[finite]).all():
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    target = np.where(np.isfinite(exact), exact, wide_old)[finite] if exact.shape == old.shape else wide_old[finite]
+    error = _largest(wide_new[finite] - target)
+    own = _largest(wide_old[finite] - target)
+    return Difference(case, output, error, own, FACTOR * own + FLOOR * _epsilon(old.dtype) * _largest(target))
+
+
+def _epsilon(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return float(np.abs(array).max()) if array.size else 0.0
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and bool(np.all(a == b))
+
+
+def first_bad(count: int, passes: Callable[[int], bool]) -> int:
+    """The least k in 1..count such that the first k steps fail, given that all of them do (bisection)."""
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            passed = passes(middle)
+        except (TasoMirageError, InvalidModel):
+            passed = False
+        good, bad = (middle, bad) if passed else (good, middle)
+    return bad

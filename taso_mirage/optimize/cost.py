@@ -1,0 +1,208 @@
+"""Cost: seconds of a term on the target, measured once per signature and kept on disk, or estimated by a roofline."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from taso_mirage import __version__
+from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
+from taso_mirage.expressions import is_weight
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.meanings.work import sized
+from taso_mirage.model import Array, random_array
+from taso_mirage.ops import get
+from taso_mirage.optimize.passes import Context
+
+FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
+
+
+class TermCost(Protocol):
+    """Seconds of one term, given its sizes."""
+
+    def seconds(self, node: Node) -> float: ...
+
+
+@dataclass
+class Cost:
+    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
+
+    term: TermCost
+
+    def __call__(self, nodes: Iterable[Node]) -> float:
+        return sum(self.of(n) for n in nodes)
+
+    def of(self, node: Node) -> float:
+        """Seconds of one term."""
+        return 0.0 if node.op in FREE or is_weight(node) else self.term.seconds(node)
+
+
+class Roofline:
+    """An analytic cost, for machines and operators that cannot be measured: time to compute or to move, whichever is longer."""
+
+    def __init__(self, context: Context, flops: float = 5e10, bandwidth: float = 1e10, launch: float = 3e-6) -> None:
+        self.context, self.flops, self.bandwidth, self.launch = context, flops, bandwidth, launch
+
+    def seconds(self, node: Node) -> float:
+        counted = self.context.work(node)
+        if counted is None:
+            return self.launch
+        return self.launch + max(counted.flops / self.flops, counted.bytes / self.bandwidth)
+
+
+class Measured:
+    """The cost of a term measured on ONNX Runtime's CPU provider; the roofline where that is impossible."""
+
+    def __init__(self, context: Context, cache: CostCache, target: str) -> None:
+        self.context, self.cache, self.target = context, cache, target
+        self.fallback = Roofline(context)
+        self.measured = 0
+        self._overhead: float | None = None
+        self._known: dict[Node, float] = {}
+
+    def seconds(self, node: Node) -> float:
+        if node not in self._known:
+            self._known[node] = self._lookup(node)
+        return self._known[node]
+
+    def _lookup(self, node: Node) -> float:
+        signature = self._signature(node)
+        found = self.cache.get(self.target, signature)
+        if found is None:
+            try:
+                found = self._measure(node)
+                self.measured += 1
+            except (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError):
+                return self.fallback.seconds(node)
+            self.cache.put(self.target, signature, found)
+        return found
+
+    def _signature(self, node: Node) -> str:
+        sizes = self.context.sizes
+        operands = [
+            "-" if a is ABSENT else ("const " if is_weight(a) else "") + str(sized(a.type, sizes)) for a in node.args
+        ]
+        opsets = {d: v for d, v in self.context.opsets.items() if d == get(node.op).domain}
+        return json.dumps([node.op, operands, [[k, str(v)] for k, v in node.attrs], opsets])
+
+    def _measure(self, node: Node) -> float:
+        if self._overhead is None:
+            self._overhead = 0.0
+            self._overhead = self._time(get("relu").term(variable("x", Tensor("float32", (1,)))))
+        return max(self._time(node) - self._overhead, 2e-7)
+
+    def _time(self, node: Node) -> float:
+        """Median seconds of the term alone, operands that are weights given as weights."""
+        from taso_mirage.onnx_io import serialize
+        from taso_mirage.onnx_io.write import standalone
+        from taso_mirage.optimize.session import Session
+
+        rng, sizes = np.random.default_rng(0), self.context.sizes
+        inputs, weights, operands = [], {}, []
+        for i, arg in enumerate(node.args):
+            if arg is ABSENT or arg.op in ("constant", "extents"):
+                operands.append(arg)
+                continue
+            type = sized(arg.type, sizes)
+            leaf = (weight if is_weight(arg) else variable)(f"a{i}", type)
+            if is_weight(arg):
+                weights[f"a{i}"] = Array(random_array(leaf, rng, {}))
+            else:
+                inputs.append(leaf)
+            operands.append(leaf)
+        alone = get(node.op).term(*operands, **_sized_attributes(node, sizes))
+        outputs = (alone,)
+        if isinstance(alone.type, tuple):
+            outputs = tuple(get("item").term(alone, index=i) for i in range(len(alone.type)))
+        opsets = {"": self.context.opsets.get("", 17), **self.context.opsets}
+        session = Session(serialize(standalone(Graph(tuple(dict.fromkeys(inputs)), outputs), opsets, weights)))
+        feed = {n.attr("name"): random_array(n, rng, {}) for n in inputs}
+        return _median(session, feed)
+
+
+def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> float:
+    session.run(feed)
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
+        times.append(session.seconds(feed))
+    return float(np.median(times))
+
+
+def _sized_attributes(node: Node, sizes: Mapping[str, int]) -> dict[str, Any]:
+    from taso_mirage.meanings.work import fixed
+
+    return {k: fixed(v, sizes) for k, v in node.attrs}
+
+
+class CostCache:
+    """Measured seconds by (target, signature) in SQLite; a cache that cannot be opened is kept in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._memory: dict[tuple[str, str], float] = {}
+        self._database = self._open(path)
+
+    @staticmethod
+    def _open(path: Path | None) -> sqlite3.Connection | None:
+        if path is None:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(path, timeout=5)
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS cost (target TEXT, signature TEXT, seconds REAL, PRIMARY KEY (target, signature))"
+            )
+            return database
+        except (OSError, sqlite3.Error):
+            return None
+
+    def get(self, target: str, signature: str) -> float | None:
+        key = (target, signature)
+        if key not in self._memory and self._database is not None:
+            try:
+                row = self._database.execute("SELECT seconds FROM cost WHERE target=? AND signature=?", key).fetchone()
+            except sqlite3.Error:
+                row = None
+            if row is not None and isinstance(row[0], float) and row[0] >= 0:
+                self._memory[key] = row[0]
+        return self._memory.get(key)
+
+    def put(self, target: str, signature: str, seconds: float) -> None:
+        self._memory[(target, signature)] = seconds
+        if self._database is not None:
+            try:
+                with self._database:
+                    self._database.execute("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", (target, signature, seconds))
+            except sqlite3.Error:
+                self._database = None
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+def cache_path() -> Path:
+    """Where measured costs are kept; TASO_MIRAGE_CACHE overrides the user's cache folder."""
+    import os
+
+    import platformdirs
+
+    folder = os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")
+    return Path(folder) / "costs.sqlite"
+
+
+def target_key() -> str:
+    """The device and versions that a measurement holds for."""
+    from taso_mirage.optimize.session import device, version
+
+    return f"cpu | {device()} | onnxruntime {version()} | taso-mirage {__version__}"
+

@@ -1,0 +1,133 @@
+"""Cutting a model into parts small enough to search, each distinct part once (TASO section 6; repeated layers are one part)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from taso_mirage.expressions import is_weight
+from taso_mirage.ir import Graph, Node, Tensor, topological, users, variable, weight, with_args
+
+LEAST, MOST = 24, 60
+"""A part ends at the first cut with one live value after LEAST terms, and at the narrowest cut before MOST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a model: `graph` has canonical leaf names, `leaves` gives the model's term of each."""
+
+    graph: Graph
+    leaves: Mapping[Node, Node]
+
+    def place(self, outputs: Sequence[Node], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
+        """`outputs`, written over the canonical leaves, over other leaves."""
+        done: dict[Node, Node] = dict(leaves)
+        for node in topological(outputs, stop=done.keys()):
+            done[node] = with_args(node, tuple(done[a] for a in node.args))
+        return tuple(done[o] for o in outputs)
+
+
+def parts(outputs: Sequence[Node]) -> Iterator[Part]:
+    """The parts of a model, in topological order. Opaque terms, and terms that hang on weights only, are in none."""
+    order = topological(outputs)
+    used_by = users(order)
+    wanted = set(outputs)
+    for segment in _segments(order, used_by, wanted):
+        yield _part(segment, used_by, wanted)
+
+
+def _segments(order: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Iterator[list[Node]]:
+    run: list[Node] = []
+    for node in order:
+        if not node.args or is_weight(node):
+            continue
+        if node.op == "opaque":
+            yield from _cut(run, used_by, wanted)
+            run = []
+        elif node.op != "item":
+            run.append(node)
+            if isinstance(node.type, tuple):  # its parts stay with it
+                run += [u for u in used_by.get(node, ()) if u.op == "item"]
+    yield from _cut(run, used_by, wanted)
+
+
+def _cut(run: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Iterator[list[Node]]:
+    position = {node: i for i, node in enumerate(run)}
+    beyond = len(run)
+    last = [
+        beyond if n in wanted else max((position.get(u, beyond) for u in used_by.get(n, ())), default=i)
+        for i, n in enumerate(run)
+    ]
+    live = _live_counts(last)
+    start = 0
+    while start < len(run):
+        end = _end(start, len(run), live, run)
+        yield run[start:end]
+        start = end
+
+
+def _live_counts(last: list[int]) -> list[int]:
+    """How many values computed up to i are still used after i."""
+    change = [0] * (len(last) + 2)
+    for i, final in enumerate(last):
+        change[i] += 1
+        change[min(final, len(last))] -= 1
+    counts, running = [], 0
+    for i in range(len(last)):
+        running += change[i]
+        counts.append(running)
+    return counts
+
+
+def _end(start: int, stop: int, live: list[int], run: list[Node]) -> int:
+    if stop - start <= MOST:
+        return stop
+    for i in range(start + LEAST, min(start + MOST, stop)):
+        if live[i] <= 1 and _may_end(run, i):
+            return i + 1
+    window = [i for i in range(start + LEAST, min(start + MOST, stop)) if _may_end(run, i)]
+    return 1 + min(window or [start + LEAST], key=lambda i: (live[i], -i))
+
+
+def _may_end(run: list[Node], i: int) -> bool:
+    return not isinstance(run[i].type, tuple) and (i + 1 == len(run) or run[i + 1].op != "item")
+
+
+def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Part:
+    inside = set(segment)
+    outputs = [
+        n
+        for n in segment
+        if not isinstance(n.type, tuple) and (n in wanted or any(u not in inside for u in used_by.get(n, ())))
+    ]
+    done: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    for node in topological(outputs, stop=_Boundary(inside, done, inputs)):
+        done[node] = with_args(node, tuple(done[a] for a in node.args))
+    graph = Graph(tuple(inputs), tuple(done[o] for o in outputs))
+    return Part(graph, {new: old for old, new in done.items() if old not in inside})
+
+
+class _Boundary:
+    """What a part does not look below: it gives every term outside a canonical leaf, in the order of the first visit."""
+
+    def __init__(self, inside: set[Node], done: dict[Node, Node], inputs: list[Node]) -> None:
+        self.inside, self.done, self.inputs = inside, done, inputs
+        self.weights = 0
+
+    def __contains__(self, node: object) -> bool:
+        if not isinstance(node, Node) or node in self.inside:
+            return False
+        if node not in self.done:
+            self.done[node] = self._leaf(node)
+        return True
+
+    def _leaf(self, node: Node) -> Node:
+        if node.op in ("constant", "extents", "absent") or not isinstance(node.type, Tensor):
+            return node
+        if is_weight(node):
+            self.weights += 1
+            return weight(f"w{self.weights}", node.type)
+        leaf = variable(f"i{len(self.inputs)}", node.type)
+        self.inputs.append(leaf)
+        return leaf

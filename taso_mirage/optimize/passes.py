@@ -1,0 +1,216 @@
+"""Passes before and after the search: laws that only ever help, constant folding of weights. CSE and DCE are interning itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.equation import Equation, Match, Rules, apply, matches
+from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
+from taso_mirage.expressions import is_weight
+from taso_mirage.folding import fold_small
+from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype, topological, weight, with_args
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.meanings.work import Work, size, work
+from taso_mirage.model import Array, Model
+from taso_mirage.optimize.steps import Step
+from taso_mirage.ops import get, interpret
+
+SWEEPS = 8
+FOLDED_GROWTH = 1 << 16
+"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
+
+
+@dataclass
+class Context:
+    """What every rewrite of one model has to respect, with memos over interned terms."""
+
+    opsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    _work: dict[Node, Work | None] = field(default_factory=dict)
+    _legal: dict[Node, bool] = field(default_factory=dict)
+
+    def work(self, node: Node) -> Work | None:
+        """The work of one term; None where it cannot be counted."""
+        if node not in self._work:
+            try:
+                self._work[node] = work(node, self.sizes)
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                self._work[node] = None
+        return self._work[node]
+
+    def legal(self, node: Node) -> bool:
+        """Whether the term can be written at the model's opsets."""
+        if node.op in ("input", "weight", "constant", "extents", "opaque", "item", "absent"):
+            return True
+        if node not in self._legal:
+            op = get(node.op)
+            try:
+                op.to_onnx(node, self.opsets.get(op.domain, 1))
+                self._legal[node] = True
+            except (Unsupported, IllTyped):
+                self._legal[node] = False
+        return self._legal[node]
+
+
+def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
+    """The terms that an application builds above what it matched."""
+    return [n for n in topological(results, stop=set(known.values())) if n.args]
+
+
+def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and does no more work."""
+    steps: list[Step] = []
+    current = tuple(outputs)
+    for _ in range(SWEEPS):
+        swept = _Sweep(current, rules, context, steps).run()
+        if swept == current:
+            break
+        current = swept
+    return current, steps
+
+
+class _Sweep:
+    def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[Step]) -> None:
+        self.outputs, self.rules, self.context, self.steps = outputs, rules, context, steps
+        self.order = topological(outputs)
+        self.uses: Counter[Node] = Counter(a for n in self.order for a in set(n.args))
+        self.uses.update(outputs)
+        self.done: dict[Node, Node] = {}
+
+    def run(self) -> tuple[Node, ...]:
+        for node in self.order:
+            new = with_args(node, tuple(self.done[a] for a in node.args))
+            result = self._reduce(new, self.uses[node])
+            if result is not node:
+                self.uses[result] = max(self.uses[result], self.uses[node])
+            self.done[node] = result
+        return tuple(self.done[o] for o in self.outputs)
+
+    def _reduce(self, node: Node, uses: int) -> Node:
+        for _ in range(16):
+            folded = fold_small(node)
+            if folded is not node:
+                self.steps.append(Step(("constant folding",), (node,), (folded,)))
+                return folded
+            better = self._rewrite(node)
+            if better is None:
+                return node
+            node = better
+            self.uses[node] = max(self.uses[node], uses)
+        return node
+
+    def _rewrite(self, node: Node) -> Node | None:
+        for equation in self.rules.at(node):
+            for found in matches(equation, node):
+                results = apply(equation, found)
+                if results and results[0] is not node and self._pays(equation, found, results):
+                    self.steps.append(Step((equation.name,), (node,), results))
+                    return results[0]
+        return None
+
+    def _pays(self, equation: Equation, found: Match, results: tuple[Node, ...]) -> bool:
+        added = [n for n in new_terms(results, found.operands) if n.op != "item" and not is_weight(n)]
+        removed = self._removed(equation, found)
+        if len(added) >= len(removed) or not all(self.context.legal(n) for n in new_terms(results, found.operands)):
+            return False
+        if not added:
+            return True
+        before, after = self._flops(removed), self._flops(added)
+        return before is not None and after is not None and after <= before
+
+    def _removed(self, equation: Equation, found: Match) -> list[Node]:
+        """The matched terms that nothing else uses."""
+        inside = topological(found.outputs, stop=set(found.operands.values()))
+        kept: list[Node] = []
+        dead = set(found.outputs)
+        for node in reversed(inside):
+            if not node.args or node.op == "item" or is_weight(node):
+                continue
+            if node in found.outputs or self.uses[node] <= 1:
+                kept.append(node)
+                dead.add(node)
+        return kept
+
+    def _flops(self, nodes: list[Node]) -> int | None:
+        counted = [self.context.work(n) for n in nodes]
+        return None if any(w is None for w in counted) else sum(w.flops for w in counted if w is not None)
+
+
+def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None) -> tuple[Model, list[Step]]:
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype."""
+    targets = _foldable(model)
+    if not targets:
+        return model, []
+    leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
+    values = interpret(targets, EXACT, leaves)
+    weights, names = dict(model.weights), dict(model.names)
+    table: dict[Node, Node] = {}
+    for target in targets:
+        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), weights)
+        type = target.tensor
+        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(numpy_dtype(type.dtype))
+        weights[name] = Array(array.reshape([int(d) for d in target.shape]))
+        table[target] = weight(name, type)
+        names[table[target]] = name
+    steps = [Step(("constant folding",), (old,), (new,)) for old, new in table.items()]
+    outputs = _replace(model.graph.outputs, table)
+    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
+    return _renamed(folded, names), steps
+
+
+def _renamed(model: Model, names: dict[Node, str]) -> Model:
+    from dataclasses import replace
+
+    return replace(model, names=names)
+
+
+def _replace(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node, ...]:
+    done: dict[Node, Node] = dict(table)
+    for node in topological(outputs, stop=done.keys()):
+        done[node] = with_args(node, tuple(done[a] for a in node.args))
+    return tuple(done[o] for o in outputs)
+
+
+def _foldable(model: Model) -> list[Node]:
+    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up."""
+    found: dict[Node, None] = {}
+    for node in model.nodes():
+        if is_weight(node):
+            continue
+        for arg in node.args:
+            if arg.args and arg is not ABSENT and is_weight(arg):
+                found.update(dict.fromkeys(_worth_folding(arg)))
+    for output in model.graph.outputs:
+        if output.args and is_weight(output):
+            found.update(dict.fromkeys(_worth_folding(output)))
+    return list(found)
+
+
+def _worth_folding(node: Node) -> list[Node]:
+    """`node`, or where it is larger than what it is made of, the terms below it that are not."""
+    pending, kept = [node], []
+    while pending:
+        each = pending.pop()
+        if not each.args or not isinstance(each.type, Tensor) and each.op != "item":
+            pending += [a for a in each.args if a.args]
+            continue
+        leaves = {n for n in topological([each]) if n.op in ("weight", "constant")}
+        if size(each.type) <= sum(size(n.type) for n in leaves) + FOLDED_GROWTH:
+            kept.append(each)
+        else:
+            pending += [a for a in each.args if a.args]
+    return kept
+
+
+def _fresh_name(wanted: str, taken: Mapping[str, Any]) -> str:
+    name, i = wanted, 1
+    while name in taken:
+        i += 1
+        name = f"{wanted}_{i}"
+    return name

@@ -1,0 +1,306 @@
+"""The main job: load, passes, search, measure, check, and never a slower or a different model."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.equation import Equation, Rules, work_terms
+from taso_mirage.errors import CheckFailed, InvalidOption, RuntimeUnavailable
+from taso_mirage.ir import Node
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad
+from taso_mirage.optimize.cost import Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
+from taso_mirage.optimize.passes import Context, fold_weights, simplify
+from taso_mirage.optimize.search import Budget, Statistics, directions, search_model
+from taso_mirage.optimize.session import Arrays, Session
+from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.text import laws
+
+KEEP_BELOW = 1.01
+"""A candidate must be measured this many times faster than the original, or the original is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options of `optimize`. `shapes` fixes named sizes, `inputs` are the user's own for the check and the timing."""
+
+    budget: float = 60.0
+    alpha: float = 1.05
+    measure: bool = True
+    seconds: float = 4.0
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Arrays, ...] = ()
+    default_size: int = 8
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians in seconds over interleaved runs, and the median ratio original / optimized with its quartiles."""
+
+    original: float
+    optimized: float
+    ratio: float
+    low: float
+    high: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed."""
+
+    model: Model
+    changed: bool
+    terms_before: int
+    terms_after: int
+    cost_before: float
+    cost_after: float
+    timing: Timing | None
+    equations: Mapping[str, int]
+    differences: tuple[Difference, ...]
+    statistics: Statistics
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that could be the result, the steps from the original to it, and its predicted seconds."""
+
+    name: str
+    model: Model
+    steps: tuple[Step, ...]
+    cost: float
+
+
+class Stop:
+    """Set by an interrupt: the running stage ends early and the best found so far goes on to the check."""
+
+    def __init__(self) -> None:
+        self.budget: Budget | None = None
+
+    def __call__(self) -> None:
+        if self.budget is not None:
+            self.budget.stop = True
+
+
+Progress = Callable[[str, int, int], None]
+
+
+def optimize(
+    model: Model, config: Config, progress: Progress = lambda stage, done, total: None, stop: Stop | None = None
+) -> Result:
+    """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""
+    job = _Job(model, config, progress, stop or Stop())
+    with closing(job.cache):
+        return job.run()
+
+
+class _Job:
+    def __init__(self, model: Model, config: Config, progress: Progress, stop: Stop) -> None:
+        self.config, self.progress, self.stop = config, progress, stop
+        self.sizes = representative(model, config)
+        self.model = replace(model, sizes=self.sizes)
+        self.context = Context(_opsets(model), self.sizes)
+        self.cache = CostCache(config.cache or cache_path()) if config.measure else CostCache(None)
+        self.cost = Cost(self._term_cost())
+        self.seconds: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.statistics = Statistics()
+        self.weights = dict(model.weights)  # with every folded one, so that any prefix of the steps can be replayed
+
+    def _term_cost(self) -> TermCost:
+        if not self.config.measure:
+            return Roofline(self.context)
+        return Measured(self.context, self.cache, target_key())
+
+    def run(self) -> Result:
+        original = self._stage("load the original", lambda: self._session(self.model))
+        prepared = self._stage("reference", lambda: self._prepare(original))
+        candidates = self._stage("search", self._candidates)
+        chosen, timing = self._stage("measure", lambda: self._choose(candidates, original))
+        chosen, differences = self._stage("check", lambda: self._checked(chosen, prepared))
+        return self._result(chosen, timing if chosen is not None else None, differences)
+
+    def _stage(self, name: str, work: Callable[[], Any]) -> Any:
+        self.progress(name, 0, 0)
+        start = time.perf_counter()
+        result = work()
+        self.seconds[name] = time.perf_counter() - start
+        return result
+
+    def _session(self, model: Model) -> Session:
+        with runtime.opened(model) as session:
+            return session
+
+    def _prepare(self, original: Session) -> list[Case]:
+        fixed = list(self.config.shapes)
+        return list(cases(self.model, original, self.sizes, self.config.inputs, fixed))
+
+    # ------------------------------------------------------------ candidates
+
+    def _candidates(self) -> list[Candidate]:
+        """The model after the passes, and after passes and search; only those that differ from what came before."""
+        equations = laws()
+        eager = Rules(equations)
+        outputs, steps = simplify(self.model.graph.outputs, eager, self.context)
+        folded, more = self._fold(self.model, outputs)
+        passes = [*steps, *more]
+        found = [self._candidate("passes", folded, passes)]
+        budget = Budget(self.config.budget, alpha=self.config.alpha)
+        self.stop.budget = budget
+        outputs, taken, self.statistics = search_model(
+            folded.graph.outputs,
+            Rules(directions(equations)),
+            eager,
+            self.cost,
+            self.context,
+            budget,
+            lambda done, total: self.progress("search", done, total),
+        )
+        if taken:
+            searched, rest = self._fold(folded, outputs)
+            outputs, final = simplify(searched.graph.outputs, eager, self.context)
+            searched, last = self._fold(searched, outputs)
+            found.append(self._candidate("search", searched, [*passes, *taken, *rest, *final, *last]))
+        return [c for c in found if c.model.graph != self.model.graph]
+
+    def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
+        folded, steps = fold_weights(model.with_graph(outputs))
+        self.weights.update(folded.weights)
+        return folded, steps
+
+    def _candidate(self, name: str, model: Model, steps: Sequence[Step]) -> Candidate:
+        return Candidate(name, model, tuple(steps), self.cost(model.nodes()))
+
+    # ------------------------------------------------------------ choice
+
+    def _choose(self, candidates: list[Candidate], original: Session) -> tuple[Candidate | None, Timing | None]:
+        if not candidates:
+            self.notes.append("no equation applies: the original's graph is kept")
+            return None, None
+        if not self.config.measure:
+            best = min(candidates, key=lambda c: c.cost)
+            before = self.cost(self.model.nodes())
+            if best.cost <= before:
+                return best, None
+            self.notes.append(f"predicted slower ({best.cost:.3g} s against {before:.3g} s): the original's graph is kept")
+            return None, None
+        return self._fastest(candidates, original)
+
+    def _fastest(self, candidates: list[Candidate], original: Session) -> tuple[Candidate | None, Timing | None]:
+        sessions: list[Session] = [original]
+        alive: list[Candidate] = []
+        for candidate in candidates:
+            try:
+                sessions.append(self._session(candidate.model))
+                alive.append(candidate)
+            except RuntimeUnavailable as error:
+                self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
+        inputs = self.config.inputs[0] if self.config.inputs else random_inputs(self.model, 0, self.sizes)
+        times = runtime.interleaved(sessions, inputs, self.config.seconds)
+        timings = [_timing(times[0], t) for t in times[1:]]
+        if not timings:
+            return None, None
+        best = max(range(len(timings)), key=lambda i: timings[i].ratio)
+        if timings[best].ratio < KEEP_BELOW:
+            self.notes.append(f"measured {timings[best].ratio:.3f} times as fast: the original's graph is kept")
+            return None, timings[best]
+        return alive[best], timings[best]
+
+    # ------------------------------------------------------------ check
+
+    def _checked(
+        self, chosen: Candidate | None, prepared: list[Case]
+    ) -> tuple[Candidate | None, tuple[Difference, ...]]:
+        if chosen is None:
+            return None, ()
+        differences = compare(self.model, self._session(chosen.model), prepared)
+        bad = next((d for d in differences if not d.passed), None)
+        if bad is None:
+            return chosen, tuple(differences)
+        return self._fall_back(chosen, bad, prepared)
+
+    def _fall_back(
+        self, chosen: Candidate, bad: Difference, prepared: list[Case]
+    ) -> tuple[Candidate | None, tuple[Difference, ...]]:
+        """Name the first step that breaks the model, and keep the steps before it."""
+
+        def passes(k: int) -> bool:
+            trial = self._after(chosen, k)
+            return all(d.passed for d in compare(self.model, self._session(trial), prepared))
+
+        k = first_bad(len(chosen.steps), passes)
+        culprit = ", ".join(chosen.steps[k - 1].equations)
+        self.notes.append(f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it")
+        if k == 1:
+            return None, ()
+        good = self._after(chosen, k - 1)
+        return replace(chosen, model=good, steps=chosen.steps[: k - 1]), tuple(
+            compare(self.model, self._session(good), prepared)
+        )
+
+    def _after(self, chosen: Candidate, k: int) -> Model:
+        """The model after the first k steps, with the folded weights that they need."""
+        outputs = replay(self.model.graph.outputs, chosen.steps[:k])
+        return self.model.with_graph(outputs, self.weights)
+
+    # ------------------------------------------------------------ result
+
+    def _result(self, chosen: Candidate | None, timing: Timing | None, differences: tuple[Difference, ...]) -> Result:
+        model = self.model if chosen is None else chosen.model
+        steps = () if chosen is None else chosen.steps
+        return Result(
+            model=model,
+            changed=chosen is not None,
+            terms_before=len(work_terms(self.model.nodes())),
+            terms_after=len(work_terms(model.nodes())),
+            cost_before=self.cost(self.model.nodes()),
+            cost_after=self.cost(model.nodes()),
+            timing=timing,
+            equations=dict(Counter(e for s in steps for e in s.equations).most_common()),
+            differences=differences,
+            statistics=self.statistics,
+            seconds=self.seconds,
+            notes=tuple(self.notes),
+        )
+
+
+def representative(model: Model, config: Config) -> dict[str, int]:
+    """A size for every symbol: the user's, else what the user's inputs have, else the default."""
+    names = model.symbols()
+    if unknown := set(config.shapes) - set(names):
+        known = ", ".join(names) or "none"
+        raise InvalidOption(f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}")
+    return {name: config.shapes.get(name, config.default_size) for name in names}
+
+
+def _opsets(model: Model) -> dict[str, int]:
+    return {"com.microsoft": 1, **model.opsets}
+
+
+def _timing(original: Sequence[float], other: Sequence[float]) -> Timing:
+    ratios = np.asarray(original) / np.asarray(other)
+    low, middle, high = (float(v) for v in np.percentile(ratios, (25, 50, 75)))
+    return Timing(float(np.median(original)), float(np.median(other)), middle, low, high, len(ratios))
+
+
+def failed(result: Result) -> CheckFailed | None:
+    """The error behind a result whose check failed, if it did."""
+    bad = [n for n in result.notes if n.startswith("the check failed")]
+    return CheckFailed(bad[0]) if bad else None
+
+
+def shown_equations(equations: Iterable[Equation]) -> list[str]:
+    """Equations by name and text."""
+    return [f"{e.name}: {e}" for e in equations]

@@ -1,0 +1,195 @@
+"""Best-first search over equal graphs with a relaxation factor (TASO section 6, algorithm 2), one distinct part at a time."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.equation import Equation, Match, Rules, apply, matches
+from taso_mirage.ir import Graph, Node, substitute, topological, users
+from taso_mirage.optimize.cost import Cost
+from taso_mirage.optimize.partition import Part, parts
+from taso_mirage.optimize.passes import Context, new_terms, simplify
+from taso_mirage.optimize.steps import Step, replay
+
+State = tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One way from a state to another: which equation, and the outputs afterwards."""
+
+    equation: str
+    outputs: State
+
+
+@dataclass
+class Budget:
+    """What a search may still spend; `stop` is set by an interrupt. Both keep the best found so far."""
+
+    seconds: float
+    states_per_part: int = 400
+    alpha: float = 1.05
+    stop: bool = False
+    start: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best state of one part: the path to it (each with the equations taken), costs, and what the search looked at."""
+
+    path: tuple[Rewrite, ...]
+    before: float
+    after: float
+    states: int
+    matches: int
+
+
+@dataclass
+class Statistics:
+    """What a search of a model looked at."""
+
+    parts: int = 0
+    distinct: int = 0
+    states: int = 0
+    matches: int = 0
+
+
+def search_model(
+    outputs: State,
+    rules: Rules,
+    eager: Rules,
+    cost: Cost,
+    context: Context,
+    budget: Budget,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[State, list[Step], Statistics]:
+    """Search every distinct part and put the best of each in its places. Returns the outputs and the steps taken."""
+    pieces = list(parts(outputs))
+    found: dict[Graph, Found] = {}
+    current: dict[Node, Node] = {}
+    steps: list[Step] = []
+    statistics = Statistics(parts=len(pieces))
+    waiting = len({p.graph for p in pieces})
+    for i, piece in enumerate(pieces):
+        progress(i, len(pieces))
+        if piece.graph not in found:
+            share = Budget(budget.left() / max(waiting, 1), budget.states_per_part, budget.alpha, budget.stop)
+            found[piece.graph] = search_part(piece.graph, rules, eager, cost, context, share, budget)
+            waiting -= 1
+        steps += _place(piece, found[piece.graph], current)
+    statistics.distinct = len(found)
+    statistics.states = sum(f.states for f in found.values())
+    statistics.matches = sum(f.matches for f in found.values())
+    return replay(outputs, steps), steps, statistics
+
+
+def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
+    """The steps of one part's path, in terms of the model as it is after the parts before."""
+    leaves = {leaf: _updated(old, current) for leaf, old in piece.leaves.items()}
+    before = piece.place(piece.graph.outputs, leaves)
+    originals = piece.place(piece.graph.outputs, piece.leaves)
+    for rewrite in found.path:
+        after = piece.place(rewrite.outputs, leaves)
+        changed = [(a, b) for a, b in zip(before, after, strict=True) if a is not b]
+        if changed:
+            yield Step(tuple(rewrite.equation.split(" + ")), tuple(a for a, _ in changed), tuple(b for _, b in changed))
+        before = after
+    current.update(zip(originals, before, strict=True))
+
+
+def _updated(node: Node, current: dict[Node, Node]) -> Node:
+    from taso_mirage.ir import with_args
+
+    for each in topological([node], stop=current):
+        current[each] = with_args(each, tuple(current[a] for a in each.args))
+    return current[node]
+
+
+def search_part(
+    graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
+) -> Found:
+    """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
+    start = cost(topological(graph.outputs))
+    best, best_cost = graph.outputs, start
+    paths: dict[State, tuple[State | None, str]] = {graph.outputs: (None, "")}
+    queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
+    popped = tried = 0
+    while queue and popped < budget.states_per_part and budget.left() > 0 and not (whole and whole.stop):
+        price, _, state = heapq.heappop(queue)
+        if price > budget.alpha * best_cost:
+            break
+        popped += 1
+        for rewrite in rewrites(state, rules, eager, context):
+            tried += 1
+            if rewrite.outputs in paths:
+                continue
+            paths[rewrite.outputs] = (state, rewrite.equation)
+            price = cost(topological(rewrite.outputs))
+            if price < best_cost:
+                best, best_cost = rewrite.outputs, price
+            if price <= budget.alpha * best_cost:
+                heapq.heappush(queue, (price, len(paths), rewrite.outputs))
+            if budget.left() <= 0 or (whole and whole.stop):
+                break
+    return Found(_path(best, paths), start, best_cost, popped, tried)
+
+
+def _path(state: State, paths: dict[State, tuple[State | None, str]]) -> tuple[Rewrite, ...]:
+    path: list[Rewrite] = []
+    parent, equation = paths[state]
+    while parent is not None:
+        path.append(Rewrite(equation, state))
+        state = parent
+        parent, equation = paths[state]
+    return tuple(reversed(path))
+
+
+def rewrites(state: State, rules: Rules, eager: Rules, context: Context) -> Iterator[Rewrite]:
+    """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs."""
+    order = topological(state)
+    used_by = users(order)
+    position = {node: i for i, node in enumerate(order)}
+    for node in order:
+        for equation in rules.at(node):
+            for found in matches(equation, node, used_by):
+                if _in_order(equation, found, position):
+                    yield from _applied(state, equation, found, eager, context)
+
+
+def _in_order(equation: Equation, found: Match, position: dict[Node, int]) -> bool:
+    """Of the permutations of several outputs under one operator, only the one in the graph's order is taken."""
+    if len(found.outputs) == 1 or len(set(equation.roots)) > 1:
+        return True
+    places = [position[o] for o in found.outputs]
+    return places == sorted(places)
+
+
+def _applied(
+    state: State, equation: Equation, found: Match, eager: Rules, context: Context
+) -> Iterator[Rewrite]:
+    results = apply(equation, found)
+    if not results or results == found.outputs:
+        return
+    if not all(context.legal(n) for n in new_terms(results, found.operands)):
+        return
+    outputs = substitute(state, dict(zip(found.outputs, results, strict=True)))
+    smaller, steps = simplify(outputs, eager, context)
+    names = " + ".join([equation.name, *(e for s in steps for e in s.equations)])
+    yield Rewrite(names, smaller)
+
+
+def directions(equations: Sequence[Equation]) -> list[Equation]:
+    """Every equation, and its reverse where that is a rule too."""
+    found: list[Equation] = []
+    for equation in equations:
+        found.append(equation)
+        backwards = equation.reverse()
+        if backwards is not None:
+            found.append(backwards)
+    return found

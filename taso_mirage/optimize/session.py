@@ -1,0 +1,150 @@
+"""ONNX Runtime: the only module that imports it. Sessions, single runs, and interleaved timing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.model import Model
+from taso_mirage.onnx_io import serialize, to_ir
+from taso_mirage.onnx_io.files import write_files
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class RunFailed(RuntimeUnavailable):
+    """ONNX Runtime refused to load or to run a model."""
+
+
+class Session:
+    """A model loaded at ONNX Runtime's full optimization level."""
+
+    def __init__(self, source: bytes | str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        try:
+            self._session = onnxruntime.InferenceSession(source, options, providers=list(providers))
+        except Exception as error:  # onnxruntime's errors share no base class of its own
+            raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
+        missing = set(providers) - set(self._session.get_providers())
+        if missing:
+            raise RuntimeUnavailable(f"ONNX Runtime has no {', '.join(sorted(missing))} on this machine")
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        """The outputs, in the order of the model."""
+        try:
+            return list(self._session.run(None, dict(inputs)))
+        except Exception as error:
+            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+
+    def seconds(self, inputs: Arrays) -> float:
+        """The wall time of one run."""
+        feed = dict(inputs)
+        start = time.perf_counter()
+        self._session.run(None, feed)
+        return time.perf_counter() - start
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 400 characters."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
+
+
+@contextmanager
+def opened(model: Model, source: Path | None = None) -> Iterator[Session]:
+    """A session on a model. A model above 1.5 GB, or with weights in a file, is loaded from a file, not from bytes."""
+    if source is not None:
+        yield Session(str(source))
+        return
+    built = to_ir(model)
+    tensors = [v.const_value for v in built.graph.initializers.values() if v.const_value is not None]
+    if sum(t.nbytes for t in tensors) < 1_500_000_000:
+        yield Session(serialize(model))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write_files(built, path, external=True)
+        yield Session(str(path))
+
+
+def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15) -> list[list[float]]:
+    """Run times of every session, in turn A B C A B C ..., so that a drift of the machine meets all alike."""
+    for session in sessions:
+        session.run(inputs)
+        session.run(inputs)
+    times: list[list[float]] = [[] for _ in sessions]
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < least or (time.perf_counter() < end and rounds < 2000):
+        order = range(len(sessions)) if rounds % 2 == 0 else reversed(range(len(sessions)))
+        for i in order:
+            times[i].append(sessions[i].seconds(inputs))
+        rounds += 1
+    return times
+
+
+def median_ratio(base: Sequence[float], other: Sequence[float]) -> float:
+    """The median of base / other over the interleaved rounds: above 1, `other` is faster."""
+    return float(np.median(np.asarray(base) / np.asarray(other)))
+
+
+def providers() -> list[str]:
+    """The execution providers that this ONNX Runtime was built with."""
+    import onnxruntime
+
+    return list(onnxruntime.get_available_providers())
+
+
+def working_providers() -> list[str]:
+    """The providers that really start here: a session on a tiny model is asked which of them it uses."""
+    from taso_mirage.ir import Graph, Tensor, variable
+    from taso_mirage.onnx_io.write import standalone
+    from taso_mirage.ops import term
+
+    x = variable("x", Tensor("float32", (1,)))
+    content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
+    return [p for p in providers() if _starts(content, p)]
+
+
+def _starts(content: bytes, provider: str) -> bool:
+    try:
+        Session(content, [provider])
+    except RuntimeUnavailable:
+        return False
+    return True
+
+
+def device() -> str:
+    """What the machine is, as a key for measurements: processor and the cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()} x{cores}"
+
+
+def _processor() -> str:
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def version() -> str:
+    """ONNX Runtime's version."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
