@@ -4,6 +4,7 @@ from op_specs.arithmetic import add, mul
 from op_specs.matmul import matmul
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
+from taso_mirage.expressions import splat_value
 from taso_mirage.ir import ABSENT, Node, constant
 from taso_mirage.ops import Call, op
 
@@ -23,6 +24,14 @@ def gemm(xp, a, b, c=None, *, alpha: float = 1.0, beta: float = 1.0, transA: int
     if xp.shape(result) != xp.shape(product):
         raise IllTyped(f"c of shape {xp.shape(c)} does not broadcast to {xp.shape(product)}")
     return result
+
+
+@gemm.importer
+def _(call: Call) -> Node:
+    args = call.args
+    if call.opset < 11 and splat_value(args[2]) == 0:  # what the exporter writes where c may not be left out
+        args = args[:2]
+    return gemm.term(*args, **call.attrs)
 
 
 @gemm.exporter

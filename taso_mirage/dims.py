@@ -207,7 +207,7 @@ def parse_dim(text: str) -> Dim:
     """Read what `str` of a dim prints; a text that is no arithmetic is the name of one symbol."""
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, KeyError):
+    except (SyntaxError, KeyError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return symbol(text)
 
 

@@ -215,19 +215,23 @@ def _holds(equation: Equation, state: _State, why: list[str]) -> bool:
 
 def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
     """The right-hand side on what was matched; NoMatch where it has no type or another type than the left-hand side."""
-    names = found.names
-    done: dict[Node, Node] = {}
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
-        for node in topological(equation.rhs.outputs):
-            done[node] = _instantiate(node, done, names, like)
+        results = instantiate(equation.rhs, found.names, like)
     except (IllTyped, Undecidable, LookupError, TypeError, ValueError, Unsupported) as error:
         return NoMatch(f"the right-hand side does not fit: {error}")
-    results = tuple(done[o] for o in equation.rhs.outputs)
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:
             return NoMatch(f"the type would change from {old.type} to {new.type}")
     return results
+
+
+def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:
+    """One side of an equation with terms for its variables and values for its attribute names. Raises what typing raises."""
+    done: dict[Node, Node] = {}
+    for node in topological(side.outputs):
+        done[node] = _instantiate(node, done, names, like)
+    return tuple(done[o] for o in side.outputs)
 
 
 def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any], like: str) -> Node:
@@ -236,6 +240,8 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
         return bound
     if node.op == "splat":
         return constant(node.attr("value"), like)
+    if node is ABSENT:
+        return node
     attrs: dict[str, Any] = {}
     for key, value in node.attrs:
         if key == REST:

@@ -203,6 +203,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
+        if not hasattr(ml_dtypes, name):
+            raise TypeError(f"numpy has no dtype {name}") from None
         return np.dtype(getattr(ml_dtypes, name))
 
 

@@ -1,7 +1,8 @@
-"""The border to ONNX: the only package that imports onnx or onnx-ir. What is not understood becomes `opaque` and survives."""
+"""The border to ONNX: only this package imports onnx or onnx-ir. What is not understood becomes `opaque` and survives."""
 
 from taso_mirage.onnx_io.files import load, save
+from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.onnx_io.write import serialize, to_ir
 
-__all__ = ["from_ir", "load", "save", "serialize", "to_ir"]
+__all__ = ["from_ir", "from_proto", "load", "save", "serialize", "to_ir"]

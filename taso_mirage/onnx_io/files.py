@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.model import Model
+from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.onnx_io.write import to_ir
+from taso_mirage.onnx_io.write import inline_attributes, to_ir
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""
@@ -28,14 +29,7 @@ def load(path: str | Path) -> Model:
         raise InvalidModel(f"{path}: no such file")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
-    try:
-        source = ir.load(path, format="protobuf")
-    except MemoryError:
-        raise
-    except OSError as error:
-        raise InvalidModel(f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # protobuf and onnx-ir raise many kinds on damaged bytes
-        raise InvalidModel(f"{path} is no ONNX model, or is truncated: {_first_line(error)}") from None
+    source = _read(path)
     try:
         _validate(source, path)
         return from_ir(source)
@@ -45,65 +39,134 @@ def load(path: str | Path) -> Model:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {_first_line(error)}") from None
 
 
+def _read(path: Path) -> ir.Model:
+    try:
+        source = from_proto(onnx.load(path, format="protobuf", load_external_data=False))
+        ir.external_data.set_base_dir(source.graph, path.parent)
+        return source
+    except (MemoryError, InvalidModel):
+        raise
+    except OSError as error:
+        raise InvalidModel(f"{path}: {error.strerror or error}") from None
+    except Exception as error:  # protobuf and onnx-ir raise many kinds on damaged bytes
+        raise InvalidModel(f"{path} is no ONNX model, or is truncated: {_first_line(_cause(error))}") from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _validate(source: ir.Model, path: Path) -> None:
     newest = onnx.defs.onnx_opset_version()
-    opset = source.opset_imports.get("")
+    opset = source.opset_imports.get("", source.opset_imports.get("ai.onnx"))
     if not source.opset_imports:
         raise InvalidModel("it imports no operator set, so it is no ONNX model, or it is truncated")
     if opset is not None and not 1 <= opset <= newest:
         raise InvalidModel(f"opset {opset} is not known (1 to {newest} are); convert the model or update onnx")
-    for graph in source.graphs():
-        for value in graph.initializers.values():
+    for graph in (*source.graphs(), *source.functions.values()):
+        for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
             if isinstance(value.const_value, ir.ExternalTensor):
-                _validate_external(value.const_value, path)
+                value.const_value = _external(value.const_value, path)
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _external(attribute.value, path))
 
 
-def _validate_external(tensor: ir.ExternalTensor, path: Path) -> None:
-    location = Path(tensor.location)
-    folder = path.resolve().parent
-    file = (folder / location).resolve()
-    if location.is_absolute() or not file.is_relative_to(folder):
+def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
+    """The tensor if its bytes are there and beside the model, which both may be links into one folder (model hubs)."""
+    location, folder = Path(tensor.location), path.parent.resolve()
+    file = (path.parent / location).resolve()
+    linked = file.is_relative_to(path.resolve().parent) and not {"..", "/"} & set(location.parts)
+    if location.is_absolute() or not (file.is_relative_to(folder) or linked):
         raise InvalidModel(f"the weight {tensor.name!r} points outside the model's folder: {tensor.location}")
     if not file.is_file():
         raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, which is missing beside the model")
-    needed = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
-    if file.stat().st_size < needed:
+    if file.stat().st_nlink > 1:
+        raise InvalidModel(f"{tensor.location} has several hard links, which is not safe to read; copy the file")
+    start, given = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
+    if start < 0 or given < tensor.nbytes:
+        raise InvalidModel(f"the weight {tensor.name!r} has {given} bytes at {start}; its type needs {tensor.nbytes}")
+    if file.stat().st_size < start + given:
+        end = start + given
         raise InvalidModel(
-            f"{tensor.location} has {file.stat().st_size} bytes; the weight {tensor.name!r} ends at {needed}: truncated"
+            f"{tensor.location} has {file.stat().st_size} bytes; the weight {tensor.name!r} ends at {end}: truncated"
         )
+    if file.is_relative_to(folder):
+        return tensor
+    return ir.ExternalTensor(
+        file.relative_to(path.resolve().parent),
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name or "",
+        doc_string=tensor.doc_string,
+        base_dir=path.resolve().parent,
+    )
 
 
 def save(model: Model, path: str | Path) -> list[Path]:
-    """Write the model, atomically; large or external weights go to `NAME.data` beside it. Returns the files written."""
+    """Write the model, atomically; large or external weights go to `NAME.data` beside it. Returns the files written.
+
+    Where that file is the one that weights of `model` are read from, these can only be read from the new file afterwards.
+    """
     path = Path(path)
     built = to_ir(model)
-    tensors = [v.const_value for v in built.graph.initializers.values() if v.const_value is not None]
+    inline_attributes(built)
+    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     external = any(isinstance(t, ir.ExternalTensor) for t in tensors)
-    external = external or sum(t.nbytes for t in tensors) > EXTERNAL_ABOVE
+    external = external or sum(t.nbytes for t in tensors if t is not None) > EXTERNAL_ABOVE
     return write_files(built, path, external)
 
 
 def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
-    """Write into a folder of its own beside the target, flush, then rename: data first, so that a model never lacks it."""
+    """Write into a folder of its own beside the target, flush, then rename; a failure puts everything back."""
     data = f"{path.name}.data"
+    sources = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     try:
         with _workspace(path) as folder:
             ir.save(built, folder / path.name, format="protobuf", external_data=data if external else None)
+            if built.meta.get(MAP_TYPES):
+                proto = onnx.load(folder / path.name, load_external_data=False)
+                onnx.save(restore(proto, built), folder / path.name)
             names = [data] if external and (folder / data).exists() else []
-            written = []
             for name in [*names, path.name]:
                 _flush(folder / name)
-                os.replace(folder / name, path.parent / name)
-                written.append(path.parent / name)
-            return written
+            _replace(folder, path.parent, [*names, path.name])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise OutputError(f"cannot write {path}: {_first_line(error)}") from None
+    except (ValueError, onnx.checker.ValidationError) as error:
+        raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
+    for tensor in sources:
+        if names and isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == (path.parent / data).resolve():
+            tensor.invalidate()  # its offsets are those of the old file
+    return [path.parent / name for name in [*names, path.name]]
+
+
+def _replace(folder: Path, target: Path, names: list[str]) -> None:
+    """Move the new files over the old ones, data first. If one cannot be moved, the old ones are back."""
+    kept = folder / "previous"
+    kept.mkdir()
+    moved: list[str] = []
+    try:
+        for name in names:
+            if len(names) > 1 and (target / name).exists() and name != names[-1]:
+                os.replace(target / name, kept / name)
+            moved.append(name)
+            os.replace(folder / name, target / name)
+    except BaseException:
+        for name in moved[: len(moved) - 1]:
+            (target / name).unlink(missing_ok=True)
+        for old in kept.iterdir():
+            os.replace(old, target / old.name)
+        raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterable
@@ -16,10 +17,14 @@ from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecida
 from taso_mirage.folding import fold_small
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.model import Model, Origin, Weight
-from taso_mirage.ops import Call, by_onnx, get
+from taso_mirage.ops import Call, by_onnx, get, known
 
 SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are weights."""
+
+
+BROKEN = "the node does not fit the operator's mapping"
+"""Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the mapping."""
 
 
 class OpaqueCall:
@@ -45,7 +50,7 @@ def from_ir(source: ir.Model) -> Model:
         graph=Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs)),
         weights=reader.weights,
         output_names=tuple(str(v.name) for v in source.graph.outputs),
-        opsets=dict(source.opset_imports),
+        opsets=reader.opsets,
         header=source,
         names=reader.names,
         origins=reader.origins,
@@ -62,28 +67,32 @@ class _Reader:
         self.names: dict[Node, str] = {}
         self.origins: dict[Node, Origin] = {}
         self.reasons: dict[Node, str] = {}
+        self.opsets = {"" if d == "ai.onnx" else d: version for d, version in source.opset_imports.items()}
+        self.input_sizes: set[str] = set()
         self.known_sizes: set[str] = set()
-        self.fresh = 0
+        self.own_symbols: dict[str, Symbolic] = {}
 
     def read(self) -> None:
         graph = self.source.graph
         overridable = self.source.ir_version >= 4
         inputs = [v for v in graph.inputs if overridable or not v.is_initializer()]
+        self.known_sizes |= {t for v in inputs for t in _dim_texts(v) if t.isidentifier()}
         for value in inputs:
             self._input(value)
+        self.input_sizes = set(self.known_sizes)
         for value in graph.initializers.values():
             if value not in self.terms:
                 self._initializer(value)
         for node in graph:
             self._node(node)
-        if len(set(map(id, graph.outputs))) != len(graph.outputs):
-            raise InvalidModel("the graph lists one output twice; remove the duplicate")
 
     # ------------------------------------------------------------ values
 
     def value(self, value: ir.Value) -> Node:
         if value not in self.terms:
-            raise InvalidModel(f"the value {value.name!r} is used but nothing computes it")
+            later = value.producer() is not None and value.producer().graph is self.source.graph
+            why = "before it is computed: the nodes are not sorted" if later else "but nothing computes it"
+            raise InvalidModel(f"the value {value.name!r} is used {why}")
         return self.terms[value]
 
     def _input(self, value: ir.Value) -> None:
@@ -103,7 +112,9 @@ class _Reader:
         if dtype != "string" and (
             count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool")))
         ):
-            return constant(np.asarray(tensor.numpy()).reshape(shape))
+            term = constant(np.asarray(tensor.numpy()).reshape(shape))
+            self.names.setdefault(term, name)
+            return term
         self.weights[name] = tensor
         term = weight(name, Tensor(dtype, shape))
         self.names[term] = name
@@ -120,19 +131,35 @@ class _Reader:
     def _dim(self, dim: int | ir.SymbolicDim) -> Dim:
         """A dim whose symbols can be read off a tensor when the model runs; others become symbols of their own."""
         if isinstance(dim, int):
-            return dim
+            return dim if dim >= 0 else self._own_symbol(None)
         text = dim.value
-        parsed = self._fresh_symbol() if not text else parse_dim(text)
-        if isinstance(parsed, Symbolic) and not symbols(parsed) <= self.known_sizes:
-            pure = len(symbols(parsed)) == 1 and parsed == symbol(next(iter(symbols(parsed))))
-            parsed = symbol(_identifier(text or str(parsed))) if pure or text else parsed
-        if isinstance(parsed, Symbolic):
-            self.known_sizes |= symbols(parsed)
-        return parsed
+        parsed = parse_dim(text) if text and not text.isdecimal() else None
+        if not isinstance(parsed, Symbolic):
+            return self._own_symbol(text)
+        if symbols(parsed) <= self.known_sizes:
+            return parsed
+        if text and text.isidentifier():
+            self.known_sizes.add(text)
+            return parsed
+        return self._own_symbol(text)
 
-    def _fresh_symbol(self) -> Symbolic:
-        self.fresh += 1
-        return symbol(f"unnamed_{self.fresh}")
+    def _own_symbol(self, text: str | None) -> Symbolic:
+        """A symbol for a size that has no usable name: the same for the same text, and never one that is taken."""
+        if text and text in self.own_symbols:
+            return self.own_symbols[text]
+        stem = "d_" + re.sub(r"\W", "_", text) if text else f"unnamed_{len(self.own_symbols) + 1}"
+        names = (f"{stem}_{i}" if i else stem for i in itertools.count())
+        name = next(n for n in names if n not in self._texts and n not in self.known_sizes)
+        self.own_symbols[text or name] = symbol(name)
+        self.known_sizes.add(name)
+        return symbol(name)
+
+    @cached_property
+    def _texts(self) -> set[str]:
+        """Every name of a dim that the model uses."""
+        graph = self.source.graph
+        values = [*graph.inputs, *graph.outputs, *(o for node in graph for o in node.outputs)]
+        return {text for value in values for text in _dim_texts(value)}
 
     @cached_property
     def _inferred(self) -> dict[str, ir.Value]:
@@ -141,10 +168,20 @@ class _Reader:
 
         logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
         try:
-            inferred = infer_symbolic_shapes(self.source.clone(), warn_on_missing=False)
+            inferred = infer_symbolic_shapes(self._named_sizes(), warn_on_missing=False)
         except Exception:  # the library fails on exotic operators; a missing type only makes more nodes opaque
             return {}
         return {str(o.name): o for node in inferred.graph for o in node.outputs}
+
+    def _named_sizes(self) -> ir.Model:
+        """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak of them."""
+        copy = self.source.clone()
+        types = {n.attr("name"): n.type for n in self.inputs}
+        for value in copy.graph.inputs:
+            type = types.get(value.name)
+            if isinstance(type, Tensor) and type.shape is not None:
+                value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
+        return copy
 
     # ------------------------------------------------------------ nodes
 
@@ -153,6 +190,8 @@ class _Reader:
             term = self._known(node)
         except (Unsupported, IllTyped, Undecidable) as error:
             term = self._opaque(node, str(error))
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
+            term = self._opaque(node, f"{BROKEN}: {type(error).__name__}: {error}")
         used = [o for o in node.outputs if o.name]
         if isinstance(term.type, tuple):
             for i, output in enumerate(node.outputs):
@@ -170,6 +209,8 @@ class _Reader:
     def _known(self, node: ir.Node) -> Node:
         if (node.domain, node.op_type, node.overload) in self.source.functions:
             raise Unsupported("a call of a function of the model")
+        if node.device_configurations:
+            raise Unsupported("the model places the node on devices")
         if node.domain == "" and node.op_type == "Constant":
             return self._constant(node)
         candidates = by_onnx().get((node.domain, node.op_type), ())
@@ -179,17 +220,24 @@ class _Reader:
             node.op_type,
             tuple(ABSENT if v is None else self._operand(v) for v in node.inputs),
             {name: _attribute(name, a) for name, a in node.attributes.items()},
-            self.source.opset_imports.get(node.domain, 0),
+            self.opsets.get(node.domain, 0),
             node.domain,
             max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
         )
         reasons: list[TasoMirageError] = []
         for op in candidates:
             try:
-                return fold_small(op.from_onnx(call))
+                return self._readable(fold_small(op.from_onnx(call)))
             except (Unsupported, IllTyped, Undecidable) as error:
                 reasons.append(error)
         raise reasons[0]
+
+    def _readable(self, term: Node) -> Node:
+        """Sizes become terms without operands, so they must be readable off an input when the model runs."""
+        sizes = known(term) if term.op == "extents" else None
+        for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
+            raise Unsupported(f"the size {name} is known only when the model runs")
+        return term
 
     def _operand(self, value: ir.Value) -> Node:
         term = self.value(value)
@@ -235,20 +283,35 @@ def _is_used(value: ir.Value) -> bool:
     return bool(value.name) and (value.is_graph_output() or bool(value.uses()))
 
 
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """The graphs inside a node (If, Loop, Scan)."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found += attribute.as_graphs()
+    return found
+
+
 def _captured(node: ir.Node) -> Iterable[ir.Value]:
-    """The outer values that the bodies of a node use (If, Loop, Scan)."""
-    bodies = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    """The outer values that the bodies of a node use."""
+    waiting = bodies(node)
     inside: set[ir.Value] = set()
     seen: list[ir.Value] = []
-    while bodies:
-        body = bodies.pop()
+    while waiting:
+        body = waiting.pop()
         inside.update(body.inputs, body.initializers.values())
-        seen += [v for v in body.outputs if v is not None]
+        seen += list(body.outputs)
         for inner in body:
             inside.update(inner.outputs)
             seen += [v for v in inner.inputs if v is not None]
-            bodies += [a.as_graph() for a in inner.attributes.values() if a.type == ir.AttributeType.GRAPH]
+            waiting += bodies(inner)
     return [v for v in seen if v not in inside]
+
+
+def _dim_texts(value: ir.Value) -> list[str]:
+    return [d.value for d in value.shape or () if not isinstance(d, int) and d.value]
 
 
 def _attribute(name: str, attribute: ir.Attr) -> Any:
@@ -268,10 +331,6 @@ def _dtype(dtype: ir.DataType) -> str:
     if dtype == ir.DataType.STRING:
         return "string"
     try:
-        return dtype.numpy().name
+        return str(dtype.numpy().name)
     except TypeError:
-        return dtype.name.lower()
-
-
-def _identifier(text: str) -> str:
-    return text if text.isidentifier() else "d_" + re.sub(r"\W", "_", text)
+        return str(dtype.name).lower()

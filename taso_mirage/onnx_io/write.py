@@ -1,30 +1,56 @@
-"""Terms to ONNX: names, header, opsets and opaque nodes come back as they were; sizes are computed from input shapes."""
+"""Terms to ONNX: names, header and opaque nodes come back as they were; sizes are computed from input shapes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, numpy_dtype, topological, variable
-from taso_mirage.model import Model, Origin, Weight
-from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.ops import get
+from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
+from taso_mirage.model import Model, Origin
+from taso_mirage.onnx_io.protos import MAP_TYPES, restore
+from taso_mirage.onnx_io.read import OpaqueCall, bodies
+from taso_mirage.ops import Call, get
+
+ANNOTATION = "quant_parameter_tensor_names"
+"""Where onnx-ir keeps a value's quantization annotation in `meta`."""
 
 
 def to_ir(model: Model) -> ir.Model:
-    """A new ONNX model; nothing of it is shared with `model.header` but the bytes of weights and functions."""
+    """A new ONNX model; nothing of it is shared with `model.header` but the bytes of weights."""
     return _Writer(model).write()
 
 
 def serialize(model: Model) -> bytes:
     """The ONNX file as bytes, weights inside. ValueError above protobuf's 2 GB."""
-    built = ir.external_data.load_to_model(to_ir(model))
-    return bytes(ir.to_proto(built).SerializeToString())
+    built = to_ir(model)
+    for graph in built.graphs():
+        for value in graph.initializers.values():
+            value.const_value = in_memory(value.const_value)
+    inline_attributes(built)
+    return bytes(restore(ir.to_proto(built), built).SerializeToString(deterministic=True))
+
+
+def in_memory(tensor: Any) -> Any:
+    """A tensor that does not point to a file beside the model; its bytes may still be mapped."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+
+def inline_attributes(built: ir.Model) -> None:
+    """Bring tensors of attributes that lie in files into the model: a file format that moves them does not exist."""
+    for graph in (*built.graphs(), *built.functions.values()):
+        for node in graph.all_nodes():
+            for name, attribute in node.attributes.items():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[name] = ir.AttrTensor(name, in_memory(attribute.value))
 
 
 class _Writer:
@@ -32,25 +58,28 @@ class _Writer:
         self.model = model
         self.header: ir.Model = model.header
         self.values: dict[Node, ir.Value] = {}
+        self.done: set[Node] = {ABSENT}
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.sizes: dict[Dim, ir.Value] = {}
-        self.sources: dict[Symbolic, tuple[Node, int]] = {}
+        self.sources: dict[Symbolic, tuple[ir.Value, int, int]] = {}
         self.taken: set[str] = set()
         self.domains: dict[str, int] = dict(model.opsets)
         self.counter = 0
         self.pinned: dict[Node, str] = {}
-        self.aliases: set[str] = set()
+        self.old = _values_by_name(self.header.graph)
 
     def write(self) -> ir.Model:
         self._reserve_names()
-        inputs = [self._input(old) for old in self.header.graph.inputs]
-        for node in self._order():
-            self._emit(node)
+        terms = {n.attr("name"): n for n in self.model.graph.inputs}
+        inputs = {str(old.name): self._input(old, terms.get(str(old.name))) for old in self.header.graph.inputs}
+        for node in self.model.graph.outputs:
+            self._require(node)
         outputs = [self._output(i, old) for i, old in enumerate(self.header.graph.outputs)]
+        self._annotate()
         old = self.header.graph
         graph = ir.Graph(
-            [v for v in inputs if v is not None],
+            self._graph_inputs(inputs),
             outputs,
             nodes=self.nodes,
             initializers=list(self.initializers.values()),
@@ -59,13 +88,17 @@ class _Writer:
             opset_imports=self.domains,
             metadata_props=dict(old.metadata_props),
         )
-        if self.header.ir_version < 4:  # there, every initializer is an input too
-            graph.inputs.extend(v for v in self.initializers.values() if not v.is_graph_input())
         return self._model(graph)
+
+    def _graph_inputs(self, inputs: Mapping[str, ir.Value | None]) -> list[ir.Value]:
+        if self.header.ir_version >= 4:
+            return [v for v in inputs.values() if v is not None]
+        every: dict[str, ir.Value | None] = {**inputs, **self.initializers}  # every initializer is an input too
+        return [v for v in every.values() if v is not None]
 
     def _model(self, graph: ir.Graph) -> ir.Model:
         old = self.header
-        return ir.Model(
+        built = ir.Model(
             graph,
             ir_version=old.ir_version,
             producer_name=old.producer_name,
@@ -75,31 +108,24 @@ class _Writer:
             doc_string=old.doc_string,
             functions=[f.clone() for f in old.functions.values()],
             metadata_props=dict(old.metadata_props),
+            device_configurations=old.device_configurations,
         )
+        built.meta[MAP_TYPES] = old.meta.get(MAP_TYPES, {})
+        return built
 
     # ------------------------------------------------------------ names
 
     def _reserve_names(self) -> None:
-        """Outputs and what bodies capture keep their names; inner values keep theirs unless one of those wants it."""
+        """Outputs keep their names; inner values keep theirs unless an output or the inside of a body has it."""
         self.taken |= {str(v.name) for v in self.header.graph.inputs}
         for name, node in zip(self.model.output_names, self.model.graph.outputs, strict=True):
             self.taken.add(name)
-            if node.op not in ("input", "weight", "constant", "extents"):
+            leaf = node.op in ("weight", "constant", "extents")
+            if node.op != "input" and (not leaf or self.model.names.get(node) == name):
                 self.pinned.setdefault(node, name)
-        for node in topological(self.model.graph.outputs):
-            if node.op == "opaque":
-                self._pin_captured(node)
-        for graph in self.header.graphs():
-            if graph is not self.header.graph:
-                self.taken |= {str(o.name) for n in graph for o in n.outputs} | {str(v.name) for v in graph.inputs}
-                self.taken |= set(graph.initializers)
-
-    def _pin_captured(self, node: Node) -> None:
-        call: OpaqueCall = node.attr("call")
-        for arg, name in zip(node.args[len(call.node.inputs) :], call.captured, strict=True):
-            if arg.op != "input" and arg not in self.pinned and name not in self.taken:
-                self.pinned[arg] = name
-                self.taken.add(name)
+        for graph in self.header.graph.subgraphs():
+            self.taken |= {str(o.name) for n in graph for o in n.outputs} | {str(v.name) for v in graph.inputs}
+            self.taken |= set(graph.initializers)
 
     def _name(self, node: Node) -> str:
         if node in self.pinned:
@@ -114,34 +140,20 @@ class _Writer:
         while True:
             self.counter += 1
             name = f"{stem}_{self.counter}"
-            if name not in self.taken:
+            if name not in self.taken and name not in self.old:
                 self.taken.add(name)
                 return name
 
-    # ------------------------------------------------------------ order
-
-    def _order(self) -> list[Node]:
-        """Operands first, and the tensor that a size is read from before whatever needs the size."""
-        terms = topological((*self.model.graph.inputs, *self.model.graph.outputs))
-        for node in terms:
-            if isinstance(node.type, Tensor):
-                for axis, dim in enumerate(node.type.shape or ()):
-                    if isinstance(dim, Symbolic):
-                        self.sources.setdefault(dim, (node, axis))
-        return terms
-
     # ------------------------------------------------------------ values
 
-    def _input(self, old: ir.Value) -> ir.Value | None:
-        name = str(old.name)
-        term = next((n for n in self.model.graph.inputs if n.attr("name") == name), None)
+    def _input(self, old: ir.Value, term: Node | None) -> ir.Value | None:
         if term is None:
             return None  # an initializer of an old model that lists it as an input
         value = _copy(old)
         if old.is_initializer():
             value.const_value = old.const_value
-            self.initializers[name] = value
-        self.values[term] = value
+            self.initializers[str(old.name)] = value
+        self._bind(term, (value,))
         return value
 
     def _output(self, i: int, old: ir.Value) -> ir.Value:
@@ -152,20 +164,33 @@ class _Writer:
         value.type, value.doc_string = old.type, old.doc_string
         value.shape = None if old.shape is None else old.shape.copy()
         value.metadata_props.update(old.metadata_props)
+        value.meta.update(old.meta)
         return value
 
     def _value(self, node: Node) -> ir.Value | None:
         return None if node is ABSENT else self.values[node]
 
+    def _require(self, node: Node) -> None:
+        """Write a term after its operands, if it is not written yet. Iterative: models are deep."""
+        stack = [node]
+        while stack:
+            term = stack[-1]
+            waiting = [a for a in reversed(term.args) if a not in self.done] if term not in self.done else []
+            stack.extend(waiting)
+            if not waiting:
+                stack.pop()
+                self._emit(term)
+
     def _emit(self, node: Node) -> None:
-        if node in self.values or node is ABSENT:
+        if node in self.done:
             return
+        self.done.add(node)
         if node.op == "weight":
-            self.values[node] = self._initializer(node)
+            self._bind(node, (self._initializer(node),))
         elif node.op == "constant":
-            self.values[node] = self._constant(node.attr("value").numpy(), self._name(node))
+            self._bind(node, (self._constant(node.attr("value").numpy(), self._name(node)),))
         elif node.op == "extents":
-            self.values[node] = self._extents(node)
+            self._bind(node, (self._extents(node),))
         elif node.op == "opaque":
             self._opaque(node)
         elif node.op != "item":
@@ -181,11 +206,21 @@ class _Writer:
         return self._add_initializer(ir.Tensor(np.ascontiguousarray(array).reshape(array.shape)), name)
 
     def _add_initializer(self, tensor: Any, name: str) -> ir.Value:
-        if name in self.initializers:
-            return self.initializers[name]
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        self._describe(value)
         self.initializers[name] = value
         return value
+
+    def _describe(self, value: ir.Value) -> None:
+        """What the original said about a value that keeps its name: documentation, metadata, named dims."""
+        old = self.old.get(str(value.name))
+        if old is None or (value.type is not None and old.type is not None and old.type != value.type):
+            return
+        value.doc_string = old.doc_string
+        value.metadata_props.update(old.metadata_props)
+        value.meta.update(old.meta)
+        if old.shape is not None and value.const_value is None and not old.shape.has_unknown_dim():
+            value.shape = old.shape.copy()
 
     def _append(
         self,
@@ -199,7 +234,10 @@ class _Writer:
     ) -> tuple[ir.Value, ...]:
         outputs = [ir.Value(name=n) for n in names]
         for value, type in zip(outputs, types, strict=False):
-            _declare(value, type)
+            declare(value, type)
+            self._describe(value)
+        if domain not in self.domains:
+            self.domains[domain] = _opset_of(self.header.ir_version) if domain == "" else 1
         origin = origin or Origin(None, None, {})
         node = ir.Node(
             domain,
@@ -216,10 +254,9 @@ class _Writer:
 
     def _operator(self, node: Node) -> None:
         op = get(node.op)
-        call = op.to_onnx(node, self.domains.setdefault(op.domain, 1))
+        call: Call = op.to_onnx(node, self.domains.get(op.domain, 1))
         for arg in call.args:
-            for inner in topological([arg], stop=self.values):
-                self._emit(inner)
+            self._require(arg)
         names = self._output_names(node)
         types = node.type if isinstance(node.type, tuple) else (node.tensor,)
         attrs = {k: _onnx_attribute(v) for k, v in call.attrs.items()}
@@ -240,37 +277,53 @@ class _Writer:
         return [self._name(node)]
 
     def _bind(self, node: Node, values: Sequence[ir.Value]) -> None:
-        if not isinstance(node.type, tuple):
-            self.values[node] = values[0]
+        self.done.add(node)
+        if isinstance(node.type, tuple):
+            for i, value in enumerate(values):
+                self._bind(get("item").term(node, index=i), (value,))
             return
-        for i, value in enumerate(values):
-            self.values[get("item").term(node, index=i)] = value
+        self.values[node] = values[0]
+        shape = node.type.shape if isinstance(node.type, Tensor) and values[0].name else None
+        for axis, dim in enumerate(shape or ()):
+            if isinstance(dim, Symbolic):
+                self.sources.setdefault(dim, (values[0], axis, len(shape or ())))
 
     def _opaque(self, node: Node) -> None:
         call: OpaqueCall = node.attr("call")
         old, count = call.node, len(call.node.inputs)
-        for arg, name in zip(node.args[count:], call.captured, strict=True):
-            if self.values[arg].name != name and name not in self.aliases:
-                self._append("Identity", [self.values[arg]], {}, [name], [arg.tensor])
-                self.aliases.add(name)
         names = self._output_names(node)
         names = [n if o else "" for n, o in zip(names, call.outputs, strict=True)]
         outputs = [ir.Value(name=n, type=o.type, shape=o.shape) for n, o in zip(names, old.outputs, strict=True)]
+        for value in outputs:
+            self._describe(value)
+        inputs = [self._value(a) for a in node.args[:count]]
+        captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))
         origin = self.model.origins.get(node, Origin(old.name, old.doc_string, dict(old.metadata_props)))
-        self.nodes.append(
-            ir.Node(
-                old.domain,
-                old.op_type,
-                [self._value(a) for a in node.args[:count]],
-                [_clone_attribute(a) for a in old.attributes.values()],
-                overload=old.overload,
-                outputs=outputs,
-                name=origin.name,
-                doc_string=origin.doc,
-                metadata_props=dict(origin.metadata),
-            )
+        new = ir.Node(
+            old.domain,
+            old.op_type,
+            inputs,
+            [_clone_attribute(a) for a in old.attributes.values()],
+            overload=old.overload,
+            outputs=outputs,
+            name=origin.name,
+            doc_string=origin.doc,
+            metadata_props=dict(origin.metadata),
         )
+        _recapture(new, old, captured)
+        values = dict(zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True))
+        new.device_configurations = _placed(old, values)
+        self.nodes.append(new)
         self._bind(node, outputs)
+
+    def _annotate(self) -> None:
+        """Quantization annotations name other tensors: those that nothing else uses come back under their names."""
+        written = [*self.values.values(), *self.initializers.values()]
+        wanted = {n for v in written for n in (v.meta.get(ANNOTATION) or {}).values()}
+        for name in sorted(wanted - {str(v.name) for v in written}):
+            old = self.old.get(name)
+            if old is not None and old.const_value is not None:
+                self._add_initializer(old.const_value, name)
 
     # ------------------------------------------------------------ sizes
 
@@ -291,23 +344,19 @@ class _Writer:
     def _compute_size(self, dim: Dim) -> ir.Value:
         if isinstance(dim, int):
             return self._constant(np.array([dim], np.int64), self._fresh("size"))
-        if dim in self.sources and self.sources[dim][0] in self.values:
+        if dim in self.sources:
             return self._read_size(*self.sources[dim])
-        total: ir.Value | None = None
-        for monomial, coefficient in dim.terms:
-            term = self._monomial(monomial, coefficient)
-            total = term if total is None else self._arithmetic("Add", total, term)
-        if total is None:
-            raise Unsupported(f"the size {dim} is empty")
+        terms = [self._monomial(monomial, coefficient) for monomial, coefficient in dim.terms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = self._arithmetic("Add", total, term)
         return total
 
-    def _read_size(self, node: Node, axis: int) -> ir.Value:
+    def _read_size(self, value: ir.Value, axis: int, rank: int) -> ir.Value:
         if self.model.opset >= 15:
             attrs = {"start": axis, "end": axis + 1}
-            return self._append("Shape", [self.values[node]], attrs, [self._fresh("size")], [Tensor("int64", (1,))])[0]
-        (shape,) = self._append(
-            "Shape", [self.values[node]], {}, [self._fresh("shape")], [Tensor("int64", (node.tensor.rank,))]
-        )
+            return self._append("Shape", [value], attrs, [self._fresh("size")], [Tensor("int64", (1,))])[0]
+        (shape,) = self._append("Shape", [value], {}, [self._fresh("shape")], [Tensor("int64", (rank,))])
         index = self._constant(np.array([axis], np.int64), self._fresh("axis"))
         return self._arithmetic("Gather", shape, index)
 
@@ -316,86 +365,96 @@ class _Writer:
         values = [] if coefficient == 1 and factors else [self._size(coefficient)]
         for atom in factors:
             if isinstance(atom, Floor):
-                values.append(self._arithmetic("Div", self._size(atom.numerator), self._size(atom.denominator)))
+                values.append(self._floor(atom))
             elif symbol(atom) in self.sources:
                 values.append(self._size(symbol(atom)))
             else:
-                raise Unsupported(f"no tensor of the model has a dimension {atom}")
+                raise Unsupported(f"no tensor that is computed before has a dimension {atom}")
         product = values[0]
         for value in values[1:]:
             product = self._arithmetic("Mul", product, value)
         return product
 
+    def _floor(self, atom: Floor) -> ir.Value:
+        """ONNX's Div rounds to zero, so where the numerator may be negative one is taken off for a negative rest."""
+        top, bottom = self._size(atom.numerator), self._size(atom.denominator)
+        quotient = self._arithmetic("Div", top, bottom)
+        if all(c >= 0 for _, c in atom.numerator.terms):
+            return quotient
+        rest = self._arithmetic("Sub", top, self._arithmetic("Mul", quotient, bottom))
+        zero = self._constant(np.zeros(1, np.float32), self._fresh("size"))
+        signed = self._append("Cast", [rest], {"to": 1}, [self._fresh("size")], [Tensor("float32", (1,))])[0]
+        below = self._append("Less", [signed, zero], {}, [self._fresh("size")], [Tensor("bool", (1,))])[0]
+        one = self._append("Cast", [below], {"to": 7}, [self._fresh("size")], [Tensor("int64", (1,))])[0]
+        return self._arithmetic("Sub", quotient, one)
+
     def _arithmetic(self, op_type: str, a: ir.Value, b: ir.Value) -> ir.Value:
         return self._append(op_type, [a, b], {}, [self._fresh("size")], [Tensor("int64", (1,))])[0]
 
 
+def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    outputs = (o for node in graph for o in node.outputs if o.name)
+    return {str(v.name): v for v in (*graph.inputs, *graph.initializers.values(), *outputs)}
+
+
+def _opset_of(ir_version: int) -> int:
+    """The default opset of the first release with an IR version, for models that import none."""
+    opsets = (int(row[2]) for row in onnx.helper.VERSION_TABLE if row[1] >= ir_version)
+    return next(opsets, int(onnx.defs.onnx_opset_version()))
+
+
 def _copy(old: ir.Value) -> ir.Value:
     shape = None if old.shape is None else old.shape.copy()
-    return ir.Value(
+    value = ir.Value(
         name=old.name, type=old.type, shape=shape, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
     )
+    value.meta.update(old.meta)
+    return value
 
 
 def _clone_attribute(attribute: ir.Attr) -> ir.Attr:
-    if attribute.type != ir.AttributeType.GRAPH or attribute.is_ref():
+    if attribute.is_ref():
         return attribute
-    return ir.AttrGraph(attribute.name, attribute.as_graph().clone(allow_outer_scope_values=True))
+    if attribute.type == ir.AttributeType.GRAPH:
+        clone = attribute.as_graph().clone(allow_outer_scope_values=True)
+        return ir.AttrGraph(attribute.name, clone, doc_string=attribute.doc_string)
+    if attribute.type == ir.AttributeType.GRAPHS:
+        clones = [g.clone(allow_outer_scope_values=True) for g in attribute.as_graphs()]
+        return ir.AttrGraphs(attribute.name, clones, doc_string=attribute.doc_string)
+    return attribute
+
+
+def _recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> None:
+    """Point the cloned bodies' uses of outer values to the values of the new model."""
+    outer = old.graph
+    waiting = bodies(new)
+    while waiting and captured:
+        for inner in waiting.pop():
+            for i, value in enumerate(inner.inputs):
+                if value is not None and value.name in captured and value.graph is outer:
+                    inner.replace_input_with(i, captured[value.name])
+            waiting += bodies(inner)
+
+
+def _placed(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
+    """The node's device configurations, speaking of the new values."""
+    found = []
+    for each in old.device_configurations:
+        specs = (dataclasses.replace(s, value=values.get(s.value, s.value)) for s in each.sharding_specs)
+        found.append(dataclasses.replace(each, sharding_specs=tuple(specs)))
+    return tuple(found)
 
 
 def _onnx_attribute(value: Any) -> Any:
     return ir.tensor(value) if isinstance(value, np.ndarray) else list(value) if isinstance(value, tuple) else value
 
 
-def _declare(value: ir.Value, type: Tensor) -> None:
+def declare(value: ir.Value, type: Tensor) -> None:
     try:
-        value.type = ir.TensorType(ir.DataType.from_numpy(numpy_dtype(type.dtype)))
-    except (TypeError, AttributeError):
-        return  # strings, sequences and the like: shape inference of the reader's tool will know
+        string = type.dtype == "string"
+        dtype = ir.DataType.STRING if string else ir.DataType.from_numpy(numpy_dtype(type.dtype))
+    except TypeError:
+        return  # sequences and the like: shape inference of the reader's tool will know
+    value.type = ir.TensorType(dtype)
     if type.shape is not None:
         value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
-
-
-def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, Weight] | None = None) -> Model:
-    """A model around a bare graph (to measure or test it), with typed inputs and outputs and a header of its own."""
-    names = tuple(f"output_{i}" for i in range(len(graph.outputs)))
-    inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
-    outputs = [ir.Value(name=name) for name in names]
-    for value, node in zip((*inputs, *outputs), (*graph.inputs, *graph.outputs), strict=True):
-        _declare(value, node.tensor)
-    shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(opsets), name="graph")
-    header = ir.Model(shell, ir_version=10, producer_name="taso_mirage")
-    return Model(graph, dict(weights or {}), names, dict(opsets), header)
-
-
-def isolated(model: Model, node: Node) -> tuple[Model, dict[Node, Node]]:
-    """A model of one opaque term alone, and which of its inputs stands for which operand of the original."""
-    call: OpaqueCall = node.attr("call")
-    leaves: dict[Node, Node] = {}
-    for arg in node.args:
-        if arg is not ABSENT and arg.op not in ("constant", "weight") and arg not in leaves.values():
-            leaves[variable(f"operand_{len(leaves)}", arg.tensor)] = arg
-    inverse = {old: new for new, old in leaves.items()}
-    alone = Node("opaque", tuple(inverse.get(a, a) for a in node.args), node.attrs, lambda: node.type)
-    several = isinstance(alone.type, tuple)
-    used = [i for i, name in enumerate(call.outputs) if name]
-    outputs = tuple(get("item").term(alone, index=i) for i in used) if several else (alone,)
-    names = tuple(f"output_{i}" for i in used)
-    inputs = [ir.Value(name=n.attr("name")) for n in leaves]
-    for value, arg in zip(inputs, leaves.values(), strict=True):
-        _declare_like(value, arg)
-    results = [ir.Value(name=n, type=call.node.outputs[i].type) for n, i in zip(names, used, strict=True)]
-    header: ir.Model = model.header
-    shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
-    functions = [f.clone() for f in header.functions.values()]
-    single = ir.Model(shell, ir_version=header.ir_version, functions=functions)
-    return Model(Graph(tuple(leaves), outputs), model.weights, names, model.opsets, single), leaves
-
-
-def _declare_like(value: ir.Value, node: Node) -> None:
-    """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of their tensor."""
-    source, index = (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
-    if source.op == "opaque":
-        value.type = source.attr("call").node.outputs[index].type
-    if value.type is None:
-        _declare(value, Tensor(node.dtype, None))

@@ -20,7 +20,7 @@ from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.write import isolated
+from taso_mirage.onnx_io.build import isolated
 from taso_mirage.ops import interpret
 from taso_mirage.optimize.session import Arrays, RunFailed, Session
 

@@ -101,7 +101,7 @@ class Measured:
     def _time(self, node: Node) -> float:
         """Median seconds of the term alone, operands that are weights given as weights."""
         from taso_mirage.onnx_io import serialize
-        from taso_mirage.onnx_io.write import standalone
+        from taso_mirage.onnx_io.build import standalone
         from taso_mirage.optimize.session import Session
 
         rng, sizes = np.random.default_rng(0), self.context.sizes

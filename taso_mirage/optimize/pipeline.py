@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Equation, Rules, work_terms
+from taso_mirage.equation import Rules, work_terms
 from taso_mirage.errors import CheckFailed, InvalidOption, RuntimeUnavailable
 from taso_mirage.ir import Node
 from taso_mirage.model import Model, random_inputs
@@ -88,6 +88,10 @@ class Stop:
 
     def __init__(self) -> None:
         self.budget: Budget | None = None
+
+    def searching(self) -> bool:
+        """Whether there is a search that could end early."""
+        return self.budget is not None
 
     def __call__(self) -> None:
         if self.budget is not None:
@@ -168,6 +172,9 @@ class _Job:
             budget,
             lambda done, total: self.progress("search", done, total),
         )
+        self.stop.budget = None
+        if budget.stop:
+            self.notes.append("interrupted: the search ended early, with the best found so far")
         if taken:
             searched, rest = self._fold(folded, outputs)
             outputs, final = simplify(searched.graph.outputs, eager, self.context)
@@ -300,7 +307,3 @@ def failed(result: Result) -> CheckFailed | None:
     bad = [n for n in result.notes if n.startswith("the check failed")]
     return CheckFailed(bad[0]) if bad else None
 
-
-def shown_equations(equations: Iterable[Equation]) -> list[str]:
-    """Equations by name and text."""
-    return [f"{e.name}: {e}" for e in equations]

@@ -110,7 +110,7 @@ def providers() -> list[str]:
 def working_providers() -> list[str]:
     """The providers that really start here: a session on a tiny model is asked which of them it uses."""
     from taso_mirage.ir import Graph, Tensor, variable
-    from taso_mirage.onnx_io.write import standalone
+    from taso_mirage.onnx_io.build import standalone
     from taso_mirage.ops import term
 
     x = variable("x", Tensor("float32", (1,)))

@@ -1,0 +1,211 @@
+"""Scaled dot-product attention, defined over other operators."""
+
+import math
+
+from op_specs.arithmetic import add, div, mul
+from op_specs.activations import tanh
+from op_specs.cast import DTYPES, cast
+from op_specs.compare_logic import equal, less_or_equal, where
+from op_specs.concat import concat
+from op_specs.cumsum import cumsum
+from op_specs.expand import expand
+from op_specs.matmul import matmul
+from op_specs.reductions import reduce_max
+from op_specs.reshape import reshape
+from op_specs.softmax import softmax
+from op_specs.transpose import transpose
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ops import Call, Op, get, op
+
+
+@op(onnx="Attention", since=23)
+def attention(
+    xp,
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    is_causal: int = 0,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+):
+    """(b,h,s,d), (b,g,t,d), (b,g,t,e) -> (b,h,s,e), or (b,s,h*d), ... -> (b,s,h*e): softmax(scale * q k' + mask) v
+
+    Heads of k and v serve h/g neighbouring heads of q. A mask is boolean (true: attend) or is added; a query that may
+    attend nothing gives 0. Causal: query i sees the past and the keys up to i.
+    """
+    heads = (q_num_heads, kv_num_heads)
+    options = (is_causal, heads, scale, softcap, softmax_precision)
+    return _attend(xp, q, k, v, mask, None, None, options, 0)[0]
+
+
+@op(onnx="Attention", since=23)
+def attention_cached(
+    xp,
+    q,
+    k,
+    v,
+    mask=None,
+    past_key=None,
+    past_value=None,
+    *,
+    is_causal: int = 0,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+):
+    """attention that also returns the keys and values, the past ones first"""
+    heads = (q_num_heads, kv_num_heads)
+    options = (is_causal, heads, scale, softcap, softmax_precision)
+    return _attend(xp, q, k, v, mask, past_key, past_value, options, 0)[:3]
+
+
+@op(onnx="Attention", since=23)
+def attention_traced(
+    xp,
+    q,
+    k,
+    v,
+    mask=None,
+    past_key=None,
+    past_value=None,
+    *,
+    is_causal: int = 0,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+    qk_matmul_output_mode: int = 0,
+):
+    """attention_cached that also returns the scores: scaled, after softcap (1), after the mask (2), after softmax (3)"""
+    heads = (q_num_heads, kv_num_heads)
+    options = (is_causal, heads, scale, softcap, softmax_precision)
+    return _attend(xp, q, k, v, mask, past_key, past_value, options, qk_matmul_output_mode)
+
+
+def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
+    causal, (q_heads, kv_heads), scale, softcap, precision = options
+    flat = xp.rank(q) == 3
+    if flat:
+        q, k, v = split_heads(xp, q, q_heads), split_heads(xp, k, kv_heads), split_heads(xp, v, kv_heads)
+    past = 0 if past_key is None else xp.shape(past_key)[2]
+    k = k if past_key is None else concat(xp, past_key, k, axis=2)
+    v = v if past_value is None else concat(xp, past_value, v, axis=2)
+    factor = 1 / math.sqrt(int(xp.shape(q)[3])) if scale is None else scale
+    keys = transpose(xp, repeat_heads(xp, k, xp.shape(q)[1]), perm=(0, 1, 3, 2))
+    scaled = matmul(xp, mul(xp, q, xp.literal(factor, q)), keys)
+    capped = _capped(xp, scaled, softcap)
+    masked, weights = _weights(xp, capped, bias(xp, capped, mask, causal, past), mask, precision)
+    y = matmul(xp, weights, repeat_heads(xp, v, xp.shape(q)[1]))
+    return (merge_heads(xp, y) if flat else y), k, v, (scaled, capped, masked, weights)[mode]
+
+
+def split_heads(xp, x, heads):
+    """(b,s,h*d) -> (b,h,s,d)"""
+    b, s, n = xp.shape(x)
+    if heads is None or n % heads != 0:
+        raise IllTyped(f"{n} columns for {heads} heads")
+    return transpose(xp, reshape(xp, x, shape=(b, s, heads, n // heads)), perm=(0, 2, 1, 3))
+
+
+def merge_heads(xp, x):
+    """(b,h,s,d) -> (b,s,h*d)"""
+    b, h, s, d = xp.shape(x)
+    return reshape(xp, transpose(xp, x, perm=(0, 2, 1, 3)), shape=(b, s, h * d))
+
+
+def repeat_heads(xp, x, heads):
+    """(b,g,t,d) -> (b,h,t,d), every head h/g times in a row"""
+    b, g, t, d = xp.shape(x)
+    if g == heads:
+        return x
+    if heads % g != 0:
+        raise IllTyped(f"{heads} heads of queries for {g} heads of keys")
+    each = expand(xp, reshape(xp, x, shape=(b, g, 1, t, d)), shape=(b, g, heads // g, t, d))
+    return reshape(xp, each, shape=(b, heads, t, d))
+
+
+def _capped(xp, scores, softcap):
+    if not softcap:
+        return scores
+    cap = xp.literal(softcap, scores)
+    return mul(xp, tanh(xp, div(xp, scores, cap)), cap)
+
+
+def bias(xp, scores, mask, causal, past):
+    """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if nothing is."""
+    least, zero = xp.literal(-math.inf, scores), xp.literal(0, scores)
+    found = mask
+    if mask is not None and xp.dtype(mask) == "bool":
+        found = where(xp, mask, zero, least)
+    if not causal:
+        return found
+    ones = expand(xp, xp.scalar(1, "int64"), shape=xp.shape(scores)[2:])
+    last = add(xp, cumsum(xp, ones, axis=0), xp.extents((past,), scalar=True))
+    frontier = where(xp, less_or_equal(xp, cumsum(xp, ones, axis=1), last), zero, least)
+    return frontier if found is None else add(xp, found, frontier)
+
+
+def _weights(xp, scores, added, mask, precision):
+    """The scores after the mask, and their softmax; a row that is masked throughout has weights 0."""
+    if added is None:
+        return scores, _softmax(xp, scores, precision)
+    masked = add(xp, scores, added)
+    weights = _softmax(xp, masked, precision)
+    if mask is None:
+        return masked, weights
+    nothing = equal(xp, reduce_max(xp, added, axes=(xp.rank(added) - 1,)), xp.literal(-math.inf, added))
+    return masked, where(xp, nothing, xp.literal(0, weights), weights)
+
+
+def _softmax(xp, scores, precision):
+    wide = DTYPES[precision] if precision else xp.dtype(scores)
+    if wide == xp.dtype(scores):
+        return softmax(xp, scores, axis=3)
+    return cast(xp, softmax(xp, cast(xp, scores, to=wide), axis=3), to=xp.dtype(scores))
+
+
+def _read(op_: Op, outputs: tuple[int, ...], call: Call) -> Node:
+    if call.outputs not in outputs or (op_ is attention and len(call.args) > 4):
+        raise Unsupported(f"Attention with {call.outputs} outputs")
+    if call.arg(6) is not ABSENT:
+        raise Unsupported("Attention with nonpad_kv_seqlen")
+    attrs = {k: v for k, v in call.attrs.items() if k in op_.attributes}
+    if unknown := {k for k, v in call.attrs.items() if k not in attrs and k != "qk_matmul_output_mode" and v != -1}:
+        raise Unsupported(f"Attention with the attribute {sorted(unknown)[0]}")
+    whole = op_.term(*call.args[:6], **attrs)
+    return get("item").term(whole, index=0) if call.outputs == 1 and op_ is not attention else whole
+
+
+for each, outputs in ((attention, (1,)), (attention_cached, (1, 2, 3)), (attention_traced, (4,))):
+    each.importer(lambda call, each=each, outputs=outputs: _read(each, outputs, call))
+    each.example("float32[2,2,3,4]", "float32[2,2,5,4]", "float32[2,2,5,4]")
+    each.example("float32[2,4,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]", is_causal=1)
+    each.example("float32[2,3,8]", "float32[2,5,4]", "float32[2,5,6]", "float32[3,5]", q_num_heads=4, kv_num_heads=2)
+    each.example("float32[1,2,3,4]", "float32[1,2,3,4]", "float32[1,2,3,4]", "bool[1,1,3,3]", scale=0.3, softcap=2.0)
+for each in (attention_cached, attention_traced):
+    each.example(
+        "float32[1,4,2,4]",
+        "float32[1,2,2,4]",
+        "float32[1,2,2,4]",
+        "float32[1,4,2,5]",
+        "float32[1,2,3,4]",
+        "float32[1,2,3,4]",
+    )
+for mode in (1, 2, 3):
+    attention_traced.example(
+        "float32[1,2,3,4]",
+        "float32[1,2,5,4]",
+        "float32[1,2,5,4]",
+        "float32[3,5]",
+        softcap=2.0,
+        qk_matmul_output_mode=mode,
+    )

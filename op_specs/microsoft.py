@@ -1,0 +1,141 @@
+"""Fused operators that ONNX Runtime adds to ONNX (its `com.microsoft` domain): targets for fusing transformers."""
+
+from op_specs.activations import gelu, sigmoid
+from op_specs.arithmetic import add, mul
+from op_specs.attention import attention
+from op_specs.layer_norm import layer_norm, rms_norm
+from op_specs.matmul import matmul
+from op_specs.slice import slice_
+from op_specs.transpose import transpose
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ops import Call, op
+
+
+@op(onnx="FusedMatMul", domain="com.microsoft", since=1)
+def fused_matmul(xp, a, b, *, alpha: float = 1.0, transA: int = 0, transB: int = 0):
+    """(...,m,k), (...,k,n) -> alpha * a b, with the last two axes of a or b swapped first"""
+    left = _swapped(xp, a) if transA else a
+    product = matmul(xp, left, _swapped(xp, b) if transB else b)
+    return product if alpha == 1 else mul(xp, product, xp.literal(alpha, product))
+
+
+def _swapped(xp, x):
+    n = xp.rank(x)
+    if n < 2:
+        raise IllTyped("a vector has no axes to swap")
+    return transpose(xp, x, perm=(*range(n - 2), n - 1, n - 2))
+
+
+@fused_matmul.importer
+def _(call: Call) -> Node:
+    attrs = dict(call.attrs)
+    if attrs.pop("transBatchA", 0) or attrs.pop("transBatchB", 0):
+        raise Unsupported("FusedMatMul with transposed batches")
+    return fused_matmul.term(*call.args, **{k: v for k, v in attrs.items() if k != "transBatchB"})
+
+
+@op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1)
+def skip_layer_norm(xp, x, skip, scale, offset=None, bias=None, *, epsilon: float = 1e-12):
+    """layer_norm(x + skip + bias, scale, offset) over the last axis"""
+    total = _skip(xp, x, skip, bias)
+    return layer_norm(xp, total, scale, offset, axis=xp.rank(x) - 1, epsilon=epsilon)
+
+
+@op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1)
+def skip_rms_norm(xp, x, skip, scale, bias=None, *, epsilon: float = 1e-12):
+    """rms_norm(x + skip + bias, scale) over the last axis"""
+    return rms_norm(xp, _skip(xp, x, skip, bias), scale, axis=xp.rank(x) - 1, epsilon=epsilon)
+
+
+def _skip(xp, x, skip, bias):
+    if xp.shape(skip) != xp.shape(x):
+        raise IllTyped(f"skip of shape {xp.shape(skip)} for {xp.shape(x)}")
+    if bias is not None and xp.shape(bias) != xp.shape(x)[-1:]:
+        raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
+    return add(xp, x, skip) if bias is None else add(xp, add(xp, x, bias), skip)
+
+
+@op(onnx="BiasGelu", domain="com.microsoft", since=1)
+def bias_gelu(xp, x, bias):
+    """(...,n), (n) -> gelu(x + bias)"""
+    if xp.shape(bias) != xp.shape(x)[-1:]:
+        raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
+    return gelu(xp, add(xp, x, bias))
+
+
+@op(onnx="Gelu", domain="com.microsoft", since=1)
+def contrib_gelu(xp, x):
+    """gelu for models before opset 20"""
+    return gelu(xp, x)
+
+
+@op(onnx="FastGelu", domain="com.microsoft", since=1)
+def fast_gelu(xp, x, bias=None):
+    """(...,n), (n) -> gelu(x + bias) by tanh"""
+    if bias is not None and xp.shape(bias) != xp.shape(x)[-1:]:
+        raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
+    return gelu(xp, x if bias is None else add(xp, x, bias), approximate="tanh")
+
+
+@op(onnx="QuickGelu", domain="com.microsoft", since=1)
+def quick_gelu(xp, x, *, alpha: float = 1.702):
+    """x -> x * sigmoid(alpha * x)"""
+    return mul(xp, x, sigmoid(xp, x if alpha == 1 else mul(xp, x, xp.literal(alpha, x))))
+
+
+@op(onnx="MultiHeadAttention", domain="com.microsoft", since=1)
+def multi_head_attention(
+    xp, q, k, v, bias=None, mask=None, *, num_heads: int, scale: float | None = None, unidirectional: int = 0
+):
+    """(b,s,n*d), (b,t,n*d), (b,t,n*e), (2*n*d + n*e), (b,n,s,t) -> (b,s,n*e): biases are added, then attention"""
+    if bias is not None:
+        d, e = xp.shape(q)[2], xp.shape(v)[2]
+        starts, ends = (0, d, d + d), (d, d + d, d + d + e)
+        parts = [slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)]
+        q, k, v = add(xp, q, parts[0]), add(xp, k, parts[1]), add(xp, v, parts[2])
+    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
+    return attention(xp, q, k, v, mask, is_causal=unidirectional, scale=scale, **heads)
+
+
+@multi_head_attention.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1 or any(call.arg(i) is not ABSENT for i in (4, 6, 7, 8, 9)):
+        raise Unsupported("MultiHeadAttention with a key padding mask, a cache, or several outputs")
+    if any(call.arg(i) is ABSENT or call.arg(i).tensor.rank != 3 for i in range(3)):
+        raise Unsupported("MultiHeadAttention with packed operands")
+    attrs = {k: v for k, v in call.attrs.items() if k != "mask_filter_value" and not (k == "scale" and v == 0)}
+    return multi_head_attention.term(*call.args[:4], call.arg(5), **attrs)
+
+
+@multi_head_attention.exporter
+def _(node: Node, opset: int) -> Call:
+    args = (*node.args, ABSENT, ABSENT)[:5]
+    attrs = {k: v for k, v in node.attrs if v is not None}
+    given = args[:4] if args[4] is ABSENT else (*args[:4], ABSENT, args[4])
+    return Call("MultiHeadAttention", given, attrs, opset, "com.microsoft")
+
+
+fused_matmul.example("float32[2,3,4]", "float32[2,4,5]")
+fused_matmul.example("float32[2,4,3]", "float32[2,5,4]", transA=1, transB=1, alpha=0.5)
+fused_matmul.example("float32[2,3,3,4]", "float32[2,3,5,4]", transB=1, alpha=2.0)
+skip_layer_norm.example("float32[2,3,4]", "float32[2,3,4]", "float32[4]", "float32[4]")
+skip_layer_norm.example("float32[2,3,4]", "float32[2,3,4]", "float32[4]", epsilon=0.01)
+skip_layer_norm.example("float32[2,3,4]", "float32[2,3,4]", "float32[4]", "float32[4]", "float32[4]", epsilon=1e-5)
+skip_rms_norm.example("float32[2,3,4]", "float32[2,3,4]", "float32[4]", epsilon=1e-5)
+skip_rms_norm.example("float32[2,3,4]", "float32[2,3,4]", "float32[4]", "float32[4]", epsilon=1e-5)
+bias_gelu.example("float32[2,3,4]", "float32[4]")
+contrib_gelu.example("float32[2,3]")
+fast_gelu.example("float32[2,3,4]")
+fast_gelu.example("float32[2,3,4]", "float32[4]")
+quick_gelu.example("float32[2,3]")
+quick_gelu.example("float32[2,3]", alpha=1.0)
+multi_head_attention.example("float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", num_heads=2)
+multi_head_attention.example("float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", num_heads=4, unidirectional=1)
+multi_head_attention.example("float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", num_heads=2, scale=0.7)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,4]", None, "float32[2,2,3,5]", num_heads=2
+)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", "float32[1,1,3,5]", num_heads=2
+)

@@ -1,0 +1,237 @@
+"""The command line: `taso-mirage optimize | inspect | doctor`. Heavy modules are imported by the commands, so `--help` is instant."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taso_mirage import __version__
+from taso_mirage.errors import InvalidOption, TasoMirageError
+
+if TYPE_CHECKING:
+    from taso_mirage.model import Model
+    from taso_mirage.optimize.pipeline import Stop
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A superoptimizer for ONNX models: faster, equal, and with the evidence for every step.",
+    epilog="Exit codes: 0 done; 1 error; 2 wrong option; 3 invalid model; 4 cannot write; 5 check failed; "
+    "6 runtime unavailable; 130 interrupted.",
+)
+
+ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME:DIMS", help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4)."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"taso-mirage {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def optimize(
+    model: ModelFile,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write; MODEL.optimized.onnx if left out.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="The machine to optimize for; cpu is this one.")] = "cpu",
+    shape: Shapes = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds that the search may take.")] = 60.0,
+    alpha: Annotated[float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")] = 1.05,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
+    from taso_mirage.onnx_io import load, save
+    from taso_mirage.onnx_io.files import check_writable
+    from taso_mirage.optimize import report
+    from taso_mirage.optimize.pipeline import Config, failed
+    from taso_mirage.optimize.pipeline import optimize as run
+
+    if target != "cpu":
+        raise InvalidOption(f"--target {target} is not available in this version; the targets are: cpu")
+    path = output or model.with_name(f"{model.stem}.optimized.onnx")
+    check_writable(path)
+    loaded = load(model)
+    config = Config(
+        budget=budget,
+        alpha=alpha,
+        measure=measure,
+        shapes=parse_shapes(loaded, shape or []),
+        inputs=tuple(read_inputs(loaded, file) for file in inputs or []),
+    )
+    with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
+        result = run(loaded, config, stages, stop)
+    written = save(result.model, path)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(result, model, written), indent=2))
+    else:
+        report.show(result, model, written)
+    problem = failed(result)
+    if problem is not None:
+        raise problem
+
+
+@app.command()
+def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> None:
+    """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and why."""
+    from taso_mirage.onnx_io import load
+    from taso_mirage.optimize import report
+    from taso_mirage.optimize.pipeline import Config, representative
+
+    loaded = load(model)
+    sizes = representative(loaded, Config(shapes=parse_shapes(loaded, shape or [])))
+    found = report.inspection(loaded, sizes)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        report.show_inspection(found, model)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show versions, the execution providers that really work here, and the cost cache."""
+    from taso_mirage.optimize import report
+
+    found = report.diagnosis()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        report.show_diagnosis(found)
+
+
+def parse_shapes(model: Model, texts: list[str]) -> dict[str, int]:
+    """`batch:4` fixes a dim; `input_ids:1,128` fixes the dims of an input by position."""
+    from taso_mirage.dims import symbol, symbols
+
+    inputs = {n.attr("name"): n for n in model.graph.inputs}
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, given = text.rpartition(":")
+        sizes = _sizes(text, given)
+        if name not in inputs:
+            _fix(found, {name: sizes[0]} if len(sizes) == 1 and name in model.symbols() else _unknown(text, name, model))
+            continue
+        dims = inputs[name].tensor.shape or ()
+        if len(dims) != len(sizes):
+            raise InvalidOption(f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given")
+        for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
+            if isinstance(dim, int) and dim != size:
+                raise InvalidOption(f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given")
+            if not isinstance(dim, int) and len(symbols(dim)) == 1 and dim == symbol(next(iter(symbols(dim)))):
+                _fix(found, {next(iter(symbols(dim))): size})
+    return found
+
+
+def _sizes(text: str, given: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in given.replace("x", ",").split(",")]
+    except ValueError:
+        raise InvalidOption(f"--shape {text}: write NAME:DIMS, for example input_ids:1,128") from None
+    if any(size < 1 for size in sizes):
+        raise InvalidOption(f"--shape {text}: sizes must be at least 1")
+    return sizes
+
+
+def _unknown(text: str, name: str, model: Model) -> dict[str, int]:
+    known = ", ".join([*model.input_names, *model.symbols()])
+    raise InvalidOption(f"--shape {text}: the model has no input or dynamic dim {name!r}; it has: {known}")
+
+
+def _fix(found: dict[str, int], more: dict[str, int]) -> None:
+    for name, size in more.items():
+        if found.setdefault(name, size) != size:
+            raise InvalidOption(f"--shape gives the dim {name!r} two sizes, {found[name]} and {size}")
+
+
+def read_inputs(model: Model, path: Path) -> dict[str, Any]:
+    """Arrays by input name from an .npz file; every input must be there, with the model's dtype and shape."""
+    import numpy as np
+
+    from taso_mirage.ir import numpy_dtype
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None
+    for node in model.graph.inputs:
+        name = node.attr("name")
+        if name not in arrays:
+            raise InvalidOption(f"--inputs {path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+        have, want = arrays[name].shape, node.tensor.shape or ()
+        fits = len(have) == len(want) and all(not isinstance(d, int) or d == n for d, n in zip(want, have, strict=True))
+        if arrays[name].dtype != numpy_dtype(node.dtype) or not fits:
+            raise InvalidOption(f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(have)}, the model wants {node.tensor}")
+    return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
+
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not an Exception, so that no fallback swallows it."""
+
+
+def _give_up(number: int, frame: Any) -> None:
+    raise Interrupted
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Stop]:
+    """The first Ctrl-C ends the search and keeps the best found; the second ends the program with nothing written."""
+    from taso_mirage.optimize.pipeline import Stop
+
+    stop = Stop()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if not stop.searching():
+            raise Interrupted
+        stop()
+        signal.signal(signal.SIGINT, _give_up)
+        typer.echo("interrupted: keeping the best found so far (Ctrl-C again to give up)", err=True)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, _give_up)
+
+
+def main() -> None:
+    """Run the command line; every expected error is one line on stderr and its exit code."""
+    signal.signal(signal.SIGINT, _give_up)
+    try:
+        app()
+    except TasoMirageError as error:
+        typer.echo(f"taso-mirage: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Interrupted:
+        typer.echo("taso-mirage: interrupted; nothing was written", err=True)
+        sys.exit(130)
+    except MemoryError:
+        typer.echo("taso-mirage: not enough memory for this model", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

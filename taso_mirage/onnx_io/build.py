@@ -1,0 +1,58 @@
+"""Small models built around terms: a bare graph to measure or test, and one opaque term alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.model import Model, Weight
+from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.onnx_io.write import declare
+from taso_mirage.ops import get
+
+
+def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, Weight] | None = None) -> Model:
+    """A model around a bare graph (to measure or test it), with typed inputs and outputs and a header of its own."""
+    names = tuple(f"output_{i}" for i in range(len(graph.outputs)))
+    inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
+    outputs = [ir.Value(name=name) for name in names]
+    for value, node in zip((*inputs, *outputs), (*graph.inputs, *graph.outputs), strict=True):
+        declare(value, node.tensor)
+    shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(opsets), name="graph")
+    header = ir.Model(shell, ir_version=10, producer_name="taso_mirage")
+    return Model(graph, dict(weights or {}), names, dict(opsets), header)
+
+
+def isolated(model: Model, node: Node) -> tuple[Model, dict[Node, Node]]:
+    """A model of one opaque term alone, and which of its inputs stands for which operand of the original."""
+    call: OpaqueCall = node.attr("call")
+    leaves: dict[Node, Node] = {}
+    for arg in node.args:
+        if arg is not ABSENT and arg.op not in ("constant", "weight") and arg not in leaves.values():
+            leaves[variable(f"operand_{len(leaves)}", arg.tensor)] = arg
+    inverse = {old: new for new, old in leaves.items()}
+    alone = Node("opaque", tuple(inverse.get(a, a) for a in node.args), node.attrs, lambda: node.type)
+    several = isinstance(alone.type, tuple)
+    used = [i for i, name in enumerate(call.outputs) if name]
+    outputs = tuple(get("item").term(alone, index=i) for i in used) if several else (alone,)
+    names = tuple(f"output_{i}" for i in used)
+    inputs = [ir.Value(name=n.attr("name")) for n in leaves]
+    for value, arg in zip(inputs, leaves.values(), strict=True):
+        _declare_like(value, arg)
+    results = [ir.Value(name=n, type=call.node.outputs[i].type) for n, i in zip(names, used, strict=True)]
+    header: ir.Model = model.header
+    shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
+    functions = [f.clone() for f in header.functions.values()]
+    single = ir.Model(shell, ir_version=header.ir_version, functions=functions)
+    return Model(Graph(tuple(leaves), outputs), model.weights, names, model.opsets, single), leaves
+
+
+def _declare_like(value: ir.Value, node: Node) -> None:
+    """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of their tensor."""
+    source, index = (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
+    if source.op == "opaque":
+        value.type = source.attr("call").node.outputs[index].type
+    if value.type is None:
+        declare(value, Tensor(node.dtype, None))

@@ -1,0 +1,90 @@
+"""Between ONNX files and onnx-ir: what onnx-ir cannot hold (sparse weights, map types) is carried around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from taso_mirage.errors import InvalidModel
+
+MAP_TYPES = "taso_mirage.map_types"
+"""Key in `meta` of a header: the types, by value name, that onnx-ir has no class for, as protobuf bytes."""
+
+
+def from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """onnx-ir's model. Sparse weights become dense, which is what every runtime does with them. `proto` is changed."""
+    if proto.training_info:
+        raise InvalidModel("it carries training graphs; export it for inference")
+    for graph in _graphs(proto):
+        _densify(graph)
+    types = {v.name: v.type.SerializeToString() for v in _infos(proto.graph) if _has_map(v.type)}
+    for graph in _graphs(proto):
+        for info in _infos(graph):
+            if _has_map(info.type):
+                info.ClearField("type")
+    model = ir.from_proto(proto)
+    model.meta[MAP_TYPES] = types
+    return model
+
+
+def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:
+    """Put the types back that `from_proto` took off."""
+    types: dict[str, bytes] = header.meta.get(MAP_TYPES, {})
+    for info in _infos(proto.graph) if types else ():
+        if info.name in types:
+            info.type.ParseFromString(types[info.name])
+    return proto
+
+
+def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from (*graph.input, *graph.output, *graph.value_info)
+
+
+def _has_map(type: onnx.TypeProto) -> bool:
+    kind = type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _has_map(getattr(type, kind).elem_type)
+    return bool(kind == "map_type")
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every body, bodies inside functions included (functions themselves are no graphs)."""
+    waiting: list[Any] = [proto.graph, *proto.functions]
+    while waiting:
+        graph = waiting.pop()
+        if isinstance(graph, onnx.GraphProto):
+            yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g)
+                waiting.extend(attribute.graphs)
+            _densify_constant(node)
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)
+    del graph.sparse_initializer[:]
+
+
+def _densify_constant(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+            attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
+            attribute.t.CopyFrom(_dense(attribute.sparse_tensor))
+            attribute.ClearField("sparse_tensor")
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values = onnx.numpy_helper.to_array(sparse.values)
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    result = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 2:
+        result[tuple(indices.T)] = values
+    else:
+        result.reshape(-1)[indices] = values
+    return onnx.numpy_helper.from_array(result, sparse.values.name)

@@ -1,0 +1,86 @@
+"""Fingerprints: two graphs evaluated on the same independent random residues (DESIGN: rung 1 of the evidence ladder)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.meanings.field import Field, Residues, agree
+from taso_mirage.ops import interpret
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """Two graphs differ: which output, and where (trial and index of the first difference, with both residues mod p)."""
+
+    output: int
+    counterexample: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Two graphs agree on so many valid trials."""
+
+    trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nothing was shown: no trial was valid (a zero denominator in each), or a term has no definition."""
+
+    why: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def fingerprint(
+    lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0
+) -> Agreed | Refuted | Unknown:
+    """Compare two lists of typed terms over the same leaves. Sizes must be fixed."""
+    xp = Field(trials, seed)
+    env = {n: xp.fresh(n.tensor) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}
+    values = interpret([*lhs, *rhs], xp, env)
+    valid = trials
+    for i, (left, right) in enumerate(zip(lhs, rhs, strict=True)):
+        verdict = _same(values[left], values[right])
+        if verdict is None:
+            return Unknown("every trial divides by zero")
+        if not verdict:
+            return Refuted(i, _first_difference(values[left], values[right]))
+        a: Any = values[left]
+        valid = min(valid, int(a.valid.sum()) if isinstance(a, Residues) else trials)
+    return Agreed(valid)
+
+
+def _same(a: Any, b: Any) -> bool | None:
+    if isinstance(a, tuple):
+        verdicts = [_same(x, y) for x, y in zip(a, b, strict=True)]
+        return None if None in verdicts else all(verdicts)
+    return agree(a, b)
+
+
+def _first_difference(a: Any, b: Any) -> str:
+    if isinstance(a, tuple):
+        return next(_first_difference(x, y) for x, y in zip(a, b, strict=True) if not _same(x, y))
+    if a.shape != b.shape:
+        return f"shapes {list(a.shape)} and {list(b.shape)}"
+    valid = a.valid & b.valid
+    for trial in valid.nonzero()[0]:
+        different = (a.data[0, trial] != b.data[0, trial]).nonzero()
+        if len(different[0] if different else []):
+            index = tuple(int(d[0]) for d in different)
+            return f"trial {trial}, element {index}: {a.data[0, trial][index]} against {b.data[0, trial][index]}"
+        if not different and a.data[0, trial] != b.data[0, trial]:
+            return f"trial {trial}: {a.data[0, trial]} against {b.data[0, trial]}"
+    return "the residues modulo q differ"
+
+
+def typed_leaves(nodes: Sequence[Node]) -> list[Node]:
+    """The inputs and weights below some terms."""
+    return [n for n in topological(nodes) if n.op in ("input", "weight") and isinstance(n.type, Tensor)]

@@ -1,0 +1,160 @@
+"""Random legal typings of an equation: rung 2 of the evidence ladder. Types and attributes start from the operators' examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.equation import REST, Equation, apply, instantiate, match
+from taso_mirage.errors import IllTyped, Undecidable
+from taso_mirage.expressions import Expr
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
+from taso_mirage.ops import Example, get
+from taso_mirage.text import parse_type
+from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
+
+NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """One typed instance of an equation: both sides over the same leaves."""
+
+    lhs: tuple[Node, ...]
+    rhs: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        from taso_mirage.text import show_graph
+
+        leaves = tuple(n for n in topological((*self.lhs, *self.rhs)) if n.op == "input")
+        return f"{show_graph(Graph(leaves, self.lhs))}against\n{show_graph(Graph(leaves, self.rhs))}"
+
+
+def typings(equation: Equation, seed: int = 0, tries: int = 2000) -> Iterator[Typing]:
+    """Distinct legal instances on which the guard holds and both sides have a type. At most `tries` draws."""
+    rng = np.random.default_rng(seed)
+    seen: set[tuple[Node, ...]] = set()
+    for _ in range(tries):
+        names = _draw(equation, rng)
+        try:
+            lhs = instantiate(equation.lhs, names)
+        except (IllTyped, Undecidable, LookupError, TypeError, ValueError):
+            continue
+        if lhs in seen:
+            continue
+        seen.add(lhs)
+        found = match(equation, lhs[0], users(topological(lhs)))
+        if not found or found.outputs != lhs:
+            continue
+        rhs = apply(equation, found)
+        if rhs:
+            yield Typing(lhs, rhs)
+
+
+def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
+    """Terms for the variables and values for the attribute names, from examples of the operators around them."""
+    guard = equation.where.source if equation.where else ""
+    pools: dict[str, list[Any]] = {}
+    names: dict[str, Any] = {}
+    chosen: dict[Node, Example] = {}
+    resize = _resizing(rng)
+    for node in reversed(equation.lhs_terms):
+        example = _choose(node, rng)
+        if example is None:
+            continue
+        chosen[node] = example
+        _draw_attributes(node, example, names, rng)
+        for arg, operand in zip(node.args, example.operands, strict=False):
+            for leaf in topological([arg]):
+                if leaf.op == "input" and operand is not None:
+                    pools.setdefault(leaf.attr("name"), []).append(operand)
+    for name, pool in pools.items():
+        operand = pool[rng.integers(len(pool))]
+        names[name] = _leaf(name, operand, guard, resize, rng)
+    for leaf in equation.lhs.inputs:
+        names.setdefault(leaf.attr("name"), variable(leaf.attr("name"), Tensor("float32", (2, 3))))
+    return names
+
+
+def _choose(node: Node, rng: np.random.Generator) -> Example | None:
+    if node is ABSENT:
+        return None
+    op = get(node.op)
+    fitting = [e for e in op.examples if op.variadic or len([o for o in e.operands if o is not None]) >= len(node.args)]
+    return fitting[rng.integers(len(fitting))] if fitting else None
+
+
+def _draw_attributes(node: Node, example: Example, names: dict[str, Any], rng: np.random.Generator) -> None:
+    op = get(node.op)
+    values = op.normalise({k: v for k, v in example.attrs.items()})
+    for key, wanted in node.attrs:
+        if key == REST and isinstance(wanted, Expr):
+            given = {k for k, _ in node.attrs}
+            names.setdefault(wanted.source, tuple(sorted((k, v) for k, v in values.items() if k not in given)))
+        elif isinstance(wanted, Expr) and wanted.name is not None:
+            value = values[key]
+            if key == "perm":
+                value = tuple(int(i) for i in rng.permutation(len(value)))
+            names.setdefault(wanted.name, value)
+
+
+def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: np.random.Generator) -> Node:
+    if f"value({name})" in guard or f"is_constant({name})" in guard:
+        shape = () if rng.random() < 0.6 else (1,)
+        return constant(np.full(shape, NUMBERS[rng.integers(len(NUMBERS))], np.float32))
+    if not isinstance(operand, str):
+        return constant(np.asarray(operand, np.int64))
+    type = parse_type(operand)
+    type = Tensor(type.dtype, tuple(resize.get(int(d), int(d)) for d in type.shape or ()))
+    if f"is_weight({name})" in guard:
+        return weight(name, _thinned(type, rng))
+    return variable(name, _thinned(type, rng) if rng.random() < 0.3 else type)
+
+
+def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
+    """Sometimes a lower rank, or some dims 1: broadcasting is where rules go wrong."""
+    shape = list(type.shape or ())
+    if rng.random() < 0.5 or not shape:
+        return type
+    if rng.random() < 0.4:
+        return Tensor(type.dtype, tuple(shape[int(rng.integers(len(shape) + 1)) :]))
+    return Tensor(type.dtype, tuple(1 if rng.random() < 0.5 else d for d in shape))
+
+
+def _resizing(rng: np.random.Generator) -> dict[int, int]:
+    """A one-to-one change of sizes, so that equal dims stay equal and different ones different."""
+    if rng.random() < 0.5:
+        return {}
+    sizes = [2, 3, 4, 5, 6, 7]
+    return dict(zip(sizes, (int(s) for s in rng.permutation(sizes)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Fuzzed:
+    """The verdict over many typings; `counterexample` is the typing that refutes, with concrete values."""
+
+    typings: int
+    unknown: int
+    counterexample: str | None = None
+
+
+def fuzz(equation: Equation, wanted: int = 20, seed: int = 0, tries: int = 2000, trials: int = 4) -> Fuzzed:
+    """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
+    tested = unknown = 0
+    for typing in typings(equation, seed, tries):
+        verdict = fingerprint(typing.lhs, typing.rhs, trials, seed + tested)
+        if isinstance(verdict, Refuted):
+            return Fuzzed(tested, unknown, f"{typing}output {verdict.output}, {verdict.counterexample}")
+        unknown += isinstance(verdict, Unknown)
+        tested += isinstance(verdict, Agreed)
+        if tested >= wanted:
+            break
+    return Fuzzed(tested, unknown)
+
+
+def operand_types(operands: Sequence[Any]) -> list[Tensor | None]:
+    """The types of an example's operands."""
+    return [parse_type(o) if isinstance(o, str) else None for o in operands]
