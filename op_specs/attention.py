@@ -143,6 +143,8 @@ def _capped(xp, scores, softcap):
 def bias(xp, scores, mask, causal, past):
     """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if nothing is."""
     least, zero = xp.literal(-math.inf, scores), xp.literal(0, scores)
+    if mask is not None and xp.shape(mask)[-1:] != xp.shape(scores)[-1:]:
+        raise IllTyped(f"a mask of shape {xp.shape(mask)} for scores of shape {xp.shape(scores)}")
     found = mask
     if mask is not None and xp.dtype(mask) == "bool":
         found = where(xp, mask, zero, least)
@@ -159,6 +161,8 @@ def _weights(xp, scores, added, mask, precision):
     if added is None:
         return scores, _softmax(xp, scores, precision)
     masked = add(xp, scores, added)
+    if xp.shape(masked) != xp.shape(scores):
+        raise IllTyped(f"a mask of shape {xp.shape(added)} for scores of shape {xp.shape(scores)}")
     weights = _softmax(xp, masked, precision)
     if mask is None:
         return masked, weights
@@ -174,10 +178,10 @@ def _softmax(xp, scores, precision):
 
 
 def _read(op_: Op, outputs: tuple[int, ...], call: Call) -> Node:
-    if call.outputs not in outputs or (op_ is attention and len(call.args) > 4):
-        raise Unsupported(f"Attention with {call.outputs} outputs")
     if call.arg(6) is not ABSENT:
         raise Unsupported("Attention with nonpad_kv_seqlen")
+    if call.outputs not in outputs or (op_ is attention and len(call.args) > 4):
+        raise Unsupported(f"Attention with {call.outputs} outputs")
     attrs = {k: v for k, v in call.attrs.items() if k in op_.attributes}
     if unknown := {k for k, v in call.attrs.items() if k not in attrs and k != "qk_matmul_output_mode" and v != -1}:
         raise Unsupported(f"Attention with the attribute {sorted(unknown)[0]}")

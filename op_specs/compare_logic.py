@@ -37,25 +37,25 @@ def less_or_equal(xp, a, b):
 
 
 @op(onnx="And", since=7, commutative=True)
-def and_(xp, a, b):
+def logical_and(xp, a, b):
     """x, y -> x and y, booleans"""
     return xp.map(np.logical_and, _boolean(xp, a), _boolean(xp, b))
 
 
 @op(onnx="Or", since=7, commutative=True)
-def or_(xp, a, b):
+def logical_or(xp, a, b):
     """x, y -> x or y, booleans"""
     return xp.map(np.logical_or, _boolean(xp, a), _boolean(xp, b))
 
 
 @op(onnx="Xor", since=7, commutative=True)
-def xor(xp, a, b):
+def logical_xor(xp, a, b):
     """x, y -> exactly one of x and y, booleans"""
     return xp.map(np.logical_xor, _boolean(xp, a), _boolean(xp, b))
 
 
 @op(onnx="Not", since=1)
-def not_(xp, x):
+def logical_not(xp, x):
     """x -> not x, booleans"""
     return xp.map(np.logical_not, _boolean(xp, x))
 
@@ -125,10 +125,10 @@ def bit_shift(xp, a, b, *, direction: str):
 
 for each in (equal, greater, less, greater_or_equal, less_or_equal):
     each.example("float32[2,3]", "float32[2,1]")
-    each.example([1, 2, 3], [3, 2, 1])
-for each in (and_, or_, xor):
+    each.example("int64[3]", [3, 2, 1])
+for each in (logical_and, logical_or, logical_xor):
     each.example("bool[2,3]", "bool[3]")
-not_.example("bool[2,3]")
+logical_not.example("bool[2,3]")
 isnan.example("float32[2,3]")
 isinf.example("float32[2,3]")
 isinf.example("float32[2,3]", detect_negative=0)

@@ -7,9 +7,8 @@ from op_specs.expand import expand
 from op_specs.reductions import reduce_mean
 from op_specs.reshape import reshape
 from taso_mirage.dims import product
-from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.ops import TERMS, Call, op
+from taso_mirage.errors import IllTyped
+from taso_mirage.ops import op
 
 
 @op(onnx="InstanceNormalization", since=6)
@@ -19,7 +18,7 @@ def instance_norm(xp, x, scale, bias, *, epsilon: float = 1e-5):
     return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
 
 
-@op(onnx="GroupNormalization", since=18)
+@op(onnx="GroupNormalization", since=21)
 def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1):
     """(n,c,...), (c), (c) -> the same over all of a group of c / num_groups neighbouring channels"""
     shape = xp.shape(x)
@@ -32,35 +31,27 @@ def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, st
     return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
 
 
+@op(onnx="GroupNormalization", since=18, until=20)
+def group_norm_by_group(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5):
+    """group_norm before opset 21: scale and bias have one element a group"""
+    channels = xp.shape(x)[1] // num_groups
+    each = [_repeated(xp, v, num_groups, channels) for v in (scale, bias)]
+    return group_norm(xp, x, *each, num_groups=num_groups, epsilon=epsilon)
+
+
+def _repeated(xp, values, groups, channels):
+    column = reshape(xp, values, shape=(groups, 1))
+    return reshape(xp, expand(xp, column, shape=(groups, channels)), shape=(groups * channels,))
+
+
 def _normalised(xp, x, axes, epsilon):
     centred = sub(xp, x, reduce_mean(xp, x, axes=axes))
     variance = reduce_mean(xp, mul(xp, centred, centred), axes=axes)
     return div(xp, centred, sqrt(xp, add(xp, variance, xp.literal(epsilon, x))))
 
 
-@group_norm.importer
-def _(call: Call) -> Node:
-    x, scale, bias = call.args
-    if call.opset < 21:
-        scale, bias = (_per_group(v, x.shape[1] // call.attrs["num_groups"]) for v in (scale, bias))
-    return group_norm.term(x, scale, bias, **call.attrs)
-
-
-def _per_group(values: Node, channels: int) -> Node:
-    """Before opset 21 scale and bias have one element a group: repeat each for its channels."""
-    groups = values.shape[0]
-    column = reshape(TERMS, values, shape=(groups, 1))
-    return reshape(TERMS, expand(TERMS, column, shape=(groups, channels)), shape=(groups * channels,))
-
-
-@group_norm.exporter
-def _(node: Node, opset: int) -> Call:
-    if opset < 21:
-        raise Unsupported("GroupNormalization before opset 21 has one scale a group")
-    return Call("GroupNormalization", node.args, dict(node.attrs), opset)
-
-
 instance_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]")
 instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01)
 group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
 group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)
+group_norm_by_group.example("float32[2,4,3,5]", "float32[2]", "float32[2]", num_groups=2)

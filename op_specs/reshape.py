@@ -77,7 +77,6 @@ flatten.example("float32[2,3,4]")
 flatten.example("float32[2,3,4]", axis=0)
 flatten.example("float32[2,3,4]", axis=3)
 flatten.example("float32[2,3,4,5]", axis=2)
-flatten.example("int32[2,3]", axis=1)
 
 
 def resolved(axes: Ints, rank: int) -> Ints:

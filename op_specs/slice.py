@@ -92,22 +92,22 @@ def _(node, opset: int) -> Call:
     starts, ends, axes, steps = (node.attr(name) for name in ("starts", "ends", "axes", "steps"))
     if not axes:
         return Call("Identity", (x,), {}, opset)
-    ends = [-(2**62) if step < 0 and end == -1 else end for end, step in zip(ends, steps, strict=True)]
+    starts = tuple(_written(x.shape[axis], at) for at, axis in zip(starts, axes, strict=True))
+    rows = zip(ends, axes, steps, strict=True)
+    ends = tuple(-(2**62) if step < 0 and at == -1 else _written(x.shape[axis], at) for at, axis, step in rows)
     if opset >= 10:
         stepped = () if set(steps) == {1} else (extents(steps),)
-        return Call("Slice", (x, extents(starts), extents(_to_end(x, ends, axes)), extents(axes), *stepped), {}, opset)
-    ends = _to_end(x, ends, axes)
+        return Call("Slice", (x, extents(starts), extents(ends), extents(axes), *stepped), {}, opset)
     if set(steps) != {1} or any(isinstance(v, Symbolic) for v in (*starts, *ends)):
         raise Unsupported("a slice with steps or computed bounds begins at opset 10")
     return Call("Slice", (x,), {"starts": starts, "ends": ends, "axes": axes}, opset)
 
 
-def _to_end(x, ends, axes):
-    """`ends` without computed sizes where the end is that of the dim."""
-    return tuple(
-        2**63 - 1 if isinstance(end, Symbolic) and end == x.shape[axis] else end
-        for end, axis in zip(ends, axes, strict=True)
-    )
+def _written(n, at):
+    """A position without computed sizes where it can be counted from the end of a dim `n` that is not fixed."""
+    if not isinstance(n, Symbolic) or not isinstance(at, Symbolic) or not isinstance(n - at, int):
+        return at
+    return at - n if n != at else 2**63 - 1
 
 
 slice_.example("float32[4,5]", starts=(1,), ends=(3,), axes=(0,), steps=(1,))

@@ -71,8 +71,8 @@ class Node:
         attrs: Attributes = (),
         type: Type | Callable[[], Type] = None,
     ) -> Node:
-        """Intern a term. A callable `type` is asked only when the term is new; leaves have their type in the key."""
-        key = (op, args, attrs, None if args or callable(type) else type)
+        """Intern a term. A callable `type` is asked only when the term is new; named leaves have their type in the key."""
+        key = (op, args, attrs, type if op in LEAVES else None)
         node = cls._pool.get(key)
         if node is None:
             node = object.__new__(cls)

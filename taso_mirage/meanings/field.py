@@ -143,7 +143,7 @@ class Field(Meaning[Residues]):
             )
         if _widens(a.dtype, dtype) or (not is_float(a.dtype) and not is_float(dtype)):
             return replace(a, dtype=dtype)
-        return self._oracle(f"cast from {a.dtype}", [a.data], dtype, a.valid)
+        return self._oracle("cast", [a.data], dtype, a.valid)  # rounding depends on the value, not on where it came from
 
     # ------------------------------------------------------------ folds
 

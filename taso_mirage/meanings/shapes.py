@@ -116,6 +116,12 @@ class Shapes(Meaning[Tensor]):
 
     def slice(self, a: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
         self._axes(a, [axis])
+        n = self.shape(a)[axis]
+        if isinstance(n, int):
+            inside = (0, n) if step > 0 else (-1, max(n - 1, 0))
+            for at in (start, stop):
+                if isinstance(at, int) and not inside[0] <= at <= inside[1]:
+                    raise IllTyped(f"the slice {start}:{stop}:{step} of dimension {axis}, which is {n}")
         length: Dim = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
         if isinstance(length, int) and length < 0:
             raise IllTyped(f"the slice {start}:{stop}:{step} of dimension {axis} has length {length}")

@@ -1,0 +1,92 @@
+"""Reading elements at computed positions."""
+
+import numpy as np
+
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ops import Call, op
+
+
+@op(onnx="Gather", since=1)
+def gather(xp, x, indices, *, axis: int = 0):
+    """(a..., n, b...), (i...) -> (a..., i..., b...): x[..., indices, ...]; an index below 0 counts from the end"""
+    _integers(xp, indices)
+    return xp.take(x, indices, axis)
+
+
+def _integers(xp, indices) -> None:
+    if xp.dtype(indices) not in ("int32", "int64"):
+        raise IllTyped(f"indices of dtype {xp.dtype(indices)}")
+
+
+@gather.importer
+def _(call: Call):
+    x, axis = call.arg(0), call.attrs.get("axis", 0)
+    return gather.term(x, call.arg(1), axis=axis + x.tensor.rank if axis < 0 else axis)
+
+
+gather.example("float32[4,3]", [0, 2, 3])
+gather.example("float32[4,3]", [[0, -1], [2, 1]], axis=0)
+gather.example("float32[2,4,3]", [3, 0], axis=1)
+gather.example("float32[2,5]", "int64[2]", axis=1)
+gather.example("int64[4]", [1], axis=0)
+gather.example("float32[5,2]", "int32[2,2]", axis=0)
+
+
+@op(onnx="GatherElements", since=11)
+def gather_elements(xp, x, indices, *, axis: int = 0):
+    """x, i of equal rank -> x[p, i[p, q], q] at each [p, q] of i; other axes of i may be shorter than those of x"""
+    _integers(xp, indices)
+    for i, n in enumerate(xp.shape(indices)):
+        if i != axis:
+            x = xp.slice(x, i, 0, n)
+    return xp.take_along(x, indices, axis)
+
+
+@gather_elements.importer
+def _(call: Call):
+    x, axis = call.arg(0), call.attrs.get("axis", 0)
+    return gather_elements.term(x, call.arg(1), axis=axis + x.tensor.rank if axis < 0 else axis)
+
+
+gather_elements.example("float32[3,3]", [[1, 2, 0], [2, 0, 0]], axis=0)
+gather_elements.example("float32[2,3]", [[0, -1], [2, 0]], axis=1)
+gather_elements.example("float32[2,3]", [[0, 1, 1, 0]], axis=1)
+gather_elements.example("int64[5,2]", "int64[2,2]", axis=0)
+
+
+@op(onnx="GatherND", since=11)
+def gather_nd(xp, x, indices, *, batch_dims: int = 0):
+    """(b..., n..., r...), (b..., i..., k) -> (b..., i..., r...): the last axis of the indices is a position in k axes"""
+    _integers(xp, indices)
+    if batch_dims:
+        raise IllTyped("batch_dims is not supported")
+    shape, last = xp.shape(x), xp.rank(indices) - 1
+    depth = xp.shape(indices)[last]
+    position = xp.cast(xp.extents((0,), scalar=True), xp.dtype(indices))
+    for i, n in enumerate(shape[:depth]):
+        size = xp.cast(xp.extents((n,), scalar=True), xp.dtype(indices))
+        part = xp.reshape(xp.slice(indices, last, i, i + 1), xp.shape(indices)[:last])
+        part = xp.map(np.where, xp.map(np.less, part, xp.literal(0, part)), xp.add(part, size), part)
+        position = xp.add(xp.mul(position, size), part)
+    rows = 1
+    for n in shape[:depth]:
+        rows = rows * n
+    return xp.take(xp.reshape(x, (rows, *shape[depth:])), position, 0)
+
+
+@gather_nd.importer
+def _(call: Call):
+    if call.attrs.get("batch_dims", 0):
+        raise Unsupported("GatherND with batch_dims")
+    return gather_nd.term(call.arg(0), call.arg(1))
+
+
+@gather_nd.exporter
+def _(node, opset: int) -> Call:
+    return Call("GatherND", node.args, {}, opset)
+
+
+gather_nd.example("float32[2,3]", [[0, 0], [1, 2]])
+gather_nd.example("float32[2,3]", [[1], [0], [-1]])
+gather_nd.example("float32[2,3,2]", [[[0, 1]], [[1, 0]]])
+gather_nd.example("int64[4]", [[3]])

@@ -1,0 +1,234 @@
+"""Pooling over one to three axes, and over all of them."""
+
+import numpy as np
+
+from op_specs.conv import windows
+from op_specs.reductions import reduce_l2, reduce_max, reduce_mean
+from taso_mirage.dims import Symbolic
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import is_float, numpy_dtype
+from taso_mirage.ops import Call, Dims, Ints, op
+
+
+@op(onnx="MaxPool", since=1)
+def max_pool(xp, x, *, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints):
+    """(n,c,h,w) -> (n,c,h',w'), the largest of each window; padding is below everything"""
+    views = _windows(xp, x, kernel, strides, pads, dilations, _lowest(xp.dtype(x)))
+    return xp.reduce(np.maximum, views, _last(xp, views, kernel), False)
+
+
+def _lowest(dtype: str) -> float:
+    return -np.inf if is_float(dtype) else int(np.iinfo(numpy_dtype(dtype)).min)
+
+
+def _windows(xp, x, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, value: float = 0):
+    spatial = len(kernel)
+    if xp.rank(x) != spatial + 2 or not len(strides) == len(dilations) == spatial == len(pads) / 2:
+        raise IllTyped(f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {pads} for rank {xp.rank(x)}")
+    padded = xp.pad(x, (0, 0, *pads[:spatial]), (0, 0, *pads[spatial:]), value)
+    return xp.window(padded, range(2, spatial + 2), kernel, strides, dilations)
+
+
+def _last(xp, views, kernel: Ints) -> range:
+    return range(xp.rank(views) - len(kernel), xp.rank(views))
+
+
+@max_pool.importer
+def _(call: Call):
+    if call.outputs > 1:
+        raise Unsupported("MaxPool with indices")
+    attrs = _attributes(call)
+    extra = attrs.pop("extra")
+    attrs["pads"] = attrs["pads"][: len(extra)] + _plus(attrs["pads"][len(extra) :], extra)
+    return max_pool.term(call.arg(0), **_checked(attrs))
+
+
+def _plus(xs: Ints, ys: Ints) -> Ints:
+    return tuple(x + y for x, y in zip(xs, ys, strict=True))
+
+
+def _attributes(call: Call) -> dict[str, Ints]:
+    """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches beyond the padding."""
+    kernel = tuple(call.attrs["kernel_shape"])
+    sizes = call.arg(0).shape[2:]
+    attrs = {"kernel": kernel, **windows(call, sizes, kernel)}
+    extra = (0,) * len(kernel)
+    if call.attrs.get("ceil_mode", 0) and call.attrs.get("auto_pad", "NOTSET") == "NOTSET":
+        extra = _extra(sizes, **attrs)
+    elif call.attrs.get("ceil_mode", 0) and call.attrs["auto_pad"] == "VALID":
+        raise Unsupported("auto_pad VALID with ceil_mode")
+    return {**attrs, "extra": extra}
+
+
+def _extra(sizes: Dims, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Ints:
+    lows, highs = pads[: len(kernel)], pads[len(kernel) :]
+    rows = zip(sizes, kernel, strides, lows, highs, dilations, strict=True)
+    return tuple(_reach(*row) for row in rows)
+
+
+def _reach(n, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
+    """The window that ceil adds counts only if it begins inside the data or the low padding."""
+    if stride == 1:
+        return 0
+    if isinstance(n, Symbolic):
+        raise Unsupported(f"ceil_mode with stride {stride} over {n} positions depends on the size")
+    span = (kernel - 1) * dilation + 1
+    count = -(-(n + low + high - span) // stride) + 1
+    if (count - 1) * stride >= n + low:
+        count -= 1
+    return max((count - 1) * stride + span - (n + low + high), 0)
+
+
+def _checked(attrs: dict) -> dict:
+    """ONNX asks that a window is never all padding: pads below the kernel."""
+    if any(p < 0 or p >= k for p, k in zip(attrs["pads"], attrs["kernel"] * 2, strict=True)):
+        raise Unsupported(f"pads {attrs['pads']} for the kernel {attrs['kernel']}")
+    return attrs
+
+
+def _pool_call(name: str, node, opset: int, dilations_since: int, **more) -> Call:
+    attrs = _checked(dict(node.attrs))
+    given = {"kernel_shape": attrs["kernel"], "strides": attrs["strides"], "pads": attrs["pads"], **more}
+    if opset >= dilations_since:
+        given["dilations"] = attrs["dilations"]
+    elif set(attrs["dilations"]) != {1}:
+        raise Unsupported(f"{name} with dilations begins at opset {dilations_since}")
+    return Call(name, node.args, given, opset)
+
+
+@max_pool.exporter
+def _(node, opset: int) -> Call:
+    return _pool_call("MaxPool", node, opset, 10)
+
+
+max_pool.example("float32[2,3,5,5]", kernel=(3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+max_pool.example("float32[1,2,6,5]", kernel=(2, 3), strides=(2, 2), pads=(0, 1, 1, 0), dilations=(1, 1))
+max_pool.example("float32[1,2,7,7]", kernel=(2, 2), strides=(1, 2), pads=(0, 0, 0, 0), dilations=(2, 3))
+max_pool.example("float32[1,2,6]", kernel=(3,), strides=(2,), pads=(1, 1), dilations=(1,))
+max_pool.example("float32[1,1,3,4,5]", kernel=(2, 2, 2), strides=(1, 1, 2), pads=(0, 1, 0, 0, 0, 1), dilations=(1, 1, 1))
+
+
+@op(onnx="AveragePool", since=1)
+def average_pool(
+    xp,
+    x,
+    *,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    extra: Ints,
+    count_include_pad: int = 0,
+):
+    """(n,c,h,w) -> (n,c,h',w'), the mean of each window without its padding, or with it if count_include_pad
+
+    `extra` is how far the windows reach beyond the high padding (ONNX's ceil_mode); that never counts.
+    """
+    spatial = len(kernel)
+    around = pads[:spatial] + _plus(pads[spatial:], extra)
+    views = _windows(xp, x, kernel, strides, around, dilations)
+    total = xp.sum(views, _last(xp, views, kernel), False)
+    if not any(extra) and (count_include_pad or not any(pads)):
+        return xp.div(total, xp.literal(int(np.prod(kernel)), x))
+    ones = xp.expand(xp.literal(1, x), (1, 1, *xp.shape(x)[2:]))
+    ones = xp.pad(ones, (0, 0, *pads[:spatial]), (0, 0, *pads[spatial:]), 1 if count_include_pad else 0)
+    counted = _windows(xp, ones, kernel, strides, (0,) * spatial + extra, dilations)
+    return xp.div(total, xp.sum(counted, _last(xp, counted, kernel), False))
+
+
+@average_pool.importer
+def _(call: Call):
+    attrs = _attributes(call)
+    _checked(attrs)
+    return average_pool.term(call.arg(0), **attrs, count_include_pad=call.attrs.get("count_include_pad", 0))
+
+
+@average_pool.exporter
+def _(node, opset: int) -> Call:
+    attrs, more = dict(node.attrs), {}
+    extra, include = attrs.pop("extra"), attrs.pop("count_include_pad")
+    if include and opset < 7:
+        raise Unsupported("AveragePool with count_include_pad begins at opset 7")
+    if include:
+        more["count_include_pad"] = 1
+    if any(extra):
+        if opset < 10 or _extra(node.args[0].shape[2:], **attrs) != extra:
+            raise Unsupported(f"AveragePool whose windows reach {extra} beyond the padding")
+        more["ceil_mode"] = 1
+    return _pool_call("AveragePool", node, opset, 19, **more)
+
+
+_POOL = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "extra": (0, 0)}
+average_pool.example("float32[2,3,5,5]", **_POOL)
+average_pool.example("float32[2,3,5,5]", **_POOL, count_include_pad=1)
+average_pool.example("float32[1,2,6,5]", **{**_POOL, "kernel": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 0)})
+average_pool.example("float32[1,2,6,6]", **{**_POOL, "strides": (2, 2), "pads": (0, 0, 0, 0), "extra": (1, 1)})
+average_pool.example("float32[1,2,7,7]", **{**_POOL, "kernel": (2, 2), "pads": (0, 0, 0, 0), "dilations": (2, 3)})
+average_pool.example("float32[1,2,6]", kernel=(3,), strides=(2,), pads=(1, 1), dilations=(1,), extra=(0,))
+
+
+@op(onnx="LpPool", since=2)
+def lp_pool(xp, x, *, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, p: int = 2):
+    """(n,c,h,w) -> (n,c,h',w'): the p-norm of each window"""
+    views = _windows(xp, xp.map(np.abs, x), kernel, strides, pads, dilations)
+    if p == 1:
+        return xp.sum(views, _last(xp, views, kernel), False)
+    if p == 2:
+        return xp.map(np.sqrt, xp.sum(xp.mul(views, views), _last(xp, views, kernel), False))
+    power, root = xp.literal(p, x), xp.literal(1 / p, x)
+    return xp.map(np.power, xp.sum(xp.map(np.power, views, power), _last(xp, views, kernel), False), root)
+
+
+@lp_pool.importer
+def _(call: Call):
+    attrs = _attributes(call)
+    if any(attrs.pop("extra")):
+        raise Unsupported("LpPool with ceil_mode")
+    return lp_pool.term(call.arg(0), **_checked(attrs), p=call.attrs.get("p", 2))
+
+
+@lp_pool.exporter
+def _(node, opset: int) -> Call:
+    return _pool_call("LpPool", node, opset, 18, p=node.attr("p"))
+
+
+lp_pool.example("float32[2,3,5,5]", kernel=(3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+lp_pool.example("float32[1,2,6,5]", kernel=(2, 3), strides=(2, 2), pads=(0, 1, 1, 0), dilations=(1, 1), p=1)
+lp_pool.example("float32[1,2,6,5]", kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1), p=3)
+
+
+def _spatial(xp, x) -> tuple[int, ...]:
+    if xp.rank(x) < 3:
+        raise IllTyped(f"pooling over all positions of a tensor of rank {xp.rank(x)}")
+    return tuple(range(2, xp.rank(x)))
+
+
+@op(onnx="GlobalAveragePool", since=1)
+def global_average_pool(xp, x):
+    """(n,c,h,w) -> (n,c,1,1), the mean"""
+    return reduce_mean(xp, x, axes=_spatial(xp, x), keepdims=1)
+
+
+@op(onnx="GlobalMaxPool", since=1)
+def global_max_pool(xp, x):
+    """(n,c,h,w) -> (n,c,1,1), the largest"""
+    return reduce_max(xp, x, axes=_spatial(xp, x), keepdims=1)
+
+
+@op(onnx="GlobalLpPool", since=2)
+def global_lp_pool(xp, x):
+    """(n,c,h,w) -> (n,c,1,1), the 2-norm"""
+    return reduce_l2(xp, x, axes=_spatial(xp, x), keepdims=1)
+
+
+@global_lp_pool.importer
+def _(call: Call):
+    if call.attrs.get("p", 2) != 2:
+        raise Unsupported(f"GlobalLpPool with p = {call.attrs['p']}")
+    return global_lp_pool.term(call.arg(0))
+
+
+for _each in (global_average_pool, global_max_pool, global_lp_pool):
+    _each.example("float32[2,3,4,5]")
+    _each.example("float32[2,3,4]")
+    _each.example("float32[1,2,3,1,2]")

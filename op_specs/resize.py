@@ -1,0 +1,115 @@
+"""Enlarging by whole factors, each element repeated (ONNX's Resize and Upsample of mode nearest)."""
+
+import math
+
+import numpy as np
+
+from op_specs.expand import expand
+from op_specs.reshape import reshape
+from taso_mirage.dims import Dim
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import ABSENT, constant
+from taso_mirage.ops import Call, Ints, op
+
+
+@op(onnx="Resize", since=10)
+def resize(xp, x, *, factors: Ints):
+    """(n,c,h,w) -> (n,c,h*factors[2],w*factors[3]): position i shows i // factor"""
+    shape = xp.shape(x)
+    if len(factors) != len(shape):
+        raise IllTyped(f"{len(factors)} factors for a tensor of rank {len(shape)}")
+    pairs = list(zip(shape, factors, strict=True))
+    apart = reshape(xp, x, shape=tuple(d for n, _ in pairs for d in (n, 1)))
+    return reshape(xp, expand(xp, apart, shape=tuple(d for p in pairs for d in p)), shape=tuple(n * f for n, f in pairs))
+
+
+_SAME = {
+    "asymmetric": {"floor"},
+    "half_pixel": {"round_prefer_floor", "round_prefer_ceil"},
+    "half_pixel_symmetric": {"round_prefer_floor", "round_prefer_ceil"},
+}
+"""The conventions under which a whole factor shows element i // factor at position i."""
+
+
+@resize.importer
+def _(call: Call):
+    x = call.arg(0)
+    if call.attrs.get("mode", "nearest") != "nearest":
+        raise Unsupported(f"Resize of mode {call.attrs['mode']}")
+    coordinates = call.attrs.get("coordinate_transformation_mode", "half_pixel" if call.opset >= 11 else "asymmetric")
+    rounding = call.attrs.get("nearest_mode", "round_prefer_floor" if call.opset >= 11 else "floor")
+    if rounding not in _SAME.get(coordinates, ()):
+        raise Unsupported(f"Resize of mode nearest with {coordinates} and {rounding}")
+    if call.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Unsupported(f"Resize with {call.attrs['keep_aspect_ratio_policy']}")
+    axes = [a + x.tensor.rank if a < 0 else a for a in call.attrs.get("axes", range(x.tensor.rank))]
+    given = dict(zip(axes, _factors(call, [x.shape[a] for a in axes]), strict=True))
+    return resize.term(x, factors=[given.get(i, 1) for i in range(x.tensor.rank)])
+
+
+def _factors(call: Call, have: list[Dim]) -> Ints:
+    sizes = call.arg(3)
+    if call.opset >= 11 and sizes is not ABSENT:
+        return tuple(_ratio(n, m) for n, m in zip(have, call.extents(3), strict=True))
+    return whole(call.arg(1 if call.opset < 11 else 2))
+
+
+def _ratio(n: Dim, m: Dim) -> int:
+    factor = m // n
+    if not isinstance(factor, int) or factor * n != m:
+        raise Unsupported(f"Resize from {n} to {m}")
+    return factor
+
+
+def whole(scales) -> Ints:
+    """The elements of a constant, all whole numbers above 0."""
+    if scales is ABSENT or scales.op != "constant":
+        raise Unsupported("Resize by scales that are no constant in the graph")
+    return _whole(scales.attr("value").numpy())
+
+
+def _whole(scales) -> Ints:
+    if any(s < 1 or s != math.floor(s) for s in scales):
+        raise Unsupported(f"Resize by {tuple(float(s) for s in scales)}")
+    return tuple(int(s) for s in scales)
+
+
+@resize.exporter
+def _(node, opset: int) -> Call:
+    (x,) = node.args
+    scales = constant(np.array(node.attr("factors"), np.float32))
+    if opset < 11:
+        return Call("Resize", (x, scales), {"mode": "nearest"}, opset)
+    nearest = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
+    return Call("Resize", (x, constant(np.zeros(0, np.float32)), scales), nearest, opset)
+
+
+resize.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))
+resize.example("float32[2,2,3,2]", factors=(1, 1, 1, 2))
+resize.example("float32[1,2,3,4]", factors=(1, 1, 4, 4))
+
+
+@op(onnx="Upsample", since=7, until=9)
+def upsample(xp, x, *, factors: Ints):
+    """Resize as it was called up to opset 9; read as such"""
+    return resize(xp, x, factors=factors)
+
+
+@upsample.importer
+def _(call: Call):
+    if call.attrs.get("mode", "nearest") != "nearest":
+        raise Unsupported(f"Upsample of mode {call.attrs['mode']}")
+    factors = whole(call.arg(1)) if call.opset >= 9 else _whole(call.attrs["scales"])
+    return upsample.term(call.arg(0), factors=factors)
+
+
+@upsample.exporter
+def _(node, opset: int) -> Call:
+    if opset >= 9:
+        scales = constant(np.array(node.attr("factors"), np.float32))
+        return Call("Upsample", (node.args[0], scales), {"mode": "nearest"}, opset)
+    scales = tuple(float(f) for f in node.attr("factors"))
+    return Call("Upsample", node.args, {"mode": "nearest", "scales": scales}, opset)
+
+
+upsample.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))

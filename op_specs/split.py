@@ -1,0 +1,66 @@
+"""Cutting a tensor into consecutive parts."""
+
+from taso_mirage.dims import Symbolic
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
+from taso_mirage.ops import Call, Dims, extents, op
+
+
+@op(onnx="Split", since=2)
+def split(xp, x, *, axis: int, split: Dims):
+    """(...,n+m+...,...) -> ((...,n,...), (...,m,...), ...), the parts along `axis`"""
+    total, whole = sum(split), xp.shape(x)[axis]
+    if total != whole:
+        kind = IllTyped if isinstance(total, int) and isinstance(whole, int) else Undecidable
+        raise kind(f"parts {split} of dimension {axis}, which is {whole}")
+    starts = [sum(split[:i]) for i in range(len(split))]
+    return tuple(xp.slice(x, axis, start, start + n) for start, n in zip(starts, split, strict=True))
+
+
+@split.importer
+def _(call: Call):
+    x, axis = call.arg(0), call.attrs.get("axis", 0)
+    axis = axis + x.tensor.rank if axis < 0 else axis
+    parts = call.extents(1) if call.opset >= 13 else call.attrs.get("split")
+    if parts is None:
+        parts = _equal(x.shape[axis], call)
+    return split.term(x, axis=axis, split=parts)
+
+
+def _equal(n, call: Call) -> Dims:
+    """The sizes of parts that are not given: all equal, the last one smaller where opset 18 allows it."""
+    if call.opset < 18:
+        return (_exactly(n, call.outputs),) * call.outputs
+    count = call.attrs["num_outputs"]
+    if isinstance(n, Symbolic):
+        return (_exactly(n, count),) * count
+    size = -(-n // count)
+    if size * (count - 1) > n:
+        raise Unsupported(f"Split of {n} into {count} parts leaves some empty")
+    return (*(size,) * (count - 1), n - size * (count - 1))
+
+
+def _exactly(n, count: int):
+    if n // count * count != n:
+        raise Unsupported(f"Split of {n} into {count} equal parts")
+    return n // count
+
+
+@split.exporter
+def _(node, opset: int) -> Call:
+    (x,), axis, parts = node.args, node.attr("axis"), node.attr("split")
+    if any(isinstance(n, Symbolic) for n in parts) and len(set(parts)) == 1:
+        count = {"num_outputs": len(parts)} if opset >= 18 else {}
+        return Call("Split", (x,), {"axis": axis, **count}, opset, outputs=len(parts))
+    if opset >= 13:
+        return Call("Split", (x, extents(parts)), {"axis": axis}, opset, outputs=len(parts))
+    if any(isinstance(n, Symbolic) for n in parts):
+        raise Unsupported(f"Split into parts of computed sizes {parts} begins at opset 13")
+    return Call("Split", (x,), {"axis": axis, "split": parts}, opset, outputs=len(parts))
+
+
+split.example("float32[5,2]", axis=0, split=(2, 3))
+split.example("float32[2,6]", axis=1, split=(1, 2, 3))
+split.example("float32[2,6]", axis=1, split=(3, 3))
+split.example("float32[2,4,3,3]", axis=1, split=(1, 1, 2))
+split.example("float32[3]", axis=0, split=(3,))
+split.example("int64[4]", axis=0, split=(2, 2))

@@ -1,0 +1,171 @@
+"""The builders in `models/`: every model is valid, runs, and computes something that depends on its weights."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+import models
+from models import __main__ as command
+from models import light
+from models.__main__ import main
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("onnxscript")
+
+ROOT = Path(__file__).parents[1]
+DYNAMIC = ("bert", "llama")
+LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")
+
+
+@cache
+def small(name: str, dynamic: bool = False) -> onnx.ModelProto:
+    return models.build(name, dynamic=True) if dynamic else models.build(name)
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(model: onnx.ModelProto, **sizes: int) -> list[NDArray[Any]]:
+    outputs: list[NDArray[Any]] = session(model).run(None, models.inputs(model, sizes=sizes))
+    return outputs
+
+
+def check(model: onnx.ModelProto) -> None:
+    """The model is valid, and its outputs are finite and vary, probabilities neither one-hot nor uniform."""
+    onnx.checker.check_model(model)
+    last = model.graph.node[-1]
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    if last.op_type == "Softmax":
+        tapped.graph.output.append(onnx.ValueInfoProto(name=last.input[0]))
+    outputs = run(tapped)
+    assert all(np.isfinite(value).all() for value in outputs)
+    probabilities, signal = outputs[0], outputs[-1]
+    assert 0.3 < signal.std() < 10
+    if last.op_type == "Softmax":
+        assert 2 / probabilities.size < probabilities.max() < 0.5
+
+
+@pytest.mark.parametrize("name", models.EXPORTED)
+def test_small_model_is_valid_and_runs(name: str) -> None:
+    check(small(name))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE_LIGHT)) for name in light.FILES]
+)
+def test_light_model_is_valid_and_runs(name: str) -> None:
+    model = models.build(name)
+    assert not any(node.op_type == "ConstantOfShape" for node in model.graph.node)
+    assert len(model.graph.input) == 1
+    check(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in models.EXPORTED if name != "mini_transformer"])
+def test_full_model_is_valid_and_runs(name: str) -> None:
+    check(models.build(name, small=False))
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize(("batch", "sequence"), [(1, 16), (3, 7)])
+def test_dynamic_model_runs_at_any_size(name: str, batch: int, sequence: int) -> None:
+    model = small(name, dynamic=True)
+    assert {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim} == {"batch", "sequence"}
+    (output,) = run(model, batch=batch, sequence=sequence)
+    assert output.shape[:2] == (batch, sequence)
+    assert np.isfinite(output).all()
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_model_equals_the_static_one(name: str) -> None:
+    fed = models.inputs(small(name))
+    static, dynamic = (session(model).run(None, fed)[0] for model in (small(name), small(name, dynamic=True)))
+    np.testing.assert_allclose(dynamic, static, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "light_squeezenet"])
+def test_seed_decides_the_weights(name: str) -> None:
+    assert models.build(name, seed=3) == models.build(name, seed=3)
+    assert models.build(name, seed=3) != models.build(name, seed=4)
+
+
+def test_committed_mini_transformer_is_what_the_builder_makes() -> None:
+    committed = ROOT / "models" / "mini_transformer.onnx"
+    assert committed.stat().st_size < 2_000_000
+    assert onnx.load(committed).graph == small("mini_transformer").graph
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnext50", "inception_v3", "nasnet_a"])
+def test_convolutional_model_keeps_its_norms(name: str) -> None:
+    norms = [node for node in small(name).graph.node if node.op_type == "BatchNormalization"]
+    assert len(norms) > 10
+
+
+def test_folding_the_norms_changes_no_result() -> None:
+    folded = models.build("resnet50", keep_norms=False)
+    assert "BatchNormalization" not in {node.op_type for node in folded.graph.node}
+    fed = models.inputs(folded)
+    np.testing.assert_allclose(session(folded).run(None, fed)[0], run(small("resnet50"))[0], rtol=1e-3, atol=1e-4)
+
+
+def test_inputs_respect_vocabulary_masks_and_seed() -> None:
+    fed = models.inputs(small("bert"))
+    assert fed["input_ids"].max() > 31
+    assert fed["input_ids"].max() < 256
+    assert (fed["attention_mask"] == 1).all()
+    assert (models.inputs(small("bert"), seed=1)["input_ids"] != fed["input_ids"]).any()
+
+
+def test_unknown_name_and_option_say_what_is_known() -> None:
+    with pytest.raises(ValueError, match="no model is named 'alexnet'; the names are bert, "):
+        models.build("alexnet")
+    with pytest.raises(TypeError, match="vit has no option dynamic; its options are batch, configuration"):
+        models.build("vit", dynamic=True)
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"^this model needs transformers: pip install taso-mirage\[models\]$"):
+        models.build("vit")
+
+
+def test_importing_models_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, models; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_command_line_writes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    assert main(["light_shufflenet", "-o", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: 203 nodes, 5.7 MB\n"
+    onnx.checker.check_model(str(path))
+
+
+def test_weights_of_a_large_model_go_to_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "EXTERNAL_DATA_BYTES", 1_000_000)
+    path = tmp_path / "model.onnx"
+    command.write(models.build("light_squeezenet"), path)
+    assert path.stat().st_size < 100_000
+    assert (tmp_path / "model.onnx.data").stat().st_size > 4_000_000
+    assert np.isfinite(run(onnx.load(path))[0]).all()
+
+
+def test_command_line_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out.split() == list(models.NAMES)
+    assert main(["light_shufflenet", "--dynamic"]) == 1
+    assert capsys.readouterr().err == "error: light_shufflenet has no option dynamic; its options are none\n"

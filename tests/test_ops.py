@@ -1,0 +1,230 @@
+"""Every operator, on every example of its specification: one definition, and all meanings of it agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, numpy_dtype, variable
+from taso_mirage.meanings.degree import DEGREE
+from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.meanings.reals import EXACT, REALS
+from taso_mirage.meanings.typed import Typed
+from taso_mirage.meanings.work import count, size, work
+from taso_mirage.onnx_io import from_ir, serialize, to_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import Op, get, interpret, load_specs, run
+from taso_mirage.optimize.session import Session
+from taso_mirage.text import parse_graph, parse_type, show_graph
+
+NEWEST = 26  # the newest opset that ONNX Runtime 1.31 loads
+
+
+@dataclass(frozen=True)
+class Use:
+    """An operator applied to fresh operands, with random values for them."""
+
+    op: Op
+    term: Node
+    values: dict[Node, Any]
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        if isinstance(self.term.type, tuple):
+            return tuple(get("item").term(self.term, index=i) for i in range(len(self.term.type)))
+        return (self.term,)
+
+    @property
+    def graph(self) -> Graph:
+        return Graph(tuple(self.values), self.outputs)
+
+
+def uses() -> list[Any]:
+    found = []
+    for op in load_specs().values():
+        found += [pytest.param(op, i, id=f"{op.name}-{i}") for i in range(len(op.examples))]
+    return found
+
+
+def build(op: Op, i: int, integers: bool = False) -> Use:
+    rng = np.random.default_rng(i)
+    operands: list[Node] = []
+    values: dict[Node, Any] = {}
+    for k, operand in enumerate(op.examples[i].operands):
+        if operand is None:
+            operands.append(ABSENT)
+        elif not isinstance(operand, str):
+            operands.append(constant(np.asarray(operand, np.int64)))
+        else:
+            leaf = variable(f"x{k}", parse_type(operand))
+            operands.append(leaf)
+            indices = k > 0 and any(is_float(n.dtype) for n in values)
+            values[leaf] = _random(leaf.tensor, rng, integers, 2 if indices else 5)
+    return Use(op, op.term(*operands, **op.examples[i].attrs), values)
+
+
+SIMPLIFIED_BY_IMPORT = frozenset(
+    "sum mean cast_like identity dropout squeeze unsqueeze group_norm slice average_pool resize upsample shape_of size_of "
+    "constant_of_shape range".split()
+)
+"""Importing these gives simpler terms (a sum is additions, the shape of a known type is a constant)."""
+
+
+def opsets(use: Use) -> dict[str, int]:
+    """The first opsets from 18 on that have the operator."""
+    if use.op.domain:
+        return {"": 18, use.op.domain: 1}
+    for opset in range(max(use.op.since, 18), NEWEST + 1):
+        try:
+            use.op.to_onnx(use.term, opset)
+            return {"": opset}
+        except Unsupported:
+            continue
+    return {"": use.op.until}
+
+
+def _random(type: Tensor, rng: np.random.Generator, integers: bool, below: int) -> Any:
+    """Integers beside a float operand are taken for indices: 0 or 1."""
+    shape, dtype = tuple(int(d) for d in type.shape or ()), numpy_dtype(type.dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        return rng.integers(0 if below == 2 else 1, below, shape).astype(dtype)
+    drawn = rng.integers(1, 4, shape) if integers else rng.normal(size=shape)
+    return np.asarray(drawn).astype(dtype)
+
+
+def test_there_is_an_example_of_every_operator() -> None:
+    assert [op.name for op in load_specs().values() if not op.examples and op.onnx is not None] == []
+
+
+@pytest.mark.parametrize(("op", "i"), uses())
+def test_the_type_is_what_numpy_computes(op: Op, i: int) -> None:
+    use = build(op, i)
+    values = interpret(use.outputs, REALS, use.values)
+    for output in use.outputs:
+        assert values[output].shape == output.shape
+        assert values[output].dtype == numpy_dtype(output.dtype)
+
+
+@pytest.mark.parametrize(("op", "i"), [u for u in uses() if u.values[0].onnx is not None])
+def test_the_reals_are_what_onnx_runtime_computes(op: Op, i: int) -> None:
+    use = build(op, i)
+    values = interpret(use.outputs, REALS, use.values)
+    content = serialize(standalone(use.graph, opsets(use)))
+    if op.domain == "":
+        onnx.checker.check_model(content, full_check=True)
+    feed = {n.attr("name"): v for n, v in use.values.items()}
+    half = any(n.dtype in ("float16", "bfloat16") for n in (*use.values, *use.outputs))
+    for output, expected in zip(use.outputs, Session(content).run(feed), strict=True):
+        tolerance = 2e-2 if half else 1e-4
+        np.testing.assert_allclose(
+            values[output].astype(np.float64) if is_float(output.dtype) else values[output],
+            expected.astype(np.float64) if is_float(output.dtype) else expected,
+            rtol=tolerance,
+            atol=tolerance / 10,
+        )
+
+
+class Recorder(Typed[None]):
+    """Which elementwise functions a definition uses."""
+
+    def __init__(self) -> None:
+        self.functions: set[Any] = set()
+
+    def note(self, primitive: str, fn: Any, notes: Any, operands: Any, result: Tensor) -> None:
+        if primitive in ("map", "reduce", "cumulate"):
+            self.functions.add(fn)
+        if primitive == "cast" and not is_float(fn):
+            self.functions.add("cast")
+
+
+RATIONAL = {np.add, np.subtract, np.multiply, np.negative, np.divide, np.square, np.maximum, np.minimum, np.where}
+RATIONAL |= {np.abs, np.sign, np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
+
+
+@pytest.mark.parametrize(("op", "i"), uses())
+def test_the_field_is_the_reals_on_integers(op: Op, i: int) -> None:
+    use = build(op, i, integers=True)
+    recorder = Recorder()
+    interpret(use.outputs, recorder, {n: (n.tensor, None) for n in use.values})
+    xp = Field(trials=2, seed=3)
+    values = interpret(use.outputs, xp, {n: xp.load(v) for n, v in use.values.items()})
+    exact = interpret(use.outputs, EXACT, {n: EXACT.load(v) for n, v in use.values.items()})
+    for output in use.outputs:
+        assert values[output].shape == output.shape
+        if recorder.functions <= RATIONAL:
+            _assert_residues(xp, values[output], exact[output])
+
+
+def _assert_residues(xp: Field, found: Residues, exact: Any) -> None:
+    """Residues of what floats hold exactly; a quotient such as 1/3 is compared through its residue times 3."""
+    scale = 2520.0**2  # every denominator that the small integers of the examples can give
+    scaled = np.asarray(exact, np.float64) * scale
+    whole = np.abs(scaled - np.round(scaled)) < 1e-3
+    small = whole & (np.abs(scaled) < 2**50) & np.isfinite(scaled)
+    expected = xp.load(np.where(small, np.round(scaled), 0.0))
+    ours = found.data * xp.load(np.asarray(scale)).data.reshape(2, 2, *(1,) * np.ndim(exact)) % np.array(
+        [65063, 32531]
+    ).reshape(2, 1, *(1,) * np.ndim(exact))
+    valid = found.valid
+    assert np.array_equal(ours[:, valid][..., small], expected.data[:, valid][..., small])
+
+
+@pytest.mark.parametrize(("op", "i"), uses())
+def test_what_is_printed_parses_back(op: Op, i: int) -> None:
+    graph = build(op, i).graph
+    assert parse_graph(show_graph(graph)) == graph
+
+
+@pytest.mark.parametrize(("op", "i"), [u for u in uses() if u.values[0].onnx is not None])
+def test_onnx_round_trip_gives_the_same_term(op: Op, i: int) -> None:
+    use = build(op, i)
+    found = from_ir(to_ir(standalone(use.graph, opsets(use)))).graph
+    if found != use.graph:
+        assert op.name in SIMPLIFIED_BY_IMPORT or all(a.op == "constant" for a in use.term.args)
+        ours, back = interpret(use.outputs, REALS, use.values), interpret(found.outputs, REALS, use.values)
+        for output, imported in zip(use.outputs, found.outputs, strict=True):
+            assert output.type == imported.type
+            np.testing.assert_array_equal(ours[output], back[imported])
+
+
+@pytest.mark.parametrize(("op", "i"), uses())
+def test_work_and_degree_are_sane(op: Op, i: int) -> None:
+    use = build(op, i)
+    if not use.values:
+        return
+    found = work(use.term, {})
+    operands = sum(size(a.type) for a in use.term.args if a is not ABSENT)
+    assert found.bytes == operands + size(use.term.type)
+    assert 0 <= found.flops < 1e7
+    noted = {n: (n.tensor, {n.attr("name"): 1.0}) for n in use.values}
+    for output in use.outputs:
+        type, degrees = interpret(use.outputs, DEGREE, noted)[output]
+        assert type == output.tensor
+        assert set(degrees) <= {n.attr("name") for n in use.values}
+
+
+def test_flops_of_a_matrix_product_and_a_convolution() -> None:
+    a, b = variable("a", Tensor("float32", (7, 5))), variable("b", Tensor("float32", (5, 3)))
+    assert work(get("matmul").term(a, b), {}).flops == 2 * 7 * 5 * 3
+    x, w = variable("x", Tensor("float32", (2, 4, 9, 9))), variable("w", Tensor("float32", (6, 2, 3, 3)))
+    conv = get("conv").term(x, w, group=2, strides=(1, 1), dilations=(1, 1), pads=(1, 1, 1, 1))
+    assert work(conv, {}).flops == 2 * 2 * 6 * 81 * 2 * 9
+
+
+def test_degree_tells_what_is_linear() -> None:
+    a, b = variable("a", Tensor("float32", (4, 4))), variable("b", Tensor("float32", (4, 4)))
+    product = get("matmul").term(a, b)
+    noted = {n: (n.tensor, {n.attr("name"): 1.0}) for n in (a, b)}
+    assert interpret([product], DEGREE, noted)[product][1] == {"a": 1, "b": 1}
+    squared = get("mul").term(product, a)
+    assert interpret([squared], DEGREE, noted)[squared][1] == {"a": 2, "b": 1}
+    assert interpret([get("relu").term(a)], DEGREE, noted)[get("relu").term(a)][1] == {"a": float("inf")}
+    assert run(get("neg").term(a), DEGREE, [noted[a]])[1] == {"a": 1}
+    assert count(a.tensor) == 16
