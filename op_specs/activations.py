@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from op_specs.arithmetic import add, max_, min_, mul
+from op_specs.arithmetic import add, div, max_, min_, mul
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, constant
 from taso_mirage.ops import Call, op
@@ -84,8 +84,9 @@ def hard_sigmoid(xp, x, *, alpha: float = 0.2, beta: float = 0.5):
 
 @op(onnx="HardSwish", since=14)
 def hard_swish(xp, x):
-    """x -> x * max(0, min(1, x / 6 + 1/2))"""
-    return mul(xp, x, hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5))
+    """x -> x * min(max(x + 3, 0), 6) / 6"""
+    clipped = min_(xp, max_(xp, add(xp, x, xp.literal(3, x)), xp.literal(0, x)), xp.literal(6, x))
+    return div(xp, mul(xp, x, clipped), xp.literal(6, x))
 
 
 @op(onnx="Tanh", since=6)
@@ -170,7 +171,7 @@ def _exp_minus_one(xp, x):
     return xp.sub(xp.map(np.exp, xp.map(np.minimum, x, xp.literal(0, x))), xp.literal(1, x))
 
 
-unary = (relu, leaky_relu, thresholded_relu, shrink, sigmoid, hard_sigmoid, hard_swish, tanh, erf, gelu)
+unary = (relu, leaky_relu, thresholded_relu, shrink, sigmoid, hard_swish, tanh, erf, gelu)
 for each in (*unary, softplus, softsign, elu, selu, celu, swish, mish):
     each.example("float32[2,3]")
 relu.example("float16[2,3]")
@@ -179,13 +180,13 @@ leaky_relu.example("float32[2,3]", alpha=0.3)
 prelu.example("float32[2,3,4]", "float32[3,1]")
 prelu.example("float32[2,3]", "float32[1]")
 prelu.example("float32[2,3]", "float32[2,3]")
-thresholded_relu.example("float32[2,3]", alpha=0.25)
+thresholded_relu.example("float32[2,3]", alpha=2.0)
 shrink.example("float32[2,3]", bias=0.25, lambd=1.0)
 clip.example("float32[2,3]", "float32[()]", "float32[()]")
 clip.example("float32[2,3]", "float32[()]")
 clip.example("float32[2,3]", None, "float32[()]")
 clip.example("float32[2,3]")
-hard_sigmoid.example("float32[2,3]", alpha=0.5, beta=0.25)
+hard_sigmoid.example("float32[2,3]", alpha=2.0, beta=-1.0)
 gelu.example("float32[2,3]", approximate="tanh")
 elu.example("float32[2,3]", alpha=0.5)
 selu.example("float32[2,3]", alpha=2.0, gamma=3.0)

@@ -86,7 +86,7 @@ def _(call: Call) -> Node:
     return call.arg(0)
 
 
-cast.example("float32[2,3]", to="float16")
+cast.example("float16[2,3]", to="float32")
 cast.example("float32[2,3]", to="int64")
 cast.example("float32[2,3]", to="bool")
 cast.example("int64[2,3]", to="float32")

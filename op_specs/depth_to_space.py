@@ -59,4 +59,3 @@ def _(node, opset: int) -> Call:
 
 space_to_depth.example("float32[1,2,4,6]", blocksize=2)
 space_to_depth.example("float32[2,1,3,3]", blocksize=3)
-space_to_depth.example("float32[1,2,4,6]", blocksize=2, mode="CRD")

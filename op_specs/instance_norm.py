@@ -3,7 +3,6 @@
 from op_specs.arithmetic import add, div, mul, sqrt, sub
 from op_specs.batch_norm import per_channel
 from op_specs.cast import cast
-from op_specs.expand import expand
 from op_specs.reductions import reduce_mean
 from op_specs.reshape import reshape
 from taso_mirage.dims import product
@@ -31,19 +30,6 @@ def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, st
     return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
 
 
-@op(onnx="GroupNormalization", since=18, until=20)
-def group_norm_by_group(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5):
-    """group_norm before opset 21: scale and bias have one element a group"""
-    channels = xp.shape(x)[1] // num_groups
-    each = [_repeated(xp, v, num_groups, channels) for v in (scale, bias)]
-    return group_norm(xp, x, *each, num_groups=num_groups, epsilon=epsilon)
-
-
-def _repeated(xp, values, groups, channels):
-    column = reshape(xp, values, shape=(groups, 1))
-    return reshape(xp, expand(xp, column, shape=(groups, channels)), shape=(groups * channels,))
-
-
 def _normalised(xp, x, axes, epsilon):
     centred = sub(xp, x, reduce_mean(xp, x, axes=axes))
     variance = reduce_mean(xp, mul(xp, centred, centred), axes=axes)
@@ -54,4 +40,3 @@ instance_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]")
 instance_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", epsilon=0.01)
 group_norm.example("float32[2,4,3,5]", "float32[4]", "float32[4]", num_groups=2)
 group_norm.example("float32[2,6,4]", "float32[6]", "float32[6]", num_groups=3, epsilon=0.01)
-group_norm_by_group.example("float32[2,4,3,5]", "float32[2]", "float32[2]", num_groups=2)

@@ -25,12 +25,6 @@ def rms_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type:
     return _scaled(xp, _back(xp, normal, x), scale)
 
 
-@op(onnx="SimplifiedLayerNormalization", since=1)
-def simplified_layer_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
-    """RMSNormalization for models before opset 23: an operator that ONNX Runtime adds to the default domain"""
-    return rms_norm(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
-
-
 @op(onnx="MeanVarianceNormalization", since=9)
 def mean_variance_norm(xp, x, *, axes: Ints = (0, 2, 3)):
     """x -> (x - mean) / (sqrt(variance) + 1e-9) over `axes`"""
@@ -65,7 +59,7 @@ def _read(op_: Op, call: Call) -> Node:
     return op_._read(Call(call.op_type, call.args, attrs, call.opset, call.domain, call.outputs))
 
 
-for each in (layer_norm, rms_norm, simplified_layer_norm):
+for each in (layer_norm, rms_norm):
     each.importer(lambda call, each=each: _read(each, call))
     each.example("float32[2,3,4]", "float32[4]", axis=2)
     each.example("float32[2,3,4]", "float32[3,4]", axis=1, epsilon=0.01)

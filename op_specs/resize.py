@@ -9,7 +9,7 @@ from op_specs.reshape import reshape
 from taso_mirage.dims import Dim
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import ABSENT, constant
-from taso_mirage.ops import Call, Ints, op
+from taso_mirage.ops import Call, Ints, extents, op
 
 
 @op(onnx="Resize", since=10)
@@ -51,7 +51,10 @@ def _factors(call: Call, have: list[Dim]) -> Ints:
     sizes = call.arg(3)
     if call.opset >= 11 and sizes is not ABSENT:
         return tuple(_ratio(n, m) for n, m in zip(have, call.extents(3), strict=True))
-    return whole(call.arg(1 if call.opset < 11 else 2))
+    scales = call.arg(1 if call.opset < 11 else 2)
+    if scales is ABSENT or scales.op != "constant":
+        raise Unsupported("Resize by scales that are no constant in the graph")
+    return _whole(scales.attr("value").numpy())
 
 
 def _ratio(n: Dim, m: Dim) -> int:
@@ -61,14 +64,8 @@ def _ratio(n: Dim, m: Dim) -> int:
     return factor
 
 
-def whole(scales) -> Ints:
-    """The elements of a constant, all whole numbers above 0."""
-    if scales is ABSENT or scales.op != "constant":
-        raise Unsupported("Resize by scales that are no constant in the graph")
-    return _whole(scales.attr("value").numpy())
-
-
 def _whole(scales) -> Ints:
+    """Scales that are whole numbers above 0."""
     if any(s < 1 or s != math.floor(s) for s in scales):
         raise Unsupported(f"Resize by {tuple(float(s) for s in scales)}")
     return tuple(int(s) for s in scales)
@@ -77,11 +74,11 @@ def _whole(scales) -> Ints:
 @resize.exporter
 def _(node, opset: int) -> Call:
     (x,) = node.args
-    scales = constant(np.array(node.attr("factors"), np.float32))
     if opset < 11:
-        return Call("Resize", (x, scales), {"mode": "nearest"}, opset)
+        return Call("Resize", (x, constant(np.array(node.attr("factors"), np.float32))), {"mode": "nearest"}, opset)
     nearest = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
-    return Call("Resize", (x, constant(np.zeros(0, np.float32)), scales), nearest, opset)
+    empty = constant(np.zeros(0, np.float32)) if opset < 13 else ABSENT
+    return Call("Resize", (x, empty, empty, extents(node.shape)), nearest, opset)
 
 
 resize.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))
@@ -89,9 +86,9 @@ resize.example("float32[2,2,3,2]", factors=(1, 1, 1, 2))
 resize.example("float32[1,2,3,4]", factors=(1, 1, 4, 4))
 
 
-@op(onnx="Upsample", since=7, until=9)
+@op(onnx="Upsample", since=7, until=8)
 def upsample(xp, x, *, factors: Ints):
-    """Resize as it was called up to opset 9; read as such"""
+    """Resize as it was called before opset 10"""
     return resize(xp, x, factors=factors)
 
 
@@ -99,15 +96,11 @@ def upsample(xp, x, *, factors: Ints):
 def _(call: Call):
     if call.attrs.get("mode", "nearest") != "nearest":
         raise Unsupported(f"Upsample of mode {call.attrs['mode']}")
-    factors = whole(call.arg(1)) if call.opset >= 9 else _whole(call.attrs["scales"])
-    return upsample.term(call.arg(0), factors=factors)
+    return upsample.term(call.arg(0), factors=_whole(call.attrs["scales"]))
 
 
 @upsample.exporter
 def _(node, opset: int) -> Call:
-    if opset >= 9:
-        scales = constant(np.array(node.attr("factors"), np.float32))
-        return Call("Upsample", (node.args[0], scales), {"mode": "nearest"}, opset)
     scales = tuple(float(f) for f in node.attr("factors"))
     return Call("Upsample", node.args, {"mode": "nearest", "scales": scales}, opset)
 

@@ -69,8 +69,8 @@ def _(call: Call):
 
 @constant_of_shape.exporter
 def _(node, opset: int) -> Call:
-    value = node.attr("value").numpy().reshape((1,))
-    return Call("ConstantOfShape", (extents(node.attr("shape")),), {"value": Literal.of(value)}, opset)
+    value = constant(node.attr("value").numpy())
+    return Call("Expand", (value, extents(node.attr("shape"))), {}, opset)
 
 
 constant_of_shape.example(shape=(2, 3), value=Literal.of(np.float32(1.5)))

@@ -34,7 +34,9 @@ ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODE
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME:DIMS", help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4)."),
+    typer.Option(
+        "--shape", metavar="NAME:DIMS", help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4)."
+    ),
 ]
 
 
@@ -54,10 +56,13 @@ def optimize(
     target: Annotated[str, typer.Option(help="The machine to optimize for; cpu is this one.")] = "cpu",
     shape: Shapes = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
     ] = None,
     budget: Annotated[float, typer.Option(min=0, help="Seconds that the search may take.")] = 60.0,
-    alpha: Annotated[float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")] = 1.05,
+    alpha: Annotated[
+        float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
+    ] = 1.05,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
     ] = True,
@@ -132,14 +137,20 @@ def parse_shapes(model: Model, texts: list[str]) -> dict[str, int]:
         name, _, given = text.rpartition(":")
         sizes = _sizes(text, given)
         if name not in inputs:
-            _fix(found, {name: sizes[0]} if len(sizes) == 1 and name in model.symbols() else _unknown(text, name, model))
+            _fix(
+                found, {name: sizes[0]} if len(sizes) == 1 and name in model.symbols() else _unknown(text, name, model)
+            )
             continue
         dims = inputs[name].tensor.shape or ()
         if len(dims) != len(sizes):
-            raise InvalidOption(f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given")
+            raise InvalidOption(
+                f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given"
+            )
         for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
             if isinstance(dim, int) and dim != size:
-                raise InvalidOption(f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given")
+                raise InvalidOption(
+                    f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given"
+                )
             if not isinstance(dim, int) and len(symbols(dim)) == 1 and dim == symbol(next(iter(symbols(dim)))):
                 _fix(found, {next(iter(symbols(dim))): size})
     return found
@@ -184,7 +195,9 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
         have, want = arrays[name].shape, node.tensor.shape or ()
         fits = len(have) == len(want) and all(not isinstance(d, int) or d == n for d, n in zip(want, have, strict=True))
         if arrays[name].dtype != numpy_dtype(node.dtype) or not fits:
-            raise InvalidOption(f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(have)}, the model wants {node.tensor}")
+            raise InvalidOption(
+                f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(have)}, the model wants {node.tensor}"
+            )
     return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
 
 

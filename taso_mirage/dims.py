@@ -144,7 +144,8 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     divisors = _terms(b)
     if len(divisors) != 1:
         return a if b == 1 else Symbolic((((((Floor(_lift(a), b)), 1),), 1),))
-    quotient, rest = [], []
+    quotient: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
     for term in _terms(a):
         divided = _divide_term(term, divisors[0])
         (rest if divided is None else quotient).append(term if divided is None else divided)

@@ -142,6 +142,12 @@ def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
     return None
 
 
+def _note(why: list[str], reason: str) -> None:
+    """Keep the reason that came furthest: a guard that failed says more than an operator that differs."""
+    if not why[0].startswith("the guard"):
+        why[0] = reason
+
+
 def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator[_State]:
     if pattern.op == "input":
         name = pattern.attr("name")
@@ -151,16 +157,16 @@ def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator
         elif bound is node:
             yield state
         else:
-            why[0] = f"{name} stands for two different terms"
+            _note(why, f"{name} stands for two different terms")
         return
     if pattern.op == "splat":
         if splat_value(node) == pattern.attr("value"):
             yield state
         else:
-            why[0] = f"{node.op} is not the constant {pattern.attr('value')}"
+            _note(why, f"{node.op} is not the constant {pattern.attr('value')}")
         return
     if node.op != pattern.op or len(node.args) != len(pattern.args):
-        why[0] = f"{node.op} with {len(node.args)} operands is not {pattern.op} with {len(pattern.args)}"
+        _note(why, f"{node.op} with {len(node.args)} operands is not {pattern.op} with {len(pattern.args)}")
         return
     started = _match_attributes(pattern, node, state, why)
     if started is None:
@@ -189,10 +195,10 @@ def _match_attributes(pattern: Node, node: Node, state: _State, why: list[str]) 
         if isinstance(wanted, Expr) and name is None:
             later.append((wanted, value))
         elif name is None and wanted != value:
-            why[0] = f"{node.op} has {key}={value}, not {wanted}"
+            _note(why, f"{node.op} has {key}={value}, not {wanted}")
             return None
         elif name is not None and attributes.setdefault(name, value) != value:
-            why[0] = f"{node.op} has {key}={value}, where {name} is {attributes[name]}"
+            _note(why, f"{node.op} has {key}={value}, where {name} is {attributes[name]}")
             return None
     return _State(state.operands, attributes, tuple(later))
 
@@ -245,7 +251,7 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     attrs: dict[str, Any] = {}
     for key, value in node.attrs:
         if key == REST:
-            attrs.update(names[value.source])
+            attrs.update(names[str(value)])
         else:
             attrs[key] = value(names) if isinstance(value, Expr) else value
     args = [done[a] for a in node.args]

@@ -37,6 +37,8 @@ class Expr(Opaque):
     def __repr__(self) -> str:
         return self.source
 
+    __str__ = __repr__
+
 
 _WEIGHT_ONLY: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -62,7 +62,7 @@ class Node:
     args: tuple[Node, ...]
     attrs: Attributes
     type: Type
-    _pool: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+    _pool: ClassVar[WeakValueDictionary[Any, Node]] = WeakValueDictionary()
 
     def __new__(
         cls,
@@ -205,7 +205,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
         if not hasattr(ml_dtypes, name):
             raise TypeError(f"numpy has no dtype {name}") from None
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 def is_float(dtype: str) -> bool:

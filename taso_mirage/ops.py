@@ -189,7 +189,7 @@ class Op:
         return (self.export_hook or self._write)(node, opset)
 
     def _write(self, node: Node, opset: int) -> Call:
-        attrs = {k: v for k, v in node.attrs if v is not None}
+        attrs: dict[str, Any] = {k: v for k, v in node.attrs if v is not None}
         args = list(node.args)
         for name, since in self.from_inputs.items():
             if opset >= since:
@@ -322,7 +322,23 @@ class Terms(Meaning[Node]):
 
 
 _PRIMITIVES = frozenset(
-    ["iota", "map", "cast", "contract", "reduce", "cumulate", "reshape", "transpose", "expand", "concat", "slice", "pad", "window", "take", "take_along"]
+    [
+        "iota",
+        "map",
+        "cast",
+        "contract",
+        "reduce",
+        "cumulate",
+        "reshape",
+        "transpose",
+        "expand",
+        "concat",
+        "slice",
+        "pad",
+        "window",
+        "take",
+        "take_along",
+    ]
 )
 TERMS = Terms()
 

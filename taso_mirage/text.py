@@ -14,7 +14,7 @@ from taso_mirage.equation import REST, Equation
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.expressions import FUNCTIONS, Expr
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
-from taso_mirage.ops import get, load_specs
+from taso_mirage.ops import Op, get, load_specs
 
 # ---------------------------------------------------------------- graphs
 
@@ -144,7 +144,7 @@ def _parse_value(tree: ast.expr) -> Any:
     raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no value")
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> Op:
     try:
         return get(name)
     except KeyError as error:

@@ -169,9 +169,11 @@ def _assert_residues(xp: Field, found: Residues, exact: Any) -> None:
     whole = np.abs(scaled - np.round(scaled)) < 1e-3
     small = whole & (np.abs(scaled) < 2**50) & np.isfinite(scaled)
     expected = xp.load(np.where(small, np.round(scaled), 0.0))
-    ours = found.data * xp.load(np.asarray(scale)).data.reshape(2, 2, *(1,) * np.ndim(exact)) % np.array(
-        [65063, 32531]
-    ).reshape(2, 1, *(1,) * np.ndim(exact))
+    ours = (
+        found.data
+        * xp.load(np.asarray(scale)).data.reshape(2, 2, *(1,) * np.ndim(exact))
+        % np.array([65063, 32531]).reshape(2, 1, *(1,) * np.ndim(exact))
+    )
     valid = found.valid
     assert np.array_equal(ours[:, valid][..., small], expected.data[:, valid][..., small])
 

@@ -27,7 +27,8 @@ def windows(
     for i, (axis, stride, dilation) in enumerate(zip(axes, strides, dilations, strict=True)):
         index[axis] = slice(None, None, stride)
         index[a.ndim + i] = slice(None, None, dilation)
-    return view[tuple(index)]
+    result: Array = view[tuple(index)]
+    return result
 
 
 def padded(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interior: Sequence[int]) -> Array:
@@ -42,7 +43,8 @@ def padded(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interi
     )
     result[inside] = a
     crop = tuple(slice(max(-p, 0), n - max(-q, 0)) for n, p, q in zip(sizes, low, high, strict=True))
-    return result[crop]
+    cropped: Array = result[crop]
+    return cropped
 
 
 def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) -> Array:
@@ -63,7 +65,8 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
     product = np.matmul(left, right)
     product = product.reshape((*product.shape[:n], *rows_shape, *columns_shape))
     order = [*batch, *rows, *columns]
-    return product.transpose([order.index(c) for c in result])
+    moved: Array = product.transpose([order.index(c) for c in result])
+    return moved
 
 
 def _summed(a: Array, letters: str, kept: str) -> tuple[Array, str]:

@@ -53,7 +53,8 @@ class Extents(Reals):
         if fn not in _EXACT:
             raise Undecidable(f"{fn.__name__} of sizes that are not fixed")
         if fn in (np.equal, np.not_equal):
-            return np.vectorize(lambda a, b: _same(a, b) is (fn is np.equal), otypes=[bool])(*xs)
+            compare = np.vectorize(lambda a, b: _same(a, b) is (fn is np.equal), otypes=[bool])
+            return np.asarray(compare(*xs))
         return np.asarray(fn(*xs), object)
 
     def cast(self, a: Array, dtype: str) -> Array:

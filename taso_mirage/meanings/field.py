@@ -143,7 +143,9 @@ class Field(Meaning[Residues]):
             )
         if _widens(a.dtype, dtype) or (not is_float(a.dtype) and not is_float(dtype)):
             return replace(a, dtype=dtype)
-        return self._oracle("cast", [a.data], dtype, a.valid)  # rounding depends on the value, not on where it came from
+        return self._oracle(
+            "cast", [a.data], dtype, a.valid
+        )  # rounding depends on the value, not on where it came from
 
     # ------------------------------------------------------------ folds
 
@@ -334,7 +336,8 @@ def _mix(x: Array) -> Array:
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        mixed: Array = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def _widens(old: str, new: str) -> bool:

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, Undecidable, broadcast_dims, broadcast_shapes, product, show_shape
-from taso_mirage.errors import IllTyped
+from taso_mirage.dims import Dim, Shape, broadcast_dims, broadcast_shapes, product, show_shape
+from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir import Literal, Tensor, numpy_dtype
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, window_count
 

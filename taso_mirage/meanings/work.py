@@ -86,4 +86,3 @@ def fixed(value: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(value, Symbolic):
         return evaluate(value, sizes)
     return tuple(fixed(v, sizes) for v in value) if isinstance(value, tuple) else value
-

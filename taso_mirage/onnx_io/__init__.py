@@ -1,4 +1,4 @@
-"""The border to ONNX: only this package imports onnx or onnx-ir. What is not understood becomes `opaque` and survives."""
+"""The border to ONNX: only it imports onnx and onnx-ir. What is not understood becomes `opaque`."""
 
 from taso_mirage.onnx_io.files import load, save
 from taso_mirage.onnx_io.protos import from_proto

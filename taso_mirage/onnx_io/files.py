@@ -115,7 +115,7 @@ def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
 def save(model: Model, path: str | Path) -> list[Path]:
     """Write the model, atomically; large or external weights go to `NAME.data` beside it. Returns the files written.
 
-    Where that file is the one that weights of `model` are read from, these can only be read from the new file afterwards.
+    If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
     path = Path(path)
     built = to_ir(model)
@@ -144,9 +144,10 @@ def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
     except (ValueError, onnx.checker.ValidationError) as error:
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
-    for tensor in sources:
-        if names and isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == (path.parent / data).resolve():
-            tensor.invalidate()  # its offsets are those of the old file
+    target = (path.parent / data).resolve()
+    for tensor in sources if names else []:
+        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == target:
+            tensor.invalidate()  # its offset is one in the old file
     return [path.parent / name for name in [*names, path.name]]
 
 

@@ -98,7 +98,9 @@ def _case(model: Model, session: Session, name: str, inputs: Arrays) -> Case:
 
 def reference(model: Model, inputs: Arrays) -> list[Any]:
     """The original graph evaluated in float64; what has no definition runs in ONNX Runtime in its own dtype."""
-    env: dict[Node, Any] = {n: EXACT.load(inputs[n.attr("name")]) for n in model.graph.inputs if n.attr("name") in inputs}
+    env: dict[Node, Any] = {
+        n: EXACT.load(inputs[n.attr("name")]) for n in model.graph.inputs if n.attr("name") in inputs
+    }
     for node in topological(model.graph.outputs):
         if node.op == "weight":
             env[node] = EXACT.load(model.weights[node.attr("name")].numpy())
@@ -157,7 +159,10 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
         return Difference(case, output, np.inf, 0.0, 0.0)
     wide_new, wide_old = new.astype(np.float64), old.astype(np.float64)
     finite = np.isfinite(wide_old)
-    if not np.array_equal(wide_new[~finite], wide_old[~finite], equal_nan=True) or not np.isfinite(wide_new[finite]).all():
+    if (
+        not np.array_equal(wide_new[~finite], wide_old[~finite], equal_nan=True)
+        or not np.isfinite(wide_new[finite]).all()
+    ):
         return Difference(case, output, np.inf, 0.0, 0.0)
     target = np.where(np.isfinite(exact), exact, wide_old)[finite] if exact.shape == old.shape else wide_old[finite]
     error = _largest(wide_new[finite] - target)

@@ -118,7 +118,7 @@ class Measured:
                 inputs.append(leaf)
             operands.append(leaf)
         alone = get(node.op).term(*operands, **_sized_attributes(node, sizes))
-        outputs = (alone,)
+        outputs: tuple[Node, ...] = (alone,)
         if isinstance(alone.type, tuple):
             outputs = tuple(get("item").term(alone, index=i) for i in range(len(alone.type)))
         opsets = {"": self.context.opsets.get("", 17), **self.context.opsets}
@@ -205,4 +205,3 @@ def target_key() -> str:
     from taso_mirage.optimize.session import device, version
 
     return f"cpu | {device()} | onnxruntime {version()} | taso-mirage {__version__}"
-

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Equation, Match, Rules, apply, matches
+from taso_mirage.equation import Equation, Match, NoMatch, Rules, apply, matches
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
@@ -17,8 +17,8 @@ from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype, topological, weigh
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import Work, size, work
 from taso_mirage.model import Array, Model
-from taso_mirage.optimize.steps import Step
 from taso_mirage.ops import get, interpret
+from taso_mirage.optimize.steps import Step
 
 SWEEPS = 8
 FOLDED_GROWTH = 1 << 16
@@ -108,7 +108,9 @@ class _Sweep:
         for equation in self.rules.at(node):
             for found in matches(equation, node):
                 results = apply(equation, found)
-                if results and results[0] is not node and self._pays(equation, found, results):
+                if isinstance(results, NoMatch) or results[0] is node:
+                    continue
+                if self._pays(equation, found, results):
                     self.steps.append(Step((equation.name,), (node,), results))
                     return results[0]
         return None
@@ -153,7 +155,9 @@ def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None)
     for target in targets:
         name = _fresh_name(model.names.get(target, f"folded_{target.op}"), weights)
         type = target.tensor
-        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(numpy_dtype(type.dtype))
+        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
+            numpy_dtype(type.dtype)
+        )
         weights[name] = Array(array.reshape([int(d) for d in target.shape]))
         table[target] = weight(name, type)
         names[table[target]] = name
@@ -197,7 +201,7 @@ def _worth_folding(node: Node) -> list[Node]:
     pending, kept = [node], []
     while pending:
         each = pending.pop()
-        if not each.args or not isinstance(each.type, Tensor) and each.op != "item":
+        if not each.args or (not isinstance(each.type, Tensor) and each.op != "item"):
             pending += [a for a in each.args if a.args]
             continue
         leaves = {n for n in topological([each]) if n.op in ("weight", "constant")}

@@ -201,7 +201,9 @@ class _Job:
             before = self.cost(self.model.nodes())
             if best.cost <= before:
                 return best, None
-            self.notes.append(f"predicted slower ({best.cost:.3g} s against {before:.3g} s): the original's graph is kept")
+            self.notes.append(
+                f"predicted slower ({best.cost:.3g} s against {before:.3g} s): the original's graph is kept"
+            )
             return None, None
         return self._fastest(candidates, original)
 
@@ -249,7 +251,9 @@ class _Job:
 
         k = first_bad(len(chosen.steps), passes)
         culprit = ", ".join(chosen.steps[k - 1].equations)
-        self.notes.append(f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it")
+        self.notes.append(
+            f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
+        )
         if k == 1:
             return None, ()
         good = self._after(chosen, k - 1)
@@ -288,7 +292,9 @@ def representative(model: Model, config: Config) -> dict[str, int]:
     names = model.symbols()
     if unknown := set(config.shapes) - set(names):
         known = ", ".join(names) or "none"
-        raise InvalidOption(f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}")
+        raise InvalidOption(
+            f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
+        )
     return {name: config.shapes.get(name, config.default_size) for name in names}
 
 
@@ -306,4 +312,3 @@ def failed(result: Result) -> CheckFailed | None:
     """The error behind a result whose check failed, if it did."""
     bad = [n for n in result.notes if n.startswith("the check failed")]
     return CheckFailed(bad[0]) if bad else None
-

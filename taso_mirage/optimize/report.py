@@ -81,7 +81,14 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
         },
         "equations": dict(result.equations),
         "check": [
-            {"case": d.case, "output": d.output, "error": d.error, "own_error": d.own, "bound": d.bound, "passed": d.passed}
+            {
+                "case": d.case,
+                "output": d.output,
+                "error": d.error,
+                "own_error": d.own,
+                "bound": d.bound,
+                "passed": d.passed,
+            }
             for d in result.differences
         ],
         "search": {
@@ -250,9 +257,9 @@ def diagnosis() -> dict[str, Any]:
     import onnx
     import onnx_ir
 
+    from taso_mirage.ops import data_folder, load_specs
     from taso_mirage.optimize import session
     from taso_mirage.optimize.cost import cache_path
-    from taso_mirage.ops import data_folder, load_specs
     from taso_mirage.text import laws
 
     working = session.working_providers()

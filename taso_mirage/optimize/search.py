@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from taso_mirage.equation import Equation, Match, Rules, apply, matches
+from taso_mirage.equation import Equation, Match, NoMatch, Rules, apply, matches
 from taso_mirage.ir import Graph, Node, substitute, topological, users
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.optimize.partition import Part, parts
@@ -170,11 +170,9 @@ def _in_order(equation: Equation, found: Match, position: dict[Node, int]) -> bo
     return places == sorted(places)
 
 
-def _applied(
-    state: State, equation: Equation, found: Match, eager: Rules, context: Context
-) -> Iterator[Rewrite]:
+def _applied(state: State, equation: Equation, found: Match, eager: Rules, context: Context) -> Iterator[Rewrite]:
     results = apply(equation, found)
-    if not results or results == found.outputs:
+    if isinstance(results, NoMatch) or results == found.outputs:
         return
     if not all(context.legal(n) for n in new_terms(results, found.operands)):
         return

@@ -31,11 +31,12 @@ class Session:
     def __init__(self, source: bytes | str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
         import onnxruntime
 
+        onnxruntime.set_default_logger_severity(4)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         try:
-            self._session = onnxruntime.InferenceSession(source, options, providers=list(providers))
+            self._session = onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
         except Exception as error:  # onnxruntime's errors share no base class of its own
             raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
         missing = set(providers) - set(self._session.get_providers())

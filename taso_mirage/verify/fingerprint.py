@@ -39,9 +39,7 @@ class Unknown:
         return False
 
 
-def fingerprint(
-    lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0
-) -> Agreed | Refuted | Unknown:
+def fingerprint(lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0) -> Agreed | Refuted | Unknown:
     """Compare two lists of typed terms over the same leaves. Sizes must be fixed."""
     xp = Field(trials, seed)
     env = {n: xp.fresh(n.tensor) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import REST, Equation, apply, instantiate, match
+from taso_mirage.equation import REST, Equation, NoMatch, apply, instantiate, match
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.expressions import Expr
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
@@ -47,10 +47,10 @@ def typings(equation: Equation, seed: int = 0, tries: int = 2000) -> Iterator[Ty
             continue
         seen.add(lhs)
         found = match(equation, lhs[0], users(topological(lhs)))
-        if not found or found.outputs != lhs:
+        if isinstance(found, NoMatch) or found.outputs != lhs:
             continue
         rhs = apply(equation, found)
-        if rhs:
+        if not isinstance(rhs, NoMatch):
             yield Typing(lhs, rhs)
 
 
@@ -125,11 +125,14 @@ def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _resizing(rng: np.random.Generator) -> dict[int, int]:
-    """A one-to-one change of sizes, so that equal dims stay equal and different ones different."""
-    if rng.random() < 0.5:
-        return {}
+    """As it is; a one-to-one change of sizes, so that equal dims stay equal and different ones different; or all alike."""
     sizes = [2, 3, 4, 5, 6, 7]
-    return dict(zip(sizes, (int(s) for s in rng.permutation(sizes)), strict=True))
+    kind = rng.random()
+    if kind < 0.4:
+        return {}
+    if kind < 0.7:
+        return dict(zip(sizes, (int(s) for s in rng.permutation(sizes)), strict=True))
+    return dict.fromkeys(sizes, int(rng.integers(2, 5)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,101 @@
+"""Imports go one way, heavy packages stay in their one file, and `--help` answers at once."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "taso_mirage"
+LAYERS = [
+    {"errors"},
+    {"dims"},
+    {"ir"},
+    {"meanings"},
+    {"ops"},
+    {"expressions", "folding"},
+    {"equation", "model"},
+    {"text"},
+    {"onnx_io", "verify"},
+    {"generate", "optimize", "codegen", "runtime"},
+    {"cli"},
+]
+HEAVY = {
+    "onnx": {"onnx_io/files.py", "optimize/report.py"},
+    "onnx_ir": {"onnx_io/read.py", "onnx_io/write.py", "onnx_io/files.py", "onnx_io/build.py", "optimize/report.py"},
+    "onnx_shape_inference": {"onnx_io/read.py"},
+    "onnxruntime": {"optimize/session.py"},
+    "z3": set(),
+    "triton": set(),
+    "sqlite3": {"optimize/cost.py", "optimize/report.py"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(file: Path, top_level: bool = False) -> set[str]:
+    tree = ast.parse(file.read_text())
+    nodes = tree.body if top_level else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def layer(name: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if name in names)
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for file in modules():
+        own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for name in imports(file, top_level=True):
+            parts = name.split(".")
+            if parts[0] == "taso_mirage" and len(parts) > 1 and parts[1] != own and layer(parts[1]) >= layer(own):
+                wrong.append(f"{file.relative_to(PACKAGE)} imports {name}")
+    assert wrong == []
+
+
+def test_heavy_packages_are_imported_in_named_files() -> None:
+    wrong = []
+    for file in modules():
+        where = str(file.relative_to(PACKAGE))
+        for name in imports(file):
+            top = name.split(".")[0]
+            if top in HEAVY and where not in HEAVY[top]:
+                wrong.append(f"{where} imports {name}")
+    assert wrong == []
+
+
+def test_generate_optimize_and_codegen_never_import_each_other() -> None:
+    rooms = {"generate", "optimize", "codegen"}
+    for file in modules():
+        own = file.relative_to(PACKAGE).parts[0]
+        if own in rooms:
+            assert not {n.split(".")[1] for n in imports(file) if n.startswith("taso_mirage.")} & (rooms - {own})
+
+
+def test_files_are_small() -> None:
+    long = {str(f.relative_to(PACKAGE)): len(f.read_text().splitlines()) for f in modules()}
+    assert {name: n for name, n in long.items() if n > 450} == {}
+
+
+def test_help_imports_nothing_heavy_and_is_quick() -> None:
+    code = "import sys, taso_mirage.cli; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"numpy", "onnx", "onnx_ir", "onnxruntime", "sqlite3", "ml_dtypes"}
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "taso_mirage.cli", "--help"], capture_output=True, check=True)
+    assert time.perf_counter() - start < 5  # the bar is 0.3 s (bench/startup.py); this only catches a disaster

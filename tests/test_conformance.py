@@ -1,0 +1,402 @@
+"""All node test cases of the onnx package through the border: same structure, same results, and our definitions' results."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from taso_mirage.ir import Tensor
+from taso_mirage.meanings.reals import REALS
+from taso_mirage.model import Model
+from taso_mirage.onnx_io import from_proto, serialize
+from taso_mirage.onnx_io.read import BROKEN, from_ir
+from taso_mirage.ops import interpret
+
+TRANSFORMATIONS: dict[str, Callable[[Model], Model]] = {"import": lambda model: model}
+"""What happens between import and export. Structure is compared for `import` only."""
+
+CHUNKS = 24
+EXPECTED = {"cases": 1884, "round trip": 1884, "checker": 1884, "structure": 1884}
+"""Counts that hold exactly, for every transformation that they apply to."""
+AT_LEAST = {"ORT runs": 1000, "ORT equal": 1000, "defined": 0, "reals": 0}
+
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+"""Operators whose result differs from run to run: not compared."""
+
+NEUTRAL = {"Cast", "CastLike", "Slice", "Reshape", "Expand", "Squeeze", "Transpose", "Pad", "Concat", "Sum", "Max", "Min"}
+"""Operators that may be their operand: a cast to its own type, the whole slice, a concatenation of one part."""
+
+@dataclass
+class Outcome:
+    """What became of one case: `passed` stages, `skipped` ones with their reasons, and what is wrong."""
+
+    name: str
+    passed: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    def judge(self, stage: str, complaint: str | None) -> None:
+        if complaint is None:
+            self.passed.append(stage)
+        else:
+            self.wrong.append(f"{self.name}: {stage}: {complaint}")
+
+
+@functools.cache
+def collected() -> list[Any]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(collect_testcases(None))
+
+
+@functools.cache
+def outcomes(transformation: str, chunk: int) -> list[Outcome]:
+    transform = TRANSFORMATIONS[transformation]
+    return [examine(case, transform, transformation == "import") for case in collected()[chunk::CHUNKS]]
+
+
+def examine(case: Any, transform: Callable[[Model], Model], compare_structure: bool) -> Outcome:
+    outcome = Outcome(case.name, ["cases"])
+    try:
+        model = from_proto(_copied(case.model))
+        imported = from_ir(model)
+        data = serialize(transform(imported))
+    except Exception as error:
+        outcome.judge("round trip", f"{type(error).__name__}: {error}")
+        return outcome
+    outcome.judge("round trip", next((r for r in imported.opaque.values() if r.startswith(BROKEN)), None))
+    after = onnx.load_model_from_string(data)
+    _judge_checker(outcome, case.model, after)
+    if compare_structure:
+        outcome.judge("structure", structural_difference(case.model, after))
+    _judge_runtime(outcome, case, data)
+    _judge_reals(outcome, case, transform)
+    return outcome
+
+
+def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def _judge_checker(outcome: Outcome, before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(before)
+    except Exception as error:
+        outcome.skipped["checker"] = f"refuses the original: {_brief(error)}"
+        return
+    try:
+        onnx.checker.check_model(after)
+        outcome.judge("checker", None)
+    except Exception as error:
+        outcome.judge("checker", _brief(error))
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+# ---------------------------------------------------------------- structure
+
+
+def structural_difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str | None:
+    """None if both compute their outputs by the same operators, connected the same way, from the same inputs.
+
+    An output's tree of (domain, operator, output number, operands) is compared, so that names, order, dead nodes and
+    shared subterms do not matter. What is known before the model runs (weights, constants, sizes, and what is computed
+    from them alone) is one leaf, as it may be folded; operators that may be their operand (`NEUTRAL`) count as it where
+    the type stays. Both are judged by the results.
+    """
+    if [o.name for o in before.graph.output] != [o.name for o in after.graph.output]:
+        return "the outputs' names differ"
+    if [i.name for i in before.graph.input] != [i.name for i in after.graph.input]:
+        return "the inputs' names differ"
+    was, now = _Trees(before).outputs(), _Trees(after).outputs()
+    differing = [f"{a} became {b}" for a, b in zip(was, now, strict=True) if a != b]
+    return differing[0] if differing else None
+
+
+KNOWN = "known"
+
+
+class _Trees:
+    """The outputs of a model as trees in text."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+        self.types: dict[str, bytes] = {t.name: _type_of(t) for t in self.graph.initializer}
+
+    def outputs(self) -> list[str]:
+        return self.of(self.graph, {})
+
+    def of(self, graph: onnx.GraphProto, outer: Mapping[str, str]) -> list[str]:
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            self.types[info.name] = info.type.SerializeToString()
+        found = {**outer, **{i.name: i.name for i in graph.input}}
+        found |= {t.name: KNOWN for t in graph.initializer if t.name not in found}
+        for node in graph.node:
+            bodies = [tuple(self.of(a.g, found)) for a in node.attribute if a.HasField("g")]
+            for i, name in enumerate(node.output):
+                found[name] = self.tree(node, i, [found.get(n, "") for n in node.input], bodies)
+        return [found[o.name] for o in graph.output]
+
+    def tree(self, node: onnx.NodeProto, i: int, operands: list[str], bodies: list[Any]) -> str:
+        name = node.op_type
+        if name == "CastLike":
+            name, operands = "Cast", operands[:1]
+        if name == "Split":
+            operands = operands[:1]  # equal parts may be written out
+        while operands and operands[-1] == "":
+            operands.pop()
+        known = not bodies and all(o in (KNOWN, "") for o in operands) and name not in RANDOM
+        if known or name in ("Shape", "Size"):
+            return KNOWN
+        same = self.types.get(node.output[i]) == self.types.get(node.input[0], b"")
+        if name == "Identity" or (name in NEUTRAL and same and all(o == KNOWN for o in operands[1:])):
+            return operands[0]
+        return f"{node.domain}:{name}.{i}({', '.join(operands)}){bodies or ''}"
+
+
+def _type_of(tensor: onnx.TensorProto) -> bytes:
+    return bytes(onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).SerializeToString())
+
+
+# ---------------------------------------------------------------- ONNX Runtime
+
+
+def _judge_runtime(outcome: Outcome, case: Any, data: bytes) -> None:
+    operators = set(_operators(case.model.graph)) | {n.op_type for f in case.model.functions for n in f.node}
+    for inputs, _ in case.data_sets:
+        try:
+            feeds = _feeds(case.model.graph, inputs)
+            before = run(case.model.SerializeToString(), feeds)
+        except Exception as error:
+            outcome.skipped["ORT runs"] = _cause(error)
+            return
+        outcome.passed.append("ORT runs")
+        if random := operators & RANDOM:
+            outcome.skipped["ORT equal"] = f"random: {sorted(random)[0]}"
+            return
+        try:
+            after = run(data, feeds)
+            complaint = None if equal(before, after) else "the results differ"
+        except Exception as error:
+            complaint = _brief(error)
+        if complaint is None and all(map(identical, before, after)):
+            outcome.passed.append("ORT equal to the bit")
+        outcome.judge("ORT equal", complaint)
+
+
+def _operators(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield node.op_type
+        for attribute in node.attribute:
+            yield from _operators(attribute.g)
+
+
+def _cause(error: Exception) -> str:
+    text = str(error)
+    for kind in ("NOT_IMPLEMENTED", "INVALID_GRAPH", "INVALID_ARGUMENT", "RUNTIME_EXCEPTION", "FAIL"):
+        if kind in text:
+            return f"ONNX Runtime: {kind}"
+    return f"ONNX Runtime: {type(error).__name__}"
+
+
+def run(data: bytes, feeds: dict[str, Any]) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    if not any(isinstance(v, onnxruntime.OrtValue) for v in feeds.values()):
+        return list(session.run(None, feeds))
+    values = {k: v if isinstance(v, onnxruntime.OrtValue) else _ort_value(v) for k, v in feeds.items()}
+    return [v.numpy() for v in session.run_with_ort_values(None, values)]
+
+
+def _ort_value(value: Any) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(value)
+
+
+def _feeds(graph: onnx.GraphProto, inputs: Sequence[Any]) -> dict[str, Any]:
+    named = zip(graph.input, inputs, strict=False)
+    return {info.name: _feed(value, info.type.tensor_type.elem_type) for info, value in named}
+
+
+def _plain(value: Any) -> Any:
+    """Test cases give arrays, scalars or protos."""
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _feed(value: Any, elem_type: int) -> Any:
+    array = _plain(value)
+    if isinstance(array, np.ndarray) and array.dtype.name in EXOTIC:
+        bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem_type)
+    return array
+
+
+EXOTIC = {name for name in dir(ml_dtypes) if name.startswith(("bfloat", "float", "int", "uint"))}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """The same structure and dtypes, and the same values but for two units in the last place: constants are folded."""
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return bool(a == b)
+    if a.dtype.kind not in "fV" or a.dtype != b.dtype or a.shape != b.shape:
+        return identical(a, b)
+    step = 2 * float(ml_dtypes.finfo(a.dtype).eps)
+    return bool(np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=step, atol=step, equal_nan=True))
+
+
+def identical(a: Any, b: Any) -> bool:
+    """The same to the bit."""
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(identical, a, b))
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return bool(a == b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a.tobytes() == b.tobytes() if a.dtype != object else bool(a.tolist() == b.tolist())
+
+
+# ---------------------------------------------------------------- our definitions
+
+
+def _judge_reals(outcome: Outcome, case: Any, transform: Callable[[Model], Model]) -> None:
+    """Where every operator has a definition, it gives the outputs that the case expects."""
+    if random := set(_operators(case.model.graph)) & RANDOM:
+        outcome.skipped["defined"] = f"random: {sorted(random)[0]}"
+        return
+    inputs, expected = [[_plain(v) for v in values] for values in case.data_sets[0]]
+    reason = ""
+    for bound in binding_choices(case.model.graph, inputs):
+        try:
+            model = transform(from_ir(from_proto(bind(case.model, bound))))
+        except Exception as error:
+            outcome.judge("reals", f"binding {sorted(bound)}: {type(error).__name__}: {error}")
+            return
+        undefined = [n for n in model.nodes() if n.op == "opaque"]
+        if undefined:
+            reason = reason or f"{undefined[0].attr('call')}: {model.opaque.get(undefined[0], '')}"
+            continue
+        outcome.passed.append("defined")
+        outcome.judge("reals", _difference(model, case, inputs, expected))
+        return
+    outcome.skipped["defined"] = reason
+
+
+def _difference(model: Model, case: Any, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    named = dict(zip((i.name for i in case.model.graph.input), inputs, strict=False))
+    env = {n: np.asarray(named[n.attr("name")]) for n in model.graph.inputs}
+    for node in model.nodes():
+        if node.op == "weight":
+            env[node] = np.asarray(model.weights[node.attr("name")].numpy())
+    try:
+        values = interpret(model.graph.outputs, REALS, env)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    for node, want in zip(model.graph.outputs, expected, strict=True):
+        complaint = unlike(np.asarray(values[node]), np.asarray(want), node.tensor, case.rtol, case.atol)
+        if complaint is not None:
+            return complaint
+    return None
+
+
+def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str | None:
+    """How a result differs from the expected one by more than its dtype's rounding; None if it does not."""
+    if got.shape != want.shape:
+        return f"shape {got.shape}, expected {want.shape}"
+    if got.dtype != want.dtype:
+        return f"dtype {got.dtype}, expected {want.dtype}"
+    if got.dtype == object or got.dtype.kind in "biuSUT":
+        differing = int((got != want).sum())
+        return None if differing == 0 else f"{differing} of {got.size} elements differ"
+    wide = np.float64 if got.dtype.kind != "c" else np.complex128
+    step = float(ml_dtypes.finfo(got.dtype).eps)
+    a, b = got.astype(wide), want.astype(wide)
+    close = np.isclose(a, b, rtol=max(rtol, 2 * step), atol=max(atol, 1e-6, step / 8), equal_nan=True)
+    return None if close.all() else f"{(~close).sum()} of {close.size} differ, by up to {np.nanmax(np.abs(a - b)):.3g}"
+
+
+def binding_choices(graph: onnx.GraphProto, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Which inputs to fix: none; then the small integer ones (axes, shapes, pads); then all but the first."""
+    named = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs, strict=False) if isinstance(v, np.ndarray)}
+    yield {}
+    small = {k: v for k, v in named.items() if v.dtype.kind in "iub" and v.ndim <= 1 and v.size <= 64}
+    if small and len(small) < len(named):
+        yield small
+    rest = dict(list(named.items())[1:])
+    if rest and rest.keys() != small.keys():
+        yield rest
+    if small == named and small:
+        yield small
+
+
+def bind(proto: onnx.ModelProto, values: dict[str, Any]) -> onnx.ModelProto:
+    """The model with some inputs turned into initializers."""
+    bound = _copied(proto)
+    kept = [i for i in bound.graph.input if i.name not in values]
+    types = {i.name: i.type.tensor_type.elem_type for i in bound.graph.input}
+    del bound.graph.input[:]
+    bound.graph.input.extend(kept)
+    for name, array in values.items():
+        tensor = ir.to_proto(ir.tensor(array, dtype=ir.DataType(types[name]), name=name))
+        bound.graph.initializer.append(tensor)
+    return bound
+
+
+# ---------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_node_cases(transformation: str, chunk: int) -> None:
+    wrong = [line for outcome in outcomes(transformation, chunk) for line in outcome.wrong]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_counts(transformation: str, capsys: pytest.CaptureFixture[str]) -> None:
+    every = [outcome for chunk in range(CHUNKS) for outcome in outcomes(transformation, chunk)]
+    passed = Counter(stage for outcome in every for stage in set(outcome.passed))
+    skipped = Counter(item for outcome in every for item in outcome.skipped.items())
+    with capsys.disabled():
+        print(f"\nnode test cases, {transformation}: " + ", ".join(f"{n} {stage}" for stage, n in passed.items()))
+        for (stage, reason), n in sorted(skipped.items(), key=lambda item: (item[0][0], -item[1])):
+            print(f"  not {stage}: {n:5} {reason}")
+    for stage, n in EXPECTED.items():
+        assert passed[stage] == n or (stage == "structure" and transformation != "import"), stage
+    for stage, n in AT_LEAST.items():
+        assert passed[stage] >= n, stage
+    assert passed["reals"] == passed["defined"]
+
+
+def test_structure_sees_a_difference() -> None:
+    header = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y)'
+    before = onnx.parser.parse_model(header + "{ a = Relu(x) \n y = Add(a, x) }")
+    same = onnx.parser.parse_model(header + "{ b = Identity(x) \n c = Relu(b) \n y = Add(c, b) }")
+    swapped = onnx.parser.parse_model(header + "{ a = Relu(x) \n y = Add(x, a) }")
+    other = onnx.parser.parse_model(header + "{ a = Neg(x) \n y = Add(a, x) }")
+    assert structural_difference(before, same) is None
+    assert structural_difference(before, swapped) is not None
+    assert structural_difference(before, other) is not None

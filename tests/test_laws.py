@@ -1,0 +1,122 @@
+"""Every law holds on random legal typings in the field, and known-wrong laws are refuted."""
+
+from __future__ import annotations
+
+import pytest
+
+from taso_mirage.equation import Equation, NoMatch, apply, match
+from taso_mirage.ir import Tensor, constant, topological, users, variable, weight
+from taso_mirage.ops import term
+from taso_mirage.text import laws, parse_equation, show_equation
+from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
+from taso_mirage.verify.fuzz import fuzz
+
+
+@pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)
+def test_law_holds_on_random_typings(law: Equation) -> None:
+    found = fuzz(law, wanted=20)
+    assert found.counterexample is None, found.counterexample
+    assert found.typings >= 3, f"only {found.typings} typings of {law} were found: add an example to its operators"
+
+
+@pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)
+def test_law_prints_and_parses_back(law: Equation) -> None:
+    again = parse_equation(show_equation(law), law.name)
+    assert (again.lhs, again.rhs, again.where) == (law.lhs, law.rhs, law.where)
+
+
+WRONG = [
+    # grouped convolutions: concatenating weights is not concatenating outputs (11 of TASO's 133 rules)
+    "(conv(x, v, **a), conv(x, w, **a)) == (item(split(conv(x, concat(v, w, axis=0), **a), axis=1, "
+    "split=(dim(v, 0), dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), **a), axis=1, "
+    "split=(dim(v, 0), dim(w, 0))), index=1)) where rank(v) == rank(w) and shape(v)[1:] == shape(w)[1:]",
+    "conv(x, add(v, w), **a) == mul(conv(x, v, **a), conv(x, w, **a))",
+    "relu(add(x, y)) == add(relu(x), relu(y))",
+    "relu(neg(x)) == neg(relu(x))",
+    "matmul(a, b) == matmul(b, a) where rank(a) == 2 and rank(b) == 2",
+    "transpose(matmul(a, b), perm=(1, 0)) == matmul(transpose(a, perm=(1, 0)), transpose(b, perm=(1, 0))) "
+    "where rank(a) == 2 and rank(b) == 2",
+    "mul(matmul(x, w), c) == matmul(x, mul(w, c)) where rank(c) > 0",
+    "transpose(transpose(x, perm=p), perm=q) == transpose(x, perm=compose(q, p))",
+    "softmax(add(x, y), axis=i) == add(softmax(x, axis=i), softmax(y, axis=i))",
+    "softmax(x, axis=0) == softmax(x, axis=1)",
+    "div(x, y) == div(y, x)",
+    "exp(add(x, y)) == add(exp(x), exp(y))",
+    "sqrt(add(x, y)) == add(sqrt(x), sqrt(y))",
+    "sqrt(mul(x, x)) == neg(x)",
+    "max(x, y) == add(x, y)",
+    "reduce_sum(mul(x, y), axes=i, keepdims=k) == mul(reduce_sum(x, axes=i, keepdims=k), reduce_sum(y, axes=i, keepdims=k))",
+    "sub(x, y) == sub(y, x)",
+    "reduce_max(neg(x), axes=i, keepdims=k) == neg(reduce_max(x, axes=i, keepdims=k))",
+    "tanh(neg(x)) == tanh(x)",
+    "concat(x, y, axis=0) == concat(y, x, axis=0)",
+    "reshape(transpose(x, perm=(1, 0)), shape=s) == reshape(x, shape=s)",
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_law_is_refuted_with_a_counterexample(text: str) -> None:
+    found = fuzz(parse_equation(text), wanted=200, tries=4000)
+    assert found.counterexample is not None
+    assert "against" in found.counterexample
+
+
+def test_relu_of_a_relu_matches_with_reasons() -> None:
+    law = parse_equation("relu(relu(x)) == relu(x)")
+    x = variable("x", Tensor("float32", (2, 3)))
+    found = match(law, term("relu", term("relu", x)))
+    assert found
+    assert apply(law, found) == (term("relu", x),)
+    missed = match(law, term("relu", term("neg", x)))
+    assert isinstance(missed, NoMatch)
+    assert "neg" in missed.reason
+
+
+def test_guard_and_type_change_are_reasons() -> None:
+    law = parse_equation("mul(matmul(x, w), c) == matmul(x, mul(w, c)) where is_weight(w) and size(c) == 1")
+    x, w = variable("x", Tensor("float32", (2, 3))), variable("w", Tensor("float32", (3, 4)))
+    product = term("mul", term("matmul", x, w), constant(2.0, "float32"))
+    missed = match(law, product)
+    assert isinstance(missed, NoMatch)
+    assert "guard" in missed.reason
+    grown = parse_equation("relu(x) == add(x, c) where rank(x) == 2")
+    assert grown.reverse() is not None
+    wider = parse_equation("relu(x) == concat(x, x, axis=0)")
+    found = match(wider, term("relu", x))
+    assert found
+    assert "type would change" in apply(wider, found).reason  # type: ignore[union-attr]
+
+
+def test_commuted_operands_match_and_variables_unify() -> None:
+    law = parse_equation("add(mul(x, y), mul(x, z)) == mul(x, add(y, z))")
+    x, y, z = (variable(n, Tensor("float32", (2, 3))) for n in "xyz")
+    found = match(law, term("add", term("mul", y, x), term("mul", x, z)))
+    assert found
+    assert apply(law, found) == (term("mul", x, term("add", y, z)),)
+    assert not match(law, term("add", term("mul", y, x), term("mul", z, z)))
+
+
+def test_several_outputs_are_found_through_what_they_share() -> None:
+    law = parse_equation("(relu(x), neg(x)) == (max(x, 0), mul(x, -1))")
+    x = variable("x", Tensor("float32", (2,)))
+    outputs = (term("relu", x), term("neg", x))
+    found = match(law, outputs[0], users(topological(outputs)))
+    assert found
+    assert found.outputs == outputs
+
+
+def test_fingerprint_verdicts() -> None:
+    x, y = (variable(n, Tensor("float32", (2, 3))) for n in "xy")
+    assert isinstance(fingerprint([term("add", x, y)], [term("add", y, x)]), Agreed)
+    verdict = fingerprint([term("sub", x, y)], [term("sub", y, x)])
+    assert isinstance(verdict, Refuted)
+    assert "element" in verdict.counterexample
+    zero = term("div", x, term("sub", y, y))
+    assert isinstance(fingerprint([zero], [zero]), Unknown)
+    w = weight("w", Tensor("float32", (2, 3)))
+    exp = [term("exp", term("add", x, w))], [term("mul", term("exp", x), term("exp", w))]
+    assert isinstance(fingerprint(*exp), Agreed)
+    root = [term("sqrt", term("mul", x, w))], [term("mul", term("sqrt", x), term("sqrt", w))]
+    assert isinstance(fingerprint(*root), Agreed)
+    negated = [term("sqrt", term("neg", x))], [term("sqrt", x)]
+    assert isinstance(fingerprint(*negated), Refuted)
