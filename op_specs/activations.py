@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from op_specs.arithmetic import add, div, max_, min_, mul
+from op_specs.arithmetic import add, div, max_, min_, mul, real
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, constant
 from taso_mirage.ops import Call, op
@@ -37,7 +37,9 @@ def thresholded_relu(xp, x, *, alpha: float = 1.0):
 @op(onnx="Shrink", since=9)
 def shrink(xp, x, *, bias: float = 0.0, lambd: float = 0.5):
     """x -> x + bias below -lambd, x - bias above lambd, else 0"""
-    above = xp.map(np.where, xp.map(np.greater, x, xp.literal(lambd, x)), xp.sub(x, xp.literal(bias, x)), xp.literal(0, x))
+    above = xp.map(
+        np.where, xp.map(np.greater, x, xp.literal(lambd, x)), xp.sub(x, xp.literal(bias, x)), xp.literal(0, x)
+    )
     return xp.map(np.where, xp.map(np.less, x, xp.literal(-lambd, x)), xp.add(x, xp.literal(bias, x)), above)
 
 
@@ -71,14 +73,14 @@ def _(node: Node, opset: int) -> Call:
 @op(onnx="Sigmoid", since=6)
 def sigmoid(xp, x):
     """x -> 1 / (1 + e^-x)"""
-    one = xp.literal(1, x)
+    one = xp.literal(1, real(xp, x))
     return xp.div(one, xp.add(one, xp.map(np.exp, xp.map(np.negative, x))))
 
 
 @op(onnx="HardSigmoid", since=6)
 def hard_sigmoid(xp, x, *, alpha: float = 0.2, beta: float = 0.5):
     """x -> max(0, min(1, alpha * x + beta))"""
-    line = xp.add(xp.mul(x, xp.literal(alpha, x)), xp.literal(beta, x))
+    line = xp.add(xp.mul(real(xp, x), xp.literal(alpha, x)), xp.literal(beta, x))
     return xp.maximum(xp.literal(0, x), xp.map(np.minimum, xp.literal(1, x), line))
 
 
@@ -92,7 +94,7 @@ def hard_swish(xp, x):
 @op(onnx="Tanh", since=6)
 def tanh(xp, x):
     """x -> tanh x"""
-    return xp.map(np.tanh, x)
+    return xp.map(np.tanh, real(xp, x))
 
 
 def error_function(x):
@@ -103,7 +105,7 @@ def error_function(x):
 @op(onnx="Erf", since=9)
 def erf(xp, x):
     """x -> erf x"""
-    return xp.map(error_function, x)
+    return xp.map(error_function, real(xp, x))
 
 
 @op(onnx="Gelu", since=20)
@@ -121,7 +123,7 @@ def gelu(xp, x, *, approximate: str = "none"):
 @op(onnx="Softplus", since=1)
 def softplus(xp, x):
     """x -> ln(1 + e^x)"""
-    small = xp.map(np.exp, xp.map(np.negative, xp.map(np.absolute, x)))
+    small = xp.map(np.exp, xp.map(np.negative, xp.map(np.absolute, real(xp, x))))
     return xp.add(xp.maximum(x, xp.literal(0, x)), xp.map(np.log1p, small))
 
 
@@ -168,7 +170,7 @@ def _where_negative(xp, x, yes, no):
 
 def _exp_minus_one(xp, x):
     """Of a negative x; the minimum keeps the unused half of a `where` finite."""
-    return xp.sub(xp.map(np.exp, xp.map(np.minimum, x, xp.literal(0, x))), xp.literal(1, x))
+    return xp.sub(xp.map(np.exp, xp.map(np.minimum, real(xp, x), xp.literal(0, x))), xp.literal(1, x))
 
 
 unary = (relu, leaky_relu, thresholded_relu, shrink, sigmoid, hard_swish, tanh, erf, gelu)
@@ -195,5 +197,40 @@ swish.example("float32[2,3]", alpha=1.5)
 
 relu.laws("""
     relu(relu(x)) == relu(x)
-    relu(max(x, 0)) == relu(x)
+    max(x, 0) == relu(x)  where dtype(x) in ("float32", "float64", "float16")
+    relu(abs(x)) == abs(x)
+    max(relu(x), relu(y)) == relu(max(x, y))
+    min(relu(x), c) == clip(x, 0, c)  where shape(c) == ()
+""")
+clip.laws("""
+    clip(x, 0) == relu(x)
+    min(max(x, d), c) == clip(x, d, c)  where shape(c) == () and shape(d) == ()
+    clip(relu(x), 0, c) == clip(x, 0, c)
+""")
+leaky_relu.laws("""
+    leaky_relu(x, alpha=0.0) == relu(x)
+""")
+sigmoid.laws("""
+    div(1, add(exp(neg(x)), 1)) == sigmoid(x)
+    reciprocal(add(exp(neg(x)), 1)) == sigmoid(x)
+    mul(x, sigmoid(x)) == swish(x)
+    mul(x, sigmoid(mul(x, c))) == swish(x, alpha=value(c))  where is_constant(c)
+""")
+mish.laws("""
+    mul(x, tanh(softplus(x))) == mish(x)
+""")
+hard_swish.laws("""
+    div(mul(x, clip(add(x, 3), 0, 6)), 6) == hard_swish(x)
+    mul(x, div(clip(add(x, 3), 0, 6), 6)) == hard_swish(x)
+""")
+gelu.laws("""
+    mul(mul(x, 0.5), add(erf(mul(x, 0.7071067690849304)), 1)) == gelu(x)  where dtype(x) == "float32"
+    mul(mul(x, add(erf(mul(x, 0.7071067690849304)), 1)), 0.5) == gelu(x)  where dtype(x) == "float32"
+    mul(x, mul(add(erf(mul(x, 0.7071067690849304)), 1), 0.5)) == gelu(x)  where dtype(x) == "float32"
+    mul(mul(x, 0.5), add(tanh(mul(add(x, mul(pow(x, 3), 0.044714998453855515)), 0.7978845834732056)), 1)) \
+        == gelu(x, approximate="tanh") \
+        where dtype(x) == "float32"
+    mul(mul(x, 0.5), add(tanh(mul(add(x, mul(mul(mul(x, x), x), 0.044714998453855515)), 0.7978845834732056)), 1)) \
+        == gelu(x, approximate="tanh") \
+        where dtype(x) == "float32"
 """)

@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 
+from taso_mirage.errors import IllTyped
 from taso_mirage.ir import Node, is_float, numpy_dtype
 from taso_mirage.ops import Call, op
 
@@ -60,28 +61,35 @@ def sign(xp, x):
     return xp.map(np.sign, x)
 
 
+def real(xp, x):
+    """x itself; IllTyped unless it holds floats"""
+    if not is_float(xp.dtype(x)):
+        raise IllTyped(f"an operand of dtype {xp.dtype(x)}; only floats are taken")
+    return x
+
+
 @op(onnx="Reciprocal", since=6)
 def reciprocal(xp, x):
     """x -> 1 / x"""
-    return xp.div(xp.literal(1, x), x)
+    return xp.div(xp.literal(1, x), real(xp, x))
 
 
 @op(onnx="Sqrt", since=6)
 def sqrt(xp, x):
     """x -> sqrt(x)"""
-    return xp.map(np.sqrt, x)
+    return xp.map(np.sqrt, real(xp, x))
 
 
 @op(onnx="Exp", since=6)
 def exp(xp, x):
     """x -> e^x"""
-    return xp.map(np.exp, x)
+    return xp.map(np.exp, real(xp, x))
 
 
 @op(onnx="Log", since=6)
 def log(xp, x):
     """x -> ln x"""
-    return xp.map(np.log, x)
+    return xp.map(np.log, real(xp, x))
 
 
 @op(onnx="Pow", since=7)
@@ -100,19 +108,19 @@ def mod(xp, a, b, *, fmod: int = 0):
 @op(onnx="Floor", since=6)
 def floor(xp, x):
     """x -> the largest integer <= x"""
-    return xp.map(np.floor, x)
+    return xp.map(np.floor, real(xp, x))
 
 
 @op(onnx="Ceil", since=6)
 def ceil(xp, x):
     """x -> the smallest integer >= x"""
-    return xp.map(np.ceil, x)
+    return xp.map(np.ceil, real(xp, x))
 
 
 @op(onnx="Round", since=11)
 def round_(xp, x):
     """x -> the nearest integer, halves to even"""
-    return xp.map(np.rint, x)
+    return xp.map(np.rint, real(xp, x))
 
 
 @op(onnx="Max", since=8, commutative=True)
@@ -168,3 +176,80 @@ mod.example([7, -7, 7, -7], "int64[4]", fmod=1)
 mod.example("float32[2,3]", "float32[3]", fmod=1)
 sum_.example("float32[2,3]", "float32[3]", "float32[2,1]")
 mean.example("float32[2,3]", "float32[3]", "float32[2,1]")
+
+add.laws("""
+    add(x, 0) == x
+    add(x, neg(y)) == sub(x, y)
+    add(neg(x), neg(y)) == neg(add(x, y))
+    add(add(x, c), d) == add(x, add(c, d))  where is_weight(c) and is_weight(d)
+    add(add(x, c), y) == add(add(x, y), c)  where is_weight(c)
+    add(sub(x, c), d) == add(x, sub(d, c))  where is_weight(c) and is_weight(d)
+    add(sub(c, x), d) == sub(add(c, d), x)  where is_weight(c) and is_weight(d)
+    add(mul(x, z), mul(y, z)) == mul(add(x, y), z)
+    add(div(x, z), div(y, z)) == div(add(x, y), z)
+""")
+sub.laws("""
+    sub(x, 0) == x
+    sub(0, x) == neg(x)
+    sub(x, neg(y)) == add(x, y)
+    sub(x, c) == add(x, neg(c))  where is_weight(c)
+    sub(c, sub(d, x)) == add(sub(c, d), x)  where is_weight(c) and is_weight(d)
+    sub(mul(x, z), mul(y, z)) == mul(sub(x, y), z)
+    sub(div(x, z), div(y, z)) == div(sub(x, y), z)
+""")
+mul.laws("""
+    mul(x, 1) == x
+    mul(x, -1) == neg(x)
+    mul(neg(x), neg(y)) == mul(x, y)
+    mul(neg(x), c) == mul(x, neg(c))  where is_weight(c)
+    mul(x, reciprocal(y)) == div(x, y)
+    mul(mul(x, c), d) == mul(x, mul(c, d))  where is_weight(c) and is_weight(d)
+    mul(mul(x, c), y) == mul(mul(x, y), c)  where is_weight(c)
+    mul(div(x, c), d) == mul(x, div(d, c))  where is_weight(c) and is_weight(d)
+    mul(div(c, x), d) == div(mul(c, d), x)  where is_weight(c) and is_weight(d)
+    mul(add(x, c), d) == add(mul(x, d), mul(c, d))  where is_weight(c) and is_weight(d)
+""")
+div.laws("""
+    div(x, 1) == x
+    div(x, -1) == neg(x)
+    div(1, x) == reciprocal(x)
+    div(neg(x), neg(y)) == div(x, y)
+    div(x, c) == mul(x, reciprocal(c))  where is_weight(c)
+    div(div(x, c), d) == div(x, mul(c, d))  where is_weight(c) and is_weight(d)
+    div(mul(x, c), d) == mul(x, div(c, d))  where is_weight(c) and is_weight(d)
+""")
+neg.laws("""
+    neg(neg(x)) == x
+    neg(sub(x, y)) == sub(y, x)
+    neg(mul(x, c)) == mul(x, neg(c))  where is_weight(c)
+    neg(div(x, c)) == div(x, neg(c))  where is_weight(c)
+""")
+abs_.laws("""
+    abs(abs(x)) == abs(x)
+    abs(neg(x)) == abs(x)
+    abs(relu(x)) == relu(x)
+""")
+reciprocal.laws("""
+    reciprocal(neg(x)) == neg(reciprocal(x))
+    reciprocal(div(x, y)) == div(y, x)
+""")
+sqrt.laws("""
+    div(x, sqrt(y)) == mul(x, reciprocal(sqrt(y)))
+""")
+pow_.laws("""
+    pow(x, 1) == x
+    pow(x, 2) == mul(x, x)
+    pow(x, 3) == mul(mul(x, x), x)
+""")
+max_.laws("""
+    max(x, x) == x
+    max(max(x, c), d) == max(x, max(c, d))  where is_weight(c) and is_weight(d)
+    max(neg(x), neg(y)) == neg(min(x, y))
+    max(max(x, y), y) == max(x, y)
+""")
+min_.laws("""
+    min(x, x) == x
+    min(min(x, c), d) == min(x, min(c, d))  where is_weight(c) and is_weight(d)
+    min(neg(x), neg(y)) == neg(max(x, y))
+    min(min(x, y), y) == min(x, y)
+""")

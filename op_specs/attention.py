@@ -2,8 +2,8 @@
 
 import math
 
-from op_specs.arithmetic import add, div, mul
 from op_specs.activations import tanh
+from op_specs.arithmetic import add, div, mul
 from op_specs.cast import DTYPES, cast
 from op_specs.compare_logic import equal, less_or_equal, where
 from op_specs.concat import concat
@@ -194,6 +194,8 @@ for each, outputs in ((attention, (1,)), (attention_cached, (1, 2, 3)), (attenti
     each.example("float32[2,2,3,4]", "float32[2,2,5,4]", "float32[2,2,5,4]")
     each.example("float32[2,4,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]", is_causal=1)
     each.example("float32[2,3,8]", "float32[2,5,4]", "float32[2,5,6]", "float32[3,5]", q_num_heads=4, kv_num_heads=2)
+    each.example("float32[2,2,3,4]", "float32[2,2,5,4]", "float32[2,2,5,4]", "float32[2,1,3,5]")
+    each.example("float32[2,2,3,4]", "float32[2,2,3,4]", "float32[2,2,3,4]", "float32[3,3]")
     each.example("float32[1,2,3,4]", "float32[1,2,3,4]", "float32[1,2,3,4]", "bool[1,1,3,3]", scale=0.3, softcap=2.0)
 for each in (attention_cached, attention_traced):
     each.example(
@@ -213,3 +215,20 @@ for mode in (1, 2, 3):
         softcap=2.0,
         qk_matmul_output_mode=mode,
     )
+
+attention.laws("""
+    matmul(softmax(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
+        == attention(q, k, v, scale=value(c)) \
+        where is_constant(c) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), axis=3), v) \
+        == attention(q, k, v, scale=value(c)) \
+        where is_constant(c) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(add(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), m), axis=3), v) \
+        == attention(q, k, v, m, scale=value(c)) \
+        where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(add(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), m), axis=3), v) \
+        == attention(q, k, v, m, scale=value(c)) \
+        where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+""")

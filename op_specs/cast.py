@@ -92,12 +92,14 @@ cast.example("float32[2,3]", to="bool")
 cast.example("int64[2,3]", to="float32")
 cast.example("bool[2,3]", to="float32")
 cast.example("float32[2,3]", to="float64")
+cast.example("float16[2,3,4]", to="float64")
+cast.example("float16[3,1]", to="float64")
 cast_like.example("float32[2,3]", "int64[1]")
 identity.example("float32[2,3]")
 dropout.example("float32[2,3]")
 
 cast.laws("""
     cast(x, to=t) == x  where dtype(x) == t
-    cast(cast(x, to="float64"), to=t) == cast(x, to=t)  where dtype(x) == "float32"
-    cast(cast(x, to="float32"), to=t) == cast(x, to=t)  where dtype(x) == "float16" or dtype(x) == "bfloat16" or dtype(x) == "bool"
+    cast(cast(x, to="float32"), to="float64") == cast(x, to="float64")  where dtype(x) in ("float16", "bfloat16")
+    cast(neg(x), to="float32") == neg(cast(x, to="float32"))  where dtype(x) == "float16"
 """)

@@ -141,3 +141,19 @@ for each in (bitwise_and, bitwise_or, bitwise_xor):
 bitwise_not.example("int32[2,3]")
 bit_shift.example("uint8[2,3]", "uint8[3]", direction="LEFT")
 bit_shift.example("uint32[2,3]", "uint32[3]", direction="RIGHT")
+
+logical_not.laws("""
+    logical_not(logical_not(x)) == x
+    logical_not(logical_and(x, y)) == logical_or(logical_not(x), logical_not(y))
+    logical_not(logical_or(x, y)) == logical_and(logical_not(x), logical_not(y))
+    logical_not(less(x, y)) == greater_or_equal(x, y)  where dtype(x) == "int64"
+    logical_not(greater(x, y)) == less_or_equal(x, y)  where dtype(x) == "int64"
+""")
+less.laws("""
+    less(x, y) == greater(y, x)
+    less_or_equal(x, y) == greater_or_equal(y, x)
+""")
+where.laws("""
+    where(logical_not(c), x, y) == where(c, y, x)
+    where(c, x, x) == x
+""")

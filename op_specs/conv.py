@@ -1,6 +1,6 @@
 """Convolution over one to three axes."""
 
-from op_specs.arithmetic import add
+from op_specs.arithmetic import add, div, mul, sub
 from op_specs.reshape import reshape
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
@@ -81,10 +81,186 @@ def _(node, opset: int) -> Call:
 
 
 conv.example("float32[2,3,5,5]", "float32[4,3,3,3]", strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+conv.example("float32[2,3,5,5]", "float32[5,3,3,3]", strides=(2, 2), pads=(1, 1, 1, 1), dilations=(1, 1))
+conv.example("float32[2,3,5,5]", "float32[3,3,3,3]", strides=(1, 1), pads=(2, 2, 2, 2), dilations=(2, 2))
+conv.example("float32[2,3,5,5]", "float32[3,3,3,3]", "float32[3]", strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+conv.example("float32[2,3,5,5]", "float32[4,3,3,3]", "float32[4]", strides=(1, 1), pads=(0, 0, 1, 1), dilations=(1, 1))
 conv.example("float32[1,3,5,6]", "float32[4,3,3,2]", "float32[4]", strides=(2, 1), pads=(0, 1, 1, 0), dilations=(1, 1))
 conv.example("float32[1,4,5,5]", "float32[6,2,3,3]", strides=(1, 1), pads=(2, 2, 2, 2), dilations=(2, 2), group=2)
-conv.example("float32[1,4,5,5]", "float32[4,1,3,3]", "float32[4]", strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=4)
+conv.example(
+    "float32[1,4,5,5]", "float32[4,1,3,3]", "float32[4]", strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=4
+)
 conv.example("float32[2,4,3,3]", "float32[5,4,1,1]", strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1))
 conv.example("float32[1,4,6,6]", "float32[8,1,2,2]", strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1), group=4)
 conv.example("float32[2,3,7]", "float32[4,3,3]", "float32[4]", strides=(2,), pads=(1, 2), dilations=(1,))
-conv.example("float32[1,2,3,4,5]", "float32[3,2,2,3,1]", strides=(1, 1, 2), pads=(0, 1, 0, 1, 0, 0), dilations=(1, 1, 1))
+conv.example(
+    "float32[1,2,3,4,5]", "float32[3,2,2,3,1]", strides=(1, 1, 2), pads=(0, 1, 0, 1, 0, 0), dilations=(1, 1, 1)
+)
+
+for _each in (add, sub, mul, div):  # uses on channels, for the laws below
+    _each.example("float32[2,3,4,5]", "float32[3,1,1]")
+    _each.example("float32[2,3,4,5]", "float32[1,3,1,1]")
+    _each.example("float32[2,4,3,4]", "float32[4,1,1]")
+
+conv.laws("""
+    # linear in the data and in the weights
+    conv(add(x, y), w, **a) == add(conv(x, w, **a), conv(y, w, **a))  where shape(x) == shape(y)
+    conv(sub(x, y), w, **a) == sub(conv(x, w, **a), conv(y, w, **a))  where shape(x) == shape(y)
+    conv(x, add(v, w), **a) == add(conv(x, v, **a), conv(x, w, **a))  where shape(v) == shape(w)
+    conv(x, sub(v, w), **a) == sub(conv(x, v, **a), conv(x, w, **a))  where shape(v) == shape(w)
+    conv(mul(x, c), w, **a) == mul(conv(x, w, **a), c)  where rank(c) == 0
+    conv(x, mul(w, c), **a) == mul(conv(x, w, **a), c)  where rank(c) == 0
+    conv(neg(x), w, **a) == neg(conv(x, w, **a))
+    conv(x, neg(w), **a) == neg(conv(x, w, **a))
+
+    # scale and shift per channel go into weights and bias
+    mul(conv(x, w, **a), c) \
+        == conv(x, mul(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(w) and is_weight(c)
+    mul(conv(x, w, b, **a), c) \
+        == conv(x, mul(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), mul(b, reshape(c, shape=(dim(w, \
+            0),))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(w) and is_weight(c) and is_weight(b)
+    div(conv(x, w, **a), c) \
+        == conv(x, div(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(w) and is_weight(c)
+    div(conv(x, w, b, **a), c) \
+        == conv(x, div(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), div(b, reshape(c, shape=(dim(w, \
+            0),))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(w) and is_weight(c) and is_weight(b)
+    add(conv(x, w, **a), c) \
+        == conv(x, w, reshape(c, shape=(dim(w, 0),)), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(c)
+    add(conv(x, w, b, **a), c) \
+        == conv(x, w, add(b, reshape(c, shape=(dim(w, 0),))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(c)
+    sub(conv(x, w, **a), c) \
+        == conv(x, w, neg(reshape(c, shape=(dim(w, 0),))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(c)
+    sub(conv(x, w, b, **a), c) \
+        == conv(x, w, sub(b, reshape(c, shape=(dim(w, 0),))), **a) \
+        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
+            and is_weight(c)
+    mul(conv(x, w, b, **a), c) \
+        == conv(x, mul(w, c), mul(b, c), **a) \
+        where rank(c) == 0 and is_weight(w) and is_weight(b) and is_weight(c)
+    batch_norm(conv(x, w, **a), s, t, m, v, epsilon=e) \
+        == conv(x, transpose(batch_norm(transpose(w, perm=(1, 0) + iota(rank(w))[2:]), s, sub(t, t), sub(m, m), v, \
+            epsilon=e), perm=(1, 0) + iota(rank(w))[2:]), reshape(batch_norm(reshape(sub(m, m), shape=(1, dim(w, \
+            0))), s, t, m, v, epsilon=e), shape=(dim(w, 0),)), **a) \
+        where is_weight(w) and is_weight(s) and is_weight(t) and is_weight(m) and is_weight(v)
+    batch_norm(conv(x, w, b, **a), s, t, m, v, epsilon=e) \
+        == conv(x, transpose(batch_norm(transpose(w, perm=(1, 0) + iota(rank(w))[2:]), s, sub(t, t), sub(m, m), v, \
+            epsilon=e), perm=(1, 0) + iota(rank(w))[2:]), reshape(batch_norm(reshape(b, shape=(1, dim(w, 0))), s, t, \
+            m, v, epsilon=e), shape=(dim(w, 0),)), **a) \
+        where is_weight(w) and is_weight(b) and is_weight(s) and is_weight(t) and is_weight(m) and is_weight(v)
+    add(conv(x, w, b, **a), y) \
+        == add(conv(x, w, **a), add(y, reshape(b, shape=(dim(w, 0),) + (1,) * (rank(x) - 2)))) \
+        where is_weight(y)
+    add(conv(x, w, b, **a), conv(y, v, c, **a)) == add(conv(x, w, add(b, c), **a), conv(y, v, **a))
+
+    # padding with zeros
+    conv(pad(x, pads=p), w, pads=q, **a) \
+        == conv(x, w, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
+        where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
+    conv(pad(x, pads=p), w, b, pads=q, **a) \
+        == conv(x, w, b, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
+        where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
+
+    # one kernel for several outputs; false for groups, whose concatenated weights would meet other channels
+    (conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
+        == (item(split(conv(x, concat(v, w, axis=0), group=1, **a), axis=1, split=(dim(v, 0), dim(w, 0))), index=0), \
+            item(split(conv(x, concat(v, w, axis=0), group=1, **a), axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
+        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
+    (conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a)) \
+        == (item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), axis=1, split=(dim(v, 0), \
+            dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), \
+            axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
+        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
+    (conv(x, u, group=1, **a), conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
+        == (item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), dim(w, \
+            0))), index=0), item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, split=(dim(u, 0), \
+            dim(v, 0), dim(w, 0))), index=1), item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, \
+            split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=2)) \
+        where shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] and is_weight(u) and is_weight(v) \
+            and is_weight(w)
+    (conv(x, u, b, group=1, **a), conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a)) \
+        == (item(split(conv(x, concat(u, v, w, axis=0), concat(b, c, d, axis=0), group=1, **a), axis=1, split=(dim(u, \
+            0), dim(v, 0), dim(w, 0))), index=0), item(split(conv(x, concat(u, v, w, axis=0), concat(b, c, d, \
+            axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=1), item(split(conv(x, \
+            concat(u, v, w, axis=0), concat(b, c, d, axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), \
+            dim(w, 0))), index=2)) \
+        where shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] and is_weight(u) and is_weight(v) \
+            and is_weight(w)
+    (conv(x, k, group=1, **a), conv(x, u, group=1, **a), conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
+        == (item(split(conv(x, concat(k, u, v, w, axis=0), group=1, **a), axis=1, split=(dim(k, 0), dim(u, 0), dim(v, \
+            0), dim(w, 0))), index=0), item(split(conv(x, concat(k, u, v, w, axis=0), group=1, **a), axis=1, \
+            split=(dim(k, 0), dim(u, 0), dim(v, 0), dim(w, 0))), index=1), item(split(conv(x, concat(k, u, v, w, \
+            axis=0), group=1, **a), axis=1, split=(dim(k, 0), dim(u, 0), dim(v, 0), dim(w, 0))), index=2), \
+            item(split(conv(x, concat(k, u, v, w, axis=0), group=1, **a), axis=1, split=(dim(k, 0), dim(u, 0), dim(v, \
+            0), dim(w, 0))), index=3)) \
+        where shape(k)[1:] == shape(w)[1:] and shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] \
+            and is_weight(k) and is_weight(u) and is_weight(v) and is_weight(w)
+    (relu(conv(x, v, group=1, **a)), relu(conv(x, w, group=1, **a))) \
+        == (item(split(relu(conv(x, concat(v, w, axis=0), group=1, **a)), axis=1, split=(dim(v, 0), dim(w, 0))), \
+            index=0), item(split(relu(conv(x, concat(v, w, axis=0), group=1, **a)), axis=1, split=(dim(v, 0), dim(w, \
+            0))), index=1)) \
+        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
+    (relu(conv(x, v, c, group=1, **a)), relu(conv(x, w, d, group=1, **a))) \
+        == (item(split(relu(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a)), axis=1, split=(dim(v, \
+            0), dim(w, 0))), index=0), item(split(relu(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, \
+            **a)), axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
+        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
+    concat(conv(x, v, group=1, **a), conv(x, w, group=1, **a), axis=1) \
+        == conv(x, concat(v, w, axis=0), group=1, **a) \
+        where shape(v)[1:] == shape(w)[1:]
+    concat(conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a), axis=1) \
+        == conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a) \
+        where shape(v)[1:] == shape(w)[1:]
+    concat(conv(x, w, **a), conv(y, w, **a), axis=0) \
+        == conv(concat(x, y, axis=0), w, **a) \
+        where shape(x)[1:] == shape(y)[1:]
+    concat(conv(x, w, b, **a), conv(y, w, b, **a), axis=0) \
+        == conv(concat(x, y, axis=0), w, b, **a) \
+        where shape(x)[1:] == shape(y)[1:]
+    concat(conv(x, v, group=g, **a), conv(y, w, group=h, **a), axis=1) \
+        == conv(concat(x, y, axis=1), concat(v, w, axis=0), group=g + h, **a) \
+        where shape(v)[1:] == shape(w)[1:] and dim(v, 0) * h == dim(w, 0) * g and shape(x)[2:] == shape(y)[2:]
+    add(conv(x, v, group=1, **a), conv(y, w, group=1, **a)) \
+        == conv(concat(x, y, axis=1), concat(v, w, axis=1), group=1, **a) \
+        where shape(x)[2:] == shape(y)[2:] and dim(x, 0) == dim(y, 0) and dim(v, 0) == dim(w, 0) \
+            and shape(v)[2:] == shape(w)[2:]
+
+    # other shapes of the same convolution
+    conv(x, w, pads=p, dilations=(1, 1), **a) \
+        == conv(x, pad(w, pads=(0, 0, 1, 1, 0, 0, 1, 1)), pads=plus(p, (1, 1, 1, 1)), dilations=(1, 1), **a) \
+        where shape(w)[2:] == (1, 1) and is_weight(w)
+    conv(x, w, pads=p, dilations=(1, 1), **a) \
+        == conv(x, pad(w, pads=(0, 0, 1, 0, 0, 0, 1, 0)), pads=plus(p, (1, 0, 1, 0)), dilations=(1, 1), **a) \
+        where shape(w)[2:] == (1, 3) and is_weight(w)
+    conv(x, w, pads=p, dilations=(1, 1), **a) \
+        == conv(x, pad(w, pads=(0, 0, 0, 1, 0, 0, 0, 1)), pads=plus(p, (0, 1, 0, 1)), dilations=(1, 1), **a) \
+        where shape(w)[2:] == (3, 1) and is_weight(w)
+    conv(x, w, b, pads=p, dilations=(1, 1), **a) \
+        == conv(x, pad(w, pads=(0, 0, 1, 1, 0, 0, 1, 1)), b, pads=plus(p, (1, 1, 1, 1)), dilations=(1, 1), **a) \
+        where shape(w)[2:] == (1, 1) and is_weight(w)
+    conv(x, w, strides=(2, 2), pads=(0, 0, 0, 0), **a) \
+        == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), axes=(2, 3), steps=(2, 2)), w, strides=(1, 1), \
+            pads=(0, 0, 0, 0), **a) \
+        where shape(w)[2:] == (1, 1)
+    conv(x, w, b, strides=(2, 2), pads=(0, 0, 0, 0), **a) \
+        == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), axes=(2, 3), steps=(2, 2)), w, b, strides=(1, \
+            1), pads=(0, 0, 0, 0), **a) \
+        where shape(w)[2:] == (1, 1)
+    conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=d) \
+        == reshape(matmul(reshape(w, shape=(dim(w, 0), dim(w, 1))), reshape(x, shape=(dim(x, 0), dim(x, 1), dim(x, \
+            2) * dim(x, 3)))), shape=(dim(x, 0), dim(w, 0), dim(x, 2), dim(x, 3))) \
+        where shape(w)[2:] == (1, 1)
+""")

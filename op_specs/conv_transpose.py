@@ -80,11 +80,37 @@ def _(node, opset: int) -> Call:
 
 _PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "output_padding": (0, 0)}
 conv_transpose.example("float32[1,2,3,3]", "float32[2,3,3,3]", **_PLAIN)
-conv_transpose.example("float32[2,4,3,2]", "float32[4,3,2,3]", "float32[6]", **{**_PLAIN, "group": 2, "pads": (1, 0, 0, 1)})
 conv_transpose.example(
-    "float32[1,2,3,3]", "float32[2,3,3,3]", **{**_PLAIN, "strides": (2, 3), "output_padding": (1, 0), "pads": (1, 1, 1, 1)}
+    "float32[2,4,3,2]", "float32[4,3,2,3]", "float32[6]", **{**_PLAIN, "group": 2, "pads": (1, 0, 0, 1)}
+)
+conv_transpose.example(
+    "float32[1,2,3,3]",
+    "float32[2,3,3,3]",
+    **{**_PLAIN, "strides": (2, 3), "output_padding": (1, 0), "pads": (1, 1, 1, 1)},
 )
 conv_transpose.example("float32[1,2,3,3]", "float32[2,1,2,2]", "float32[1]", **{**_PLAIN, "dilations": (2, 3)})
 conv_transpose.example(
     "float32[1,2,4]", "float32[2,3,4]", strides=(2,), pads=(1, 2), dilations=(1,), output_padding=(1,)
 )
+
+conv_transpose.laws("""
+    conv_transpose(add(x, y), w, **a) \
+        == add(conv_transpose(x, w, **a), conv_transpose(y, w, **a)) \
+        where shape(x) == shape(y)
+    conv_transpose(x, add(v, w), **a) \
+        == add(conv_transpose(x, v, **a), conv_transpose(x, w, **a)) \
+        where shape(v) == shape(w)
+    mul(conv_transpose(x, w, **a), c) == conv_transpose(x, mul(w, c), **a)  where rank(c) == 0 and is_weight(w)
+    mul(conv_transpose(x, w, group=1, **a), c) \
+        == conv_transpose(x, mul(w, c), group=1, **a) \
+        where shape(c) == (dim(w, 1),) + (1,) * (rank(x) - 2) and is_weight(w) and is_weight(c)
+    add(conv_transpose(x, w, group=1, **a), c) \
+        == conv_transpose(x, w, reshape(c, shape=(dim(w, 1),)), group=1, **a) \
+        where shape(c) == (dim(w, 1),) + (1,) * (rank(x) - 2) and is_weight(c)
+    concat(conv_transpose(x, v, group=1, **a), conv_transpose(x, w, group=1, **a), axis=1) \
+        == conv_transpose(x, concat(v, w, axis=1), group=1, **a) \
+        where shape(v)[2:] == shape(w)[2:]
+    concat(conv_transpose(x, w, **a), conv_transpose(y, w, **a), axis=0) \
+        == conv_transpose(concat(x, y, axis=0), w, **a) \
+        where shape(x)[1:] == shape(y)[1:]
+""")

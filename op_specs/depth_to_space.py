@@ -1,5 +1,6 @@
 """Blocks of channels as blocks of pixels, and back."""
 
+from op_specs.families import ELEMENTWISE, each
 from op_specs.reshape import reshape
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
@@ -59,3 +60,9 @@ def _(node, opset: int) -> Call:
 
 space_to_depth.example("float32[1,2,4,6]", blocksize=2)
 space_to_depth.example("float32[2,1,3,3]", blocksize=3)
+
+depth_to_space.laws("""
+    depth_to_space(space_to_depth(x, **a), **a) == x
+    space_to_depth(depth_to_space(x, **a), **a) == x
+""")
+depth_to_space.laws(each(ELEMENTWISE, "f(depth_to_space(x, **c), **a) == depth_to_space(f(x, **a), **c)"))

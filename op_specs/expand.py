@@ -1,5 +1,6 @@
 """Broadcasting to a shape."""
 
+from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.dims import Symbolic, broadcast_shapes
 from taso_mirage.errors import IllTyped
 from taso_mirage.ops import Call, Dims, extents, op
@@ -31,6 +32,21 @@ def _(node, opset: int) -> Call:
 expand.example("float32[3,1]", shape=(3, 4))
 expand.example("float32[3,1]", shape=(2, 3, 4))
 expand.example("float32[3,4]", shape=(3, 4))
+expand.example("float32[2,3,4]", shape=(2, 3, 4))
+expand.example("float32[5]", shape=(5,))
 expand.example("float32[()]", shape=(2, 2))
 expand.example("int64[1]", shape=(3,))
 expand.example("bool[1,2]", shape=(2, 2))
+
+expand.laws("""
+    expand(x, shape=s) == x  where shape(x) == s
+    expand(expand(x, shape=s), shape=t) == expand(x, shape=t)
+    matmul(expand(x, shape=s), y) == matmul(x, y)
+    matmul(x, expand(y, shape=s)) == matmul(x, y)
+    where(c, expand(x, shape=s), y) == where(c, x, y)
+    where(c, x, expand(y, shape=s)) == where(c, x, y)
+    where(expand(c, shape=s), x, y) == where(c, x, y)
+""")
+expand.laws(each(ELEMENTWISE, "f(expand(x, shape=s), **a) == expand(f(x, **a), shape=s)"))
+expand.laws(each(PAIRWISE, "f(expand(x, shape=s), y) == f(x, y)"))
+expand.laws(each(PAIRWISE, "f(x, expand(y, shape=s)) == f(x, y)"))

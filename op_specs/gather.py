@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, op
 
@@ -90,3 +91,15 @@ gather_nd.example("float32[2,3]", [[0, 0], [1, 2]])
 gather_nd.example("float32[2,3]", [[1], [0], [-1]])
 gather_nd.example("float32[2,3,2]", [[[0, 1]], [[1, 0]]])
 gather_nd.example("int64[4]", [[3]])
+
+gather.laws("""
+    gather(matmul(x, w), i, axis=k) == matmul(gather(x, i, axis=k), w)  where rank(w) == 2 and k < rank(x) - 1
+    gather(gather(x, i, axis=k), j, axis=k) == gather(x, gather(i, j, axis=0), axis=k)  where rank(i) == 1
+""")
+gather.laws(each(ELEMENTWISE, "gather(f(x, **a), i, axis=k) == f(gather(x, i, axis=k), **a)"))
+gather.laws(
+    each(
+        PAIRWISE,
+        "gather(f(x, y), i, axis=k) == f(gather(x, i, axis=k), gather(y, i, axis=k))  where shape(x) == shape(y)",
+    )
+)

@@ -66,6 +66,7 @@ for each in (layer_norm, rms_norm):
     each.example("float32[2,4]", "float32[4]", axis=1)
 layer_norm.example("float32[2,3,4]", "float32[4]", "float32[4]", axis=2)
 layer_norm.example("float32[2,3,4]", "float32[3,4]", "float32[3,4]", axis=1)
+rms_norm.example("float16[2,3,4]", "float16[4]", axis=2)
 mean_variance_norm.example("float32[2,3,2,2]")
 mean_variance_norm.example("float32[2,3,4]", axes=(1, 2))
 
@@ -74,3 +75,40 @@ mean_variance_norm.example("float32[2,3,4]", axes=(1, 2))
 def _(call: Call) -> Node:
     x = call.arg(0)
     return mean_variance_norm.term(x, axes=sorted(i % len(x.shape) for i in call.attrs.get("axes", (0, 2, 3))))
+
+
+layer_norm.laws("""
+    mul(div(sub(x, reduce_mean(x, axes=i)), sqrt(add(reduce_mean(mul(sub(x, reduce_mean(x, axes=i)), sub(x, \
+        reduce_mean(x, axes=i))), axes=i), e))), g) \
+        == layer_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+        where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+            and dtype(x) in ("float32", "float64")
+    mul(div(sub(x, reduce_mean(x, axes=i)), sqrt(add(reduce_mean(pow(sub(x, reduce_mean(x, axes=i)), 2), axes=i), \
+        e))), g) \
+        == layer_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+        where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+            and dtype(x) in ("float32", "float64")
+    add(layer_norm(x, g, **a), b) == layer_norm(x, g, b, **a)  where shape(b) == shape(g)
+    layer_norm(x, mul(g, c), **a) == mul(layer_norm(x, g, **a), c)  where size(c) == 1
+    matmul(layer_norm(x, g, b, **a), w) \
+        == add(matmul(layer_norm(x, g, **a), w), matmul(b, w)) \
+        where is_weight(b) and is_weight(w) and rank(b) == 1 and rank(w) == 2
+""")
+rms_norm.laws("""
+    mul(div(x, sqrt(add(reduce_mean(mul(x, x), axes=i), e))), g) \
+        == rms_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+        where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+            and dtype(x) in ("float32", "float64")
+    mul(div(x, sqrt(add(reduce_mean(pow(x, 2), axes=i), e))), g) \
+        == rms_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+        where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+            and dtype(x) in ("float32", "float64")
+    mul(cast(div(cast(x, to="float32"), sqrt(add(reduce_mean(pow(cast(x, to="float32"), 2), axes=i), e))), \
+        to="float16"), g) \
+        == rms_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+        where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+            and dtype(x) == "float16"
+    matmul(rms_norm(x, g, **a), w) \
+        == matmul(rms_norm(x, expand(1, shape=shape(g)), **a), mul(reshape(g, shape=(dim(g, 0), 1)), w)) \
+        where is_weight(g) and is_weight(w) and rank(g) == 1 and rank(w) == 2 and dim(x, rank(x) - 1) == dim(g, 0)
+""")

@@ -92,7 +92,9 @@ def multi_head_attention(
     if bias is not None:
         d, e = xp.shape(q)[2], xp.shape(v)[2]
         starts, ends = (0, d, d + d), (d, d + d, d + d + e)
-        parts = [slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)]
+        parts = [
+            slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)
+        ]
         q, k, v = add(xp, q, parts[0]), add(xp, k, parts[1]), add(xp, v, parts[2])
     heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
     return attention(xp, q, k, v, mask, is_causal=unidirectional, scale=scale, **heads)
@@ -131,11 +133,101 @@ fast_gelu.example("float32[2,3,4]", "float32[4]")
 quick_gelu.example("float32[2,3]")
 quick_gelu.example("float32[2,3]", alpha=1.0)
 multi_head_attention.example("float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", num_heads=2)
+multi_head_attention.example("float32[2,3,6]", "float32[2,3,6]", "float32[2,3,6]", num_heads=2)
+multi_head_attention.example("float32[1,5,4]", "float32[1,5,4]", "float32[1,5,4]", num_heads=2, scale=0.5)
 multi_head_attention.example("float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", num_heads=4, unidirectional=1)
-multi_head_attention.example("float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", num_heads=2, scale=0.7)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", num_heads=2, scale=0.7
+)
 multi_head_attention.example(
     "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,4]", None, "float32[2,2,3,5]", num_heads=2
 )
 multi_head_attention.example(
     "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", "float32[1,1,3,5]", num_heads=2
 )
+
+fused_matmul.laws("""
+    matmul(transpose(a, perm=p), b) \
+        == fused_matmul(a, b, transA=1) \
+        where rank(a) > 1 and rank(b) > 1 and p == (0, 1, 2, 3)[:rank(a) - 2] + (rank(a) - 1, rank(a) - 2)
+    matmul(a, transpose(b, perm=p)) \
+        == fused_matmul(a, b, transB=1) \
+        where rank(a) > 1 and rank(b) > 1 and p == (0, 1, 2, 3)[:rank(b) - 2] + (rank(b) - 1, rank(b) - 2)
+    mul(matmul(a, b), c) \
+        == fused_matmul(a, b, alpha=value(c)) \
+        where is_constant(c) and rank(a) > 1 and rank(b) > 1 and dtype(a) == "float32"
+    mul(fused_matmul(a, b, **t), c) \
+        == fused_matmul(a, b, alpha=value(c), transA=t[1][1], transB=t[2][1]) \
+        where is_constant(c) and t[0][1] == 1.0
+    fused_matmul(transpose(a, perm=p), b, transA=0, **t) \
+        == fused_matmul(a, b, transA=1, **t) \
+        where rank(a) > 1 and p == (0, 1, 2, 3)[:rank(a) - 2] + (rank(a) - 1, rank(a) - 2)
+    fused_matmul(a, transpose(b, perm=p), transB=0, **t) \
+        == fused_matmul(a, b, transB=1, **t) \
+        where rank(b) > 1 and p == (0, 1, 2, 3)[:rank(b) - 2] + (rank(b) - 1, rank(b) - 2)
+""")
+skip_layer_norm.laws("""
+    layer_norm(add(x, y), g, b, axis=i, epsilon=e) \
+        == skip_layer_norm(x, y, g, b, epsilon=e) \
+        where rank(x) == 3 and i == 2 and shape(x) == shape(y) and shape(b) == shape(g) == (dim(x, 2),) \
+            and dtype(x) == "float32"
+    skip_layer_norm(add(x, c), y, g, b, **a) == skip_layer_norm(x, y, g, b, c, **a)  where shape(c) == shape(g)
+""")
+skip_rms_norm.laws("""
+    rms_norm(add(x, y), g, axis=i, epsilon=e) \
+        == skip_rms_norm(x, y, g, epsilon=e) \
+        where rank(x) == 3 and i == 2 and shape(x) == shape(y) and shape(g) == (dim(x, 2),) \
+            and dtype(x) == "float32"
+    mul(div(add(x, y), sqrt(add(reduce_mean(pow(add(x, y), 2), axes=(2,)), e))), g) \
+        == skip_rms_norm(x, y, g, epsilon=value(e)) \
+        where rank(x) == 3 and is_constant(e) and shape(x) == shape(y) and shape(g) == (dim(x, 2),) \
+            and dtype(x) == "float32"
+    mul(div(add(x, y), sqrt(add(reduce_mean(mul(add(x, y), add(x, y)), axes=(2,)), e))), g) \
+        == skip_rms_norm(x, y, g, epsilon=value(e)) \
+        where rank(x) == 3 and is_constant(e) and shape(x) == shape(y) and shape(g) == (dim(x, 2),) \
+            and dtype(x) == "float32"
+""")
+bias_gelu.laws("""
+    gelu(add(x, b)) \
+        == bias_gelu(x, b) \
+        where rank(x) > 1 and shape(b) == shape(x)[rank(x) - 1:] and dtype(x) == "float32"
+    contrib_gelu(add(x, b)) \
+        == bias_gelu(x, b) \
+        where rank(x) > 1 and shape(b) == shape(x)[rank(x) - 1:] and dtype(x) == "float32"
+""")
+contrib_gelu.laws("""
+    gelu(x) == contrib_gelu(x)  where dtype(x) == "float32"
+    mul(mul(x, 0.5), add(erf(mul(x, 0.7071067690849304)), 1)) == contrib_gelu(x)  where dtype(x) == "float32"
+    mul(mul(x, add(erf(mul(x, 0.7071067690849304)), 1)), 0.5) == contrib_gelu(x)  where dtype(x) == "float32"
+    mul(x, mul(add(erf(mul(x, 0.7071067690849304)), 1), 0.5)) == contrib_gelu(x)  where dtype(x) == "float32"
+""")
+fast_gelu.laws("""
+    gelu(x, approximate="tanh") == fast_gelu(x)  where dtype(x) == "float32"
+    fast_gelu(add(x, b)) == fast_gelu(x, b)  where rank(x) > 1 and shape(b) == shape(x)[rank(x) - 1:]
+    mul(mul(x, 0.5), add(tanh(mul(add(x, mul(pow(x, 3), 0.044714998453855515)), 0.7978845834732056)), 1)) \
+        == fast_gelu(x) \
+        where dtype(x) == "float32"
+    mul(mul(x, 0.5), add(tanh(mul(add(x, mul(mul(mul(x, x), x), 0.044714998453855515)), 0.7978845834732056)), 1)) \
+        == fast_gelu(x) \
+        where dtype(x) == "float32"
+""")
+quick_gelu.laws("""
+    mul(x, sigmoid(x)) == quick_gelu(x, alpha=1.0)  where dtype(x) == "float32"
+    mul(x, sigmoid(mul(x, c))) == quick_gelu(x, alpha=value(c))  where is_constant(c) and dtype(x) == "float32"
+""")
+multi_head_attention.laws("""
+    reshape(transpose(matmul(softmax(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+        transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, 1, \
+        3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+            and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
+            and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32"
+    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+        transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), m), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
+        1, 3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+            and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
+            and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32"
+""")

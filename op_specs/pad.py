@@ -110,8 +110,17 @@ def _(node, opset: int) -> Call:
 pad.example("float32[2,3]", pads=(0, 1, 2, 0))
 pad.example("float32[2,3]", pads=(1, 1, 0, 2), value=1.5)
 pad.example("float32[2,2,3,3]", pads=(0, 0, 1, 1, 0, 0, 1, 1))
+pad.example("float32[1,2,3,3]", pads=(0, 0, 1, 0, 0, 0, 1, 2), value=2.0)
 pad.example("float32[3,4]", pads=(0, -1, 1, -1))
 pad.example("float32[3,4]", pads=(2, 1, 0, 3), mode="reflect")
 pad.example("float32[3,4]", pads=(2, 1, 0, 5), mode="edge")
 pad.example("float32[3,4]", pads=(2, 1, 0, 4), mode="wrap")
 pad.example("float32[3]", pads=(0, 0))
+
+pad.laws("""
+    pad(x, pads=p, **a) == x  where min(p) == 0 and max(p) == 0
+    pad(pad(x, pads=p, value=v), pads=q, value=v) == pad(x, pads=plus(p, q), value=v)  where min(p) >= 0 and min(q) >= 0
+    relu(pad(x, pads=p)) == pad(relu(x), pads=p)
+    pad(mul(x, c), pads=p) == mul(pad(x, pads=p), c)  where rank(c) == 0
+    pad(add(x, y), pads=p) == add(pad(x, pads=p), pad(y, pads=p))  where shape(x) == shape(y)
+""")

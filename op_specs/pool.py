@@ -105,7 +105,9 @@ max_pool.example("float32[2,3,5,5]", kernel=(3, 3), strides=(1, 1), pads=(1, 1, 
 max_pool.example("float32[1,2,6,5]", kernel=(2, 3), strides=(2, 2), pads=(0, 1, 1, 0), dilations=(1, 1))
 max_pool.example("float32[1,2,7,7]", kernel=(2, 2), strides=(1, 2), pads=(0, 0, 0, 0), dilations=(2, 3))
 max_pool.example("float32[1,2,6]", kernel=(3,), strides=(2,), pads=(1, 1), dilations=(1,))
-max_pool.example("float32[1,1,3,4,5]", kernel=(2, 2, 2), strides=(1, 1, 2), pads=(0, 1, 0, 0, 0, 1), dilations=(1, 1, 1))
+max_pool.example(
+    "float32[1,1,3,4,5]", kernel=(2, 2, 2), strides=(1, 1, 2), pads=(0, 1, 0, 0, 0, 1), dilations=(1, 1, 1)
+)
 
 
 @op(onnx="AveragePool", since=1)
@@ -228,7 +230,56 @@ def _(call: Call):
     return global_lp_pool.term(call.arg(0))
 
 
+for _each in (reduce_mean, reduce_max):  # uses on pixels, for the laws below
+    _each.example("float32[2,3,4,5]", axes=(2, 3))
+    _each.example("float32[2,3,4]", axes=(2,))
 for _each in (global_average_pool, global_max_pool, global_lp_pool):
     _each.example("float32[2,3,4,5]")
     _each.example("float32[2,3,4]")
     _each.example("float32[1,2,3,1,2]")
+
+max_pool.laws("""
+    relu(max_pool(x, kernel=k, pads=p, dilations=d, **a)) \
+        == max_pool(relu(x), kernel=k, pads=p, dilations=d, **a) \
+        where min(k) > max(p) and max(d) == 1
+    max_pool(pad(x, pads=p, value=-inf), kernel=k, pads=q, **a) \
+        == max_pool(x, kernel=k, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
+        where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0 and max(p) + max(q) < min(k)
+    concat(max_pool(x, **a), max_pool(y, **a), axis=i) \
+        == max_pool(concat(x, y, axis=i), **a) \
+        where i < 2 and shape(x)[2:] == shape(y)[2:]
+""")
+average_pool.laws("""
+    average_pool(add(x, y), **a) == add(average_pool(x, **a), average_pool(y, **a))  where shape(x) == shape(y)
+    average_pool(mul(x, c), **a) == mul(average_pool(x, **a), c)  where rank(c) == 0
+    concat(average_pool(x, **a), average_pool(y, **a), axis=i) \
+        == average_pool(concat(x, y, axis=i), **a) \
+        where i < 2 and shape(x)[2:] == shape(y)[2:]
+    average_pool(pad(x, pads=p), kernel=k, pads=q, count_include_pad=1, extra=(0, 0), **a) \
+        == average_pool(x, kernel=k, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), count_include_pad=1, extra=(0, 0), \
+            **a) \
+        where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0 and max(p) + max(q) < min(k)
+    average_pool(x, pads=p, count_include_pad=0, **a) \
+        == average_pool(x, pads=p, count_include_pad=1, **a) \
+        where max(p) == 0
+    average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=1) \
+        == conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))
+    average_pool(x, kernel=(2, 2), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=c) \
+        == conv(x, expand(div(1, 4), shape=(dim(x, 1), 1, 2, 2)), strides=s, pads=p, dilations=d, group=dim(x, 1)) \
+        where max(p) == 0 or c == 1
+""")
+global_average_pool.laws("""
+    reduce_mean(x, axes=(2, 3), keepdims=1) == global_average_pool(x)  where rank(x) == 4
+    reduce_mean(x, axes=(2,), keepdims=1) == global_average_pool(x)  where rank(x) == 3
+    concat(global_average_pool(x), global_average_pool(y), axis=i) \
+        == global_average_pool(concat(x, y, axis=i)) \
+        where i < 2 and shape(x)[2:] == shape(y)[2:]
+    global_average_pool(add(x, y)) == add(global_average_pool(x), global_average_pool(y))  where shape(x) == shape(y)
+""")
+global_max_pool.laws("""
+    reduce_max(x, axes=(2, 3), keepdims=1) == global_max_pool(x)  where rank(x) == 4
+    concat(global_max_pool(x), global_max_pool(y), axis=i) \
+        == global_max_pool(concat(x, y, axis=i)) \
+        where i < 2 and shape(x)[2:] == shape(y)[2:]
+    relu(global_max_pool(x)) == global_max_pool(relu(x))
+""")

@@ -100,6 +100,7 @@ for each in (*_folds, *_norms):
     each.example("float32[2,3,4]", axes=(1,))
     each.example("float32[2,3,4]", axes=(0, 2), keepdims=0)
     each.example("float32[2,3]", axes=(0, 1), keepdims=0)
+    each.example("float32[2,3,4]", axes=(2,))
 reduce_sum.example("int64[2,3]", axes=(1,))
 reduce_max.example("int64[2,3]", axes=(1,))
 
@@ -143,3 +144,37 @@ for each in (argmax, argmin):
     each.example("float32[2,3,4]", axis=1)
     each.example("float32[2,3]", axis=1, keepdims=0)
     each.example("float32[2,3]", axis=0, select_last_index=1)
+
+reduce_sum.laws("""
+    div(reduce_sum(x, axes=i, keepdims=k), c) \
+        == reduce_mean(x, axes=i, keepdims=k) \
+        where value(c) == prod(at(shape(x), i)) and size(c) == 1
+    reduce_sum(mul(x, c), axes=i, keepdims=k) == mul(reduce_sum(x, axes=i, keepdims=k), c)  where size(c) == 1
+    reduce_sum(div(x, c), axes=i, keepdims=k) == div(reduce_sum(x, axes=i, keepdims=k), c)  where size(c) == 1
+    reduce_sum(neg(x), axes=i, keepdims=k) == neg(reduce_sum(x, axes=i, keepdims=k))
+    add(reduce_sum(x, axes=i, keepdims=k), reduce_sum(y, axes=i, keepdims=k)) \
+        == reduce_sum(add(x, y), axes=i, keepdims=k) \
+        where shape(x) == shape(y)
+    reduce_sum(reduce_sum(x, axes=i), axes=j) == reduce_sum(reduce_sum(x, axes=j), axes=i)
+    reduce_sum(mul(x, x), axes=i, keepdims=k) == reduce_sum_square(x, axes=i, keepdims=k)
+    reduce_sum(abs(x), axes=i, keepdims=k) == reduce_l1(x, axes=i, keepdims=k)
+    sqrt(reduce_sum_square(x, axes=i, keepdims=k)) == reduce_l2(x, axes=i, keepdims=k)
+    log(reduce_sum(x, axes=i, keepdims=k)) == reduce_log_sum(x, axes=i, keepdims=k)
+""")
+reduce_mean.laws("""
+    reduce_mean(mul(x, c), axes=i, keepdims=k) == mul(reduce_mean(x, axes=i, keepdims=k), c)  where size(c) == 1
+    reduce_mean(add(x, c), axes=i, keepdims=k) == add(reduce_mean(x, axes=i, keepdims=k), c)  where size(c) == 1
+    add(reduce_mean(x, axes=i, keepdims=k), reduce_mean(y, axes=i, keepdims=k)) \
+        == reduce_mean(add(x, y), axes=i, keepdims=k) \
+        where shape(x) == shape(y)
+    reduce_mean(matmul(x, w), axes=(1,), keepdims=1) \
+        == matmul(reduce_mean(x, axes=(1,), keepdims=1), w) \
+        where rank(x) == 3 and rank(w) == 2
+""")
+reduce_max.laws("""
+    reduce_max(relu(x), axes=i, keepdims=k) == relu(reduce_max(x, axes=i, keepdims=k))
+    neg(reduce_max(neg(x), axes=i, keepdims=k)) == reduce_min(x, axes=i, keepdims=k)
+    max(reduce_max(x, axes=i, keepdims=k), reduce_max(y, axes=i, keepdims=k)) \
+        == reduce_max(max(x, y), axes=i, keepdims=k) \
+        where shape(x) == shape(y)
+""")

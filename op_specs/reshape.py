@@ -1,5 +1,6 @@
 """Reshape, and the three operators that are a reshape: flatten, squeeze, unsqueeze."""
 
+from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.dims import Symbolic, product
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, Dims, Ints, extents, op
@@ -52,6 +53,9 @@ def _written(have: Dims, want: Dims) -> Dims:
 reshape.example("float32[2,3,4]", shape=(6, 4))
 reshape.example("float32[2,3,4]", shape=(2, 2, 3, 2))
 reshape.example("float32[6]", shape=(1, 6, 1))
+reshape.example("float32[2,3]", shape=(2, 3))
+reshape.example("float32[3,5]", shape=(1, 3, 5))
+reshape.example("float32[2,3,5]", shape=(6, 5))
 reshape.example("float32[1]", shape=())
 reshape.example("int64[4,2]", shape=(8,))
 reshape.example("bool[4,2]", shape=(2, 4))
@@ -157,3 +161,29 @@ unsqueeze.example("float32[3,2]", axes=(0,))
 unsqueeze.example("float32[3,2]", axes=(1, 3))
 unsqueeze.example("float32[3,2]", axes=())
 unsqueeze.example("int64[()]", axes=(0,))
+
+reshape.laws("""
+    reshape(x, shape=s) == x  where shape(x) == s
+    reshape(reshape(x, shape=s), shape=t) == reshape(x, shape=t)
+    matmul(reshape(x, shape=s), w) \
+        == reshape(matmul(x, w), shape=s[:len(s) - 1] + (dim(w, 1),)) \
+        where rank(w) == 2 and rank(x) >= 1 and dim(x, -1) == s[-1]
+    reshape(matmul(x, w), shape=s) \
+        == matmul(reshape(x, shape=s[:len(s) - 1] + (dim(x, -1),)), w) \
+        where rank(w) == 2 and rank(x) >= 1 and s[-1] == dim(w, 1)
+""")
+reshape.laws(each(ELEMENTWISE, "f(reshape(x, shape=s), **a) == reshape(f(x, **a), shape=s)"))
+reshape.laws(
+    each(
+        PAIRWISE, "f(reshape(x, shape=s), reshape(y, shape=s)) == reshape(f(x, y), shape=s)  where shape(x) == shape(y)"
+    )
+)
+reshape.laws(each(PAIRWISE, "f(reshape(x, shape=s), c) == reshape(f(x, c), shape=s)  where rank(c) == 0"))
+squeeze.laws("""
+    squeeze(x, axes=()) == x
+    squeeze(unsqueeze(x, axes=i), axes=i) == x
+""")
+unsqueeze.laws("""
+    unsqueeze(x, axes=()) == x
+    unsqueeze(squeeze(x, axes=i), axes=i) == x
+""")

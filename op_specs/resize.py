@@ -20,7 +20,9 @@ def resize(xp, x, *, factors: Ints):
         raise IllTyped(f"{len(factors)} factors for a tensor of rank {len(shape)}")
     pairs = list(zip(shape, factors, strict=True))
     apart = reshape(xp, x, shape=tuple(d for n, _ in pairs for d in (n, 1)))
-    return reshape(xp, expand(xp, apart, shape=tuple(d for p in pairs for d in p)), shape=tuple(n * f for n, f in pairs))
+    return reshape(
+        xp, expand(xp, apart, shape=tuple(d for p in pairs for d in p)), shape=tuple(n * f for n, f in pairs)
+    )
 
 
 _SAME = {

@@ -88,4 +88,6 @@ rotary_embedding.example("float32[2,3,16]", "float32[5,4]", "float32[5,4]", _pos
 rotary_embedding.example("float32[2,4,3,8]", "float32[5,2]", "float32[5,2]", _positions, rotary_embedding_dim=4)
 rotary_embedding.example("float32[2,4,3,8]", "float32[2,3,4]", "float32[2,3,4]", interleaved=1)
 contrib_rotary_embedding.example("float32[2,4,3,8]", _positions, "float32[5,4]", "float32[5,4]")
-contrib_rotary_embedding.example("float32[2,3,16]", _positions, "float32[5,4]", "float32[5,4]", num_heads=2, interleaved=1)
+contrib_rotary_embedding.example(
+    "float32[2,3,16]", _positions, "float32[5,4]", "float32[5,4]", num_heads=2, interleaved=1
+)

@@ -210,9 +210,7 @@ def one_hot(xp, indices, values, *, depth: Dim, axis: int):
 def _(call: Call):
     indices, axis = call.arg(0), call.attrs.get("axis", -1)
     depth = call.extents(1) if not is_float(call.arg(1).dtype) else (int(call.scalar(1, 0)),)
-    return one_hot.term(
-        indices, call.arg(2), depth=depth[0], axis=axis + indices.tensor.rank + 1 if axis < 0 else axis
-    )
+    return one_hot.term(indices, call.arg(2), depth=depth[0], axis=axis + indices.tensor.rank + 1 if axis < 0 else axis)
 
 
 @one_hot.exporter

@@ -1,5 +1,6 @@
 """Slices along several axes at once."""
 
+from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, Dims, Ints, extents, op
@@ -52,9 +53,10 @@ def _bounds(n, start, end, step):
         return (0, 0) if empty else (start, end)
     if step > 0:
         return _position(n, start), _position(n, end)
-    if start in (-1, n - 1) or (isinstance(start, int) and start >= UNBOUNDED):
-        if isinstance(end, int) and end <= -UNBOUNDED or end == -n - 1:
-            return n - 1, -1
+    from_last = start in (-1, n - 1) or (isinstance(start, int) and start >= UNBOUNDED)
+    to_first = end == -n - 1 or (isinstance(end, int) and end <= -UNBOUNDED)
+    if from_last and to_first:
+        return n - 1, -1
     raise Unsupported(f"the slice {start}:{end}:{step} of {n} positions depends on the size")
 
 
@@ -64,26 +66,25 @@ def _position(n, at):
     An int from the end, as in x[:-2], is n - 2: sizes below 2 would make a dim negative. A symbolic position within a
     dim of fixed size (a table of positions cut to the length) is taken to be legal; so would be what uses it.
     """
-    if isinstance(at, int) and at >= UNBOUNDED:
-        return n
-    if isinstance(at, int) and at <= -UNBOUNDED:
-        return 0
-    if isinstance(at, int) and at < 0 or isinstance(at, Symbolic) and all(c < 0 for _, c in at.terms):
+    if isinstance(at, int) and abs(at) >= UNBOUNDED:
+        return n if at > 0 else 0
+    if _negative(at):
         return n + at
-    if _least(at) is not None and (isinstance(n, int) or (_least(n - at) or 0) >= 0 and _least(n - at) is not None):
+    if _at_least(at, 0) and (isinstance(n, int) or _at_least(n - at, 0)):
         return at
     raise Unsupported(f"whether the position {at} lies within {n} depends on the size")
 
 
-def _least(dim):
-    """A lower bound of a dim whose symbols are sizes of at least 1; None if there is none to be seen."""
+def _negative(dim) -> bool:
+    return dim < 0 if isinstance(dim, int) else all(c < 0 for _, c in dim.terms)
+
+
+def _at_least(dim, bound: int) -> bool:
+    """Whether a dim is surely that large; its symbols are sizes of at least 1, its quotients are not negative."""
     if isinstance(dim, int):
-        return dim
-    constant = sum(c for m, c in dim.terms if not m)
-    rest = [(m, c) for m, c in dim.terms if m]
-    if any(c < 0 or not all(isinstance(atom, str) for atom, _ in m) for m, c in rest):
-        return None
-    return constant + sum(c for _, c in rest)
+        return dim >= bound
+    lowest = sum(c * all(isinstance(atom, str) for atom, _ in m) for m, c in dim.terms)
+    return lowest >= bound and all(c >= 0 for m, c in dim.terms if m)
 
 
 @slice_.exporter
@@ -115,6 +116,39 @@ slice_.example("float32[4,5]", starts=(1, 0), ends=(4, 5), axes=(0, 1), steps=(2
 slice_.example("float32[4,5]", starts=(4,), ends=(-1,), axes=(1,), steps=(-1,))
 slice_.example("float32[4,5]", starts=(3,), ends=(0,), axes=(1,), steps=(-2,))
 slice_.example("float32[2,6,3]", starts=(2,), ends=(6,), axes=(1,), steps=(1,))
+slice_.example("float32[3,3]", starts=(2,), ends=(3,), axes=(0,), steps=(1,))
 slice_.example("float32[4]", starts=(0,), ends=(0,), axes=(0,), steps=(1,))
 slice_.example("float32[4]", starts=(), ends=(), axes=(), steps=())
 slice_.example("int64[5]", starts=(0,), ends=(2,), axes=(0,), steps=(1,))
+
+slice_.laws("""
+    slice(x, starts=(), ends=(), axes=(), steps=()) == x
+    slice(x, starts=(0,), ends=e, axes=i, steps=(1,)) == x  where e == (dim(x, i[0]),)
+    slice(slice(x, starts=s, ends=e, axes=i, steps=(1,)), starts=t, ends=u, axes=i, steps=(1,)) \
+        == slice(x, starts=plus(s, t), ends=plus(s, u), axes=i, steps=(1,))
+    slice(slice(x, starts=s, ends=e, axes=i, steps=k), starts=t, ends=u, axes=j, steps=l) \
+        == slice(x, starts=s + t, ends=e + u, axes=i + j, steps=k + l) \
+        where len(i) == 1 and len(j) == 1 and i[0] < j[0]
+    slice(slice(x, starts=s, ends=e, axes=i, steps=k), starts=t, ends=u, axes=j, steps=l) \
+        == slice(x, starts=t + s, ends=u + e, axes=j + i, steps=l + k) \
+        where len(i) == 1 and len(j) == 1 and j[0] < i[0]
+    slice(concat(x, y, axis=i), starts=(0,), ends=e, axes=(i,), steps=(1,)) == x  where e == (dim(x, i),)
+    slice(concat(x, y, axis=i), starts=s, ends=e, axes=(i,), steps=(1,)) \
+        == y \
+        where s == (dim(x, i),) and e == (dim(x, i) + dim(y, i),)
+    concat(slice(x, starts=s, ends=e, axes=(i,), steps=(1,)), slice(x, starts=e, ends=u, axes=(i,), steps=(1,)), \
+            axis=i) \
+        == slice(x, starts=s, ends=u, axes=(i,), steps=(1,))
+    slice(matmul(x, w), axes=i, **a) \
+        == matmul(slice(x, axes=i, **a), w) \
+        where rank(w) == 2 and len(i) == 1 and i[0] < rank(x) - 1
+    slice(matmul(x, w), axes=i, **a) \
+        == matmul(x, slice(w, axes=(1,), **a)) \
+        where rank(w) == 2 and len(i) == 1 and i[0] == rank(x) - 1
+    slice(conv(x, w, group=1, **a), axes=(1,), **c) == conv(x, slice(w, axes=(0,), **c), group=1, **a)
+    slice(conv(x, w, **a), axes=(0,), **c) == conv(slice(x, axes=(0,), **c), w, **a)
+    slice(conv(x, w, b, **a), axes=(0,), **c) == conv(slice(x, axes=(0,), **c), w, b, **a)
+""")
+slice_.laws(each(ELEMENTWISE, "slice(f(x, **a), **c) == f(slice(x, **c), **a)"))
+slice_.laws(each(PAIRWISE, "slice(f(x, y), **a) == f(slice(x, **a), slice(y, **a))  where shape(x) == shape(y)"))
+slice_.laws(each(PAIRWISE, "slice(f(x, c), **a) == f(slice(x, **a), c)  where rank(c) == 0"))

@@ -49,3 +49,11 @@ for each in (softmax, log_softmax):
     each.example("float32[2,3,4]", axis=2)
     each.example("float32[2,3,4]", axis=1)
     each.example("float32[5]", axis=0)
+
+softmax.laws("""
+    div(exp(sub(x, reduce_max(x, axes=i))), reduce_sum(exp(sub(x, reduce_max(x, axes=i))), axes=i)) \
+        == softmax(x, axis=i[0]) \
+        where len(i) == 1
+    softmax(add(x, c), axis=i) == softmax(x, axis=i)  where size(c) == 1
+    softmax(sub(x, reduce_max(x, axes=j)), axis=i) == softmax(x, axis=i)  where j == (i,)
+""")

@@ -1,5 +1,6 @@
 """Cutting a tensor into consecutive parts."""
 
+from op_specs.families import ELEMENTWISE, each
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ops import Call, Dims, extents, op
@@ -29,7 +30,8 @@ def _(call: Call):
 def _equal(n, call: Call) -> Dims:
     """The sizes of parts that are not given: all equal, the last one smaller where opset 18 allows it."""
     if call.opset < 18:
-        return (_exactly(n, call.outputs),) * call.outputs
+        count = max(call.outputs, call.listed)
+        return (_exactly(n, count),) * count
     count = call.attrs["num_outputs"]
     if isinstance(n, Symbolic):
         return (_exactly(n, count),) * count
@@ -63,4 +65,24 @@ split.example("float32[2,6]", axis=1, split=(1, 2, 3))
 split.example("float32[2,6]", axis=1, split=(3, 3))
 split.example("float32[2,4,3,3]", axis=1, split=(1, 1, 2))
 split.example("float32[3]", axis=0, split=(3,))
+split.example("float32[2,4]", axis=1, split=(4,))
+split.example("float32[2,3,4]", axis=1, split=(3,))
 split.example("int64[4]", axis=0, split=(2, 2))
+
+split.laws("""
+    item(split(x, axis=i, split=s), index=0) == x  where len(s) == 1
+    concat(item(split(x, axis=i, split=s), index=0), item(split(x, axis=i, split=s), index=1), axis=i) \
+        == x \
+        where len(s) == 2
+    concat(item(split(x, axis=i, split=s), index=0), item(split(x, axis=i, split=s), index=1), item(split(x, axis=i, \
+            split=s), index=2), axis=i) \
+        == x \
+        where len(s) == 3
+    item(split(concat(x, y, axis=i), axis=i, split=s), index=0) == x  where s == (dim(x, i), dim(y, i))
+    item(split(concat(x, y, axis=i), axis=i, split=s), index=1) == y  where s == (dim(x, i), dim(y, i))
+""")
+for _k in range(3):
+    _part = f"item(split(x, axis=i, split=s), index={_k})"
+    _bounds = f"starts=(sum(s[:{_k}]),), ends=(sum(s[:{_k} + 1]),), axes=(i,), steps=(1,)"
+    split.laws(f"{_part} == slice(x, {_bounds})")
+    split.laws(each(ELEMENTWISE, f"item(split(f(x, **a), axis=i, split=s), index={_k}) == f({_part}, **a)"))

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from math import gcd
+from typing import Any, TypeAlias
 
 from taso_mirage.errors import Undecidable
 
@@ -139,8 +140,12 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     """`a // b`; the part of `a` that `b` divides comes out: (b*q + r) // b = q + r // b, exact for integers."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
+    if b == 0:
+        raise ZeroDivisionError(f"{a} // 0")
     if a == b:
         return 1
+    if isinstance(b, int) and b > 0:
+        return _divide_by_number(_lift(a), b)
     divisors = _terms(b)
     if len(divisors) != 1:
         return a if b == 1 else Symbolic((((((Floor(_lift(a), b)), 1),), 1),))
@@ -155,6 +160,23 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     if remainder == 0:
         return _build(quotient)
     return _build(quotient) + Symbolic((((((Floor(_lift(remainder), b)), 1),), 1),))
+
+
+def _divide_by_number(a: Symbolic, b: int) -> Dim:
+    """Whole multiples of `b` come out of every term, a common factor cancels, and floors of floors are one floor."""
+    quotient = _build([(m, c // b) for m, c in a.terms])
+    rest = _lift(_build([(m, c % b) for m, c in a.terms]))
+    factor = gcd(b, *(c for m, c in rest.terms if m))
+    rest, b = _lift(_build([(m, c // factor) for m, c in rest.terms])), b // factor
+    if b == 1 or not any(m for m, _ in rest.terms):
+        return quotient + rest if b == 1 else quotient
+    (monomial, coefficient), *others = rest.terms
+    atom, power = monomial[0]
+    single = len(monomial) == 1 and power == 1 and coefficient == 1 and not any(m for m, _ in others)
+    if single and isinstance(atom, Floor) and isinstance(atom.denominator, int) and atom.denominator > 0:
+        shift = sum(c for _, c in others) * atom.denominator
+        return quotient + floor_divide(atom.numerator + shift, atom.denominator * b)
+    return quotient + Symbolic((((((Floor(rest, b)), 1),), 1),))
 
 
 def _lift(dim: Dim) -> Symbolic:
@@ -231,6 +253,22 @@ def _from_ast(tree: ast.expr) -> Dim:
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
             return _from_ast(left) // _from_ast(right)
     raise KeyError(type(tree).__name__)
+
+
+def fixed(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute's value with every symbol at its size."""
+    if isinstance(value, Symbolic):
+        return evaluate(value, sizes)
+    return tuple(fixed(v, sizes) for v in value) if isinstance(value, tuple) else value
+
+
+def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> None:
+    """Read the sizes of symbols off an actual shape."""
+    for dim, n in zip(shape or (), actual, strict=False):
+        if isinstance(dim, Symbolic) and len(dim.terms) == 1 and dim.terms[0][1] == 1:
+            ((monomial, _),) = dim.terms
+            if len(monomial) == 1 and isinstance(monomial[0][0], str) and monomial[0][1] == 1:
+                sizes.setdefault(monomial[0][0], int(n))
 
 
 def product(dims: Iterable[Dim]) -> Dim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -280,21 +280,47 @@ def _bound_names(graph: Graph) -> set[str]:
     return found | {v.name for n in graph for _, v in n.attrs if isinstance(v, Expr) and v.name}
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An equation at one place: what it matched, and the terms to put there."""
+
+    equation: Equation
+    found: Match
+    results: tuple[Node, ...]
+
+
 class Rules:
     """Equations indexed by the operator at their first output, so that no rule is tried where it cannot match."""
 
     def __init__(self, equations: Iterable[Equation]) -> None:
         self.equations = tuple(equations)
-        self._by_root: dict[str, list[Equation]] = {}
+        self._single: dict[str, list[Equation]] = {}
+        self._joint: dict[str, list[Equation]] = {}
         for equation in self.equations:
-            self._by_root.setdefault(equation.roots[0], []).append(equation)
+            table = self._single if len(equation.roots) == 1 else self._joint
+            table.setdefault(equation.roots[0], []).append(equation)
+        self._known: dict[Node, tuple[Application, ...]] = {}
 
-    def at(self, node: Node) -> list[Equation]:
-        """The equations that could match with `node` as their first output."""
-        return self._by_root.get(node.op, [])
+    def applications(self, node: Node) -> tuple[Application, ...]:
+        """Every application of a one-output equation at `node`. It depends on the term alone, so it is found once a term."""
+        known = self._known.get(node)
+        if known is None:
+            known = tuple(
+                Application(equation, found, results)
+                for equation in self._single.get(node.op, ())
+                for found in matches(equation, node)
+                if not isinstance(results := apply(equation, found), NoMatch) and results[0] is not node
+            )
+            self._known[node] = known
+        return known
 
-    def only(self, keep: Callable[[Equation], bool]) -> Rules:
-        return Rules(e for e in self.equations if keep(e))
+    def joint_applications(self, node: Node, users: Mapping[Node, list[Node]]) -> Iterator[Application]:
+        """Applications of equations with several outputs, `node` being the first; they depend on the graph around."""
+        for equation in self._joint.get(node.op, ()):
+            for found in matches(equation, node, users):
+                results = apply(equation, found)
+                if not isinstance(results, NoMatch) and results != found.outputs:
+                    yield Application(equation, found, results)
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:

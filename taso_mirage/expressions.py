@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from taso_mirage.dims import Dim, product
+from taso_mirage.dims import Dim, Symbolic, product
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir import Node, topological
 from taso_mirage.ops import Opaque
@@ -48,10 +48,19 @@ def is_weight(node: Node) -> bool:
     known = _WEIGHT_ONLY.get(node)
     if known is None:
         for each in topological([node], stop=_WEIGHT_ONLY):
-            runs = each.op in ("input", "opaque", "extents")
+            runs = each.op in ("input", "opaque", "extents") or _holds_symbol(each)
             _WEIGHT_ONLY[each] = not runs and all(_WEIGHT_ONLY[a] for a in each.args)
         known = _WEIGHT_ONLY[node]
     return known
+
+
+def _holds_symbol(node: Node) -> bool:
+    """Whether a size that only the run fixes is in the attributes (an Expand to the batch size)."""
+    return any(
+        isinstance(part, Symbolic)
+        for _, value in node.attrs
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
 
 
 def splat_value(node: Node) -> float | None:

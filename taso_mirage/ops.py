@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, Symbolic
+from taso_mirage.dims import Dim, Shape, Symbolic, fixed, learn
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
+from taso_mirage.ir import ABSENT, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 
@@ -33,7 +33,10 @@ class Untraceable(TasoMirageError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT."""
+    """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT.
+
+    `outputs` counts up to the last one that is used, `listed` all that the node names (Split divides by it).
+    """
 
     op_type: str
     args: tuple[Node, ...]
@@ -41,6 +44,7 @@ class Call:
     opset: int = 0
     domain: str = ""
     outputs: int = 1
+    listed: int = 0
 
     def arg(self, i: int) -> Node:
         return self.args[i] if i < len(self.args) else ABSENT
@@ -372,11 +376,12 @@ def interpret(
     xp: Meaning[V],
     env: Mapping[Node, V],
     opaque: Callable[[Node, list[V | None]], V] | None = None,
-    keep: bool = False,
+    sizes: dict[str, int] | None = None,
 ) -> dict[Node, V]:
     """The value of every output in a meaning. `env` gives the leaves; `opaque` runs nodes without a definition.
 
-    Values are dropped after their last use unless `keep`. Iterative; linear in the number of terms.
+    `sizes` fixes the symbols that attributes hold; what opaque nodes return adds to it. Values are dropped after their last
+    use. Iterative; linear in the number of terms.
     """
     order = topological(outputs, stop=env.keys())
     last = {arg: node for node in order for arg in node.args}
@@ -388,20 +393,33 @@ def interpret(
             if opaque is None:
                 raise Unsupported(f"{node.attr('call')} has no definition")
             values[node] = opaque(node, args)
+            _learn(node.type, values[node], sizes)
         elif node is not ABSENT:
-            values[node] = run(node, xp, args)
-        if not keep:
-            for arg in node.args:
-                if last[arg] is node and arg not in wanted and arg is not ABSENT:
-                    values.pop(arg, None)
-    return {k: v for k, v in values.items() if keep or k in wanted}
+            values[node] = run(node, xp, args, sizes)
+        for arg in node.args:
+            if last[arg] is node and arg not in wanted:
+                values.pop(arg, None)
+    return {output: values[output] for output in outputs}
 
 
-def run(node: Node, xp: Meaning[V], args: Sequence[V | None]) -> Any:
+def _learn(type: Type, value: Any, sizes: dict[str, int] | None) -> None:
+    """Sizes that only a run can tell (how many elements are not zero)."""
+    if sizes is None:
+        return
+    types, parts = (type, value) if isinstance(type, tuple) else ((type,), (value,))
+    for each, part in zip(types, parts, strict=False):
+        if isinstance(each, Tensor) and isinstance(part, np.ndarray):
+            learn(each.shape, part.shape, sizes)
+
+
+def run(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: Mapping[str, int] | None = None) -> Any:
     """One term in one meaning, given its operands' values."""
     if node.op in ("input", "weight"):
         raise KeyError(f"no value for the {node.op} {node.attr('name')}")
-    return get(node.op).body(xp, *args, **dict(node.attrs))
+    attrs = dict(node.attrs)
+    if sizes:
+        attrs = {k: fixed(v, sizes) for k, v in attrs.items()}
+    return get(node.op).body(xp, *args, **attrs)
 
 
 def definition(node: Node) -> Node | None:
@@ -411,11 +429,3 @@ def definition(node: Node) -> Node | None:
     except Untraceable:
         return None
     return result if isinstance(result, Node) and result is not node else None
-
-
-def retype(graph: Graph, inputs: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """The outputs over other inputs: every type is inferred again."""
-    done: dict[Node, Node] = dict(inputs)
-    for node in topological(graph.outputs, stop=done.keys()):
-        done[node] = get(node.op).term(*[done[a] for a in node.args], **dict(node.attrs)) if node.args else node
-    return tuple(done[o] for o in graph.outputs)

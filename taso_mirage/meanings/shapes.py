@@ -182,7 +182,7 @@ SHAPES = Shapes()
 def _result_dtype(fn: Scalar, dtypes: tuple[str, ...]) -> str:
     """The dtype of `fn`, from `fn` itself: run it on one element of each. ONNX never promotes, so operands agree."""
     arrays = [np.ones((1,), numpy_dtype(d)) for d in dtypes]
-    values = [d for d in dtypes if d != "bool"]
+    values = dtypes[1:] if fn is np.where else dtypes
     if len(set(values)) > 1 and fn not in (np.power, np.left_shift, np.right_shift):
         raise IllTyped(f"{fn.__name__}: dtypes differ, {' against '.join(dict.fromkeys(values))}")
     if "string" in dtypes or "object" in dtypes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Symbolic, evaluate
+from taso_mirage.dims import evaluate, fixed
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.meanings.base import contraction
 from taso_mirage.meanings.typed import Typed
@@ -79,10 +79,3 @@ def _noted(type: Any) -> Any:
 
 def _types(result: Any) -> Any:
     return tuple(t for t, _ in result) if isinstance(result[0], tuple) else result[0]
-
-
-def fixed(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute's value with every symbol at its size."""
-    if isinstance(value, Symbolic):
-        return evaluate(value, sizes)
-    return tuple(fixed(v, sizes) for v in value) if isinstance(value, tuple) else value

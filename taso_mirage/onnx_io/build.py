@@ -22,7 +22,8 @@ def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, We
         declare(value, node.tensor)
     shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(opsets), name="graph")
     header = ir.Model(shell, ir_version=10, producer_name="taso_mirage")
-    return Model(graph, dict(weights or {}), names, dict(opsets), header)
+    kept = {n: n.attr("name") for n in graph if n.op == "weight"}
+    return Model(graph, dict(weights or {}), names, dict(opsets), header, names=kept)
 
 
 def isolated(model: Model, node: Node) -> tuple[Model, dict[Node, Node]]:

@@ -53,8 +53,8 @@ def _read(path: Path) -> ir.Model:
 
 
 def _cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
     return error
 
 

@@ -136,12 +136,8 @@ class _Reader:
         parsed = parse_dim(text) if text and not text.isdecimal() else None
         if not isinstance(parsed, Symbolic):
             return self._own_symbol(text)
-        if symbols(parsed) <= self.known_sizes:
-            return parsed
-        if text and text.isidentifier():
-            self.known_sizes.add(text)
-            return parsed
-        return self._own_symbol(text)
+        readable = symbols(parsed) <= self.known_sizes or (text is not None and text.isidentifier())
+        return parsed if readable else self._own_symbol(text)
 
     def _own_symbol(self, text: str | None) -> Symbolic:
         """A symbol for a size that has no usable name: the same for the same text, and never one that is taken."""
@@ -223,6 +219,7 @@ class _Reader:
             self.opsets.get(node.domain, 0),
             node.domain,
             max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
+            len(node.outputs),
         )
         reasons: list[TasoMirageError] = []
         for op in candidates:

@@ -117,7 +117,7 @@ class _Writer:
 
     def _reserve_names(self) -> None:
         """Outputs keep their names; inner values keep theirs unless an output or the inside of a body has it."""
-        self.taken |= {str(v.name) for v in self.header.graph.inputs}
+        self.taken |= set(self.model.input_names)
         for name, node in zip(self.model.output_names, self.model.graph.outputs, strict=True):
             self.taken.add(name)
             leaf = node.op in ("weight", "constant", "extents")

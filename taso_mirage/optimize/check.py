@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.dims import learn
 from taso_mirage.errors import InvalidModel, TasoMirageError
 from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
@@ -104,8 +105,11 @@ def reference(model: Model, inputs: Arrays) -> list[Any]:
     for node in topological(model.graph.outputs):
         if node.op == "weight":
             env[node] = EXACT.load(model.weights[node.attr("name")].numpy())
-    runner = OpaqueRunner(model)
-    values = interpret(model.graph.outputs, EXACT, env, opaque=runner)
+    sizes: dict[str, int] = {}
+    for node in model.graph.inputs:
+        if node in env:
+            learn(node.tensor.shape, env[node].shape, sizes)
+    values = interpret(model.graph.outputs, EXACT, env, OpaqueRunner(model), sizes)
     return [values[o] for o in model.graph.outputs]
 
 

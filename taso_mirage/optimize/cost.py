@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from taso_mirage import __version__
+from taso_mirage.dims import fixed
 from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Array, random_array
 from taso_mirage.ops import get
-from taso_mirage.optimize.passes import Context
+from taso_mirage.optimize.passes import Context, Signature, signature
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
 
@@ -65,12 +66,13 @@ class Measured:
         self.fallback = Roofline(context)
         self.measured = 0
         self._overhead: float | None = None
-        self._known: dict[Node, float] = {}
+        self._known: dict[Signature, float] = {}
 
     def seconds(self, node: Node) -> float:
-        if node not in self._known:
-            self._known[node] = self._lookup(node)
-        return self._known[node]
+        key = signature(node)
+        if key not in self._known:
+            self._known[key] = self._lookup(node)
+        return self._known[key]
 
     def _lookup(self, node: Node) -> float:
         signature = self._signature(node)
@@ -137,8 +139,6 @@ def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> floa
 
 
 def _sized_attributes(node: Node, sizes: Mapping[str, int]) -> dict[str, Any]:
-    from taso_mirage.meanings.work import fixed
-
     return {k: fixed(v, sizes) for k, v in node.attrs}
 
 

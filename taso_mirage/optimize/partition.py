@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, topological, users, variable, weight, with_args
 
-LEAST, MOST = 24, 60
-"""A part ends at the first cut with one live value after LEAST terms, and at the narrowest cut before MOST."""
+LEAST, MOST, REST = 24, 60, 8
+"""A part ends at the first cut with one live value after LEAST terms, and at the narrowest cut before MOST; a cut that would
+leave fewer than REST terms is not made. The rule looks only ahead, so that equal layers are cut alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,11 @@ def _live_counts(last: list[int]) -> list[int]:
 
 
 def _end(start: int, stop: int, live: list[int], run: list[Node]) -> int:
-    if stop - start <= MOST:
-        return stop
-    for i in range(start + LEAST, min(start + MOST, stop)):
+    for i in range(start + LEAST - 1, min(start + MOST, stop - REST)):
         if live[i] <= 1 and _may_end(run, i):
             return i + 1
+    if stop - start <= MOST:
+        return stop
     window = [i for i in range(start + LEAST, min(start + MOST, stop)) if _may_end(run, i)]
     return 1 + min(window or [start + LEAST], key=lambda i: (live[i], -i))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Equation, Match, NoMatch, Rules, apply, matches
+from taso_mirage.equation import Application, Match, Rules
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
@@ -25,23 +25,32 @@ FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
 
 
+Signature = tuple[str, tuple[Any, ...], Any]
+
+
+def signature(node: Node) -> Signature:
+    """What the cost of a term depends on: operator, attributes, and the types of the operands, weights told apart."""
+    return node.op, tuple((a.type, is_weight(a)) for a in node.args), node.attrs
+
+
 @dataclass
 class Context:
     """What every rewrite of one model has to respect, with memos over interned terms."""
 
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
-    _work: dict[Node, Work | None] = field(default_factory=dict)
+    _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
 
     def work(self, node: Node) -> Work | None:
         """The work of one term; None where it cannot be counted."""
-        if node not in self._work:
+        key = signature(node)
+        if key not in self._work:
             try:
-                self._work[node] = work(node, self.sizes)
+                self._work[key] = work(node, self.sizes)
             except (TasoMirageError, LookupError, TypeError, ValueError):
-                self._work[node] = None
-        return self._work[node]
+                self._work[key] = None
+        return self._work[key]
 
     def legal(self, node: Node) -> bool:
         """Whether the term can be written at the model's opsets."""
@@ -105,38 +114,31 @@ class _Sweep:
         return node
 
     def _rewrite(self, node: Node) -> Node | None:
-        for equation in self.rules.at(node):
-            for found in matches(equation, node):
-                results = apply(equation, found)
-                if isinstance(results, NoMatch) or results[0] is node:
-                    continue
-                if self._pays(equation, found, results):
-                    self.steps.append(Step((equation.name,), (node,), results))
-                    return results[0]
+        for application in self.rules.applications(node):
+            if self._pays(application):
+                self.steps.append(Step((application.equation.name,), (node,), application.results))
+                return application.results[0]
         return None
 
-    def _pays(self, equation: Equation, found: Match, results: tuple[Node, ...]) -> bool:
-        added = [n for n in new_terms(results, found.operands) if n.op != "item" and not is_weight(n)]
-        removed = self._removed(equation, found)
-        if len(added) >= len(removed) or not all(self.context.legal(n) for n in new_terms(results, found.operands)):
+    def _pays(self, application: Application) -> bool:
+        new = new_terms(application.results, application.found.operands)
+        added = [n for n in new if n.op != "item" and not is_weight(n)]
+        removed = self._removed(application.found)
+        if len(added) >= len(removed) or not all(self.context.legal(n) for n in new):
             return False
         if not added:
             return True
         before, after = self._flops(removed), self._flops(added)
         return before is not None and after is not None and after <= before
 
-    def _removed(self, equation: Equation, found: Match) -> list[Node]:
+    def _removed(self, found: Match) -> list[Node]:
         """The matched terms that nothing else uses."""
         inside = topological(found.outputs, stop=set(found.operands.values()))
-        kept: list[Node] = []
-        dead = set(found.outputs)
-        for node in reversed(inside):
-            if not node.args or node.op == "item" or is_weight(node):
-                continue
-            if node in found.outputs or self.uses[node] <= 1:
-                kept.append(node)
-                dead.add(node)
-        return kept
+        return [
+            n
+            for n in inside
+            if n.args and n.op != "item" and not is_weight(n) and (n in found.outputs or self.uses[n] <= 1)
+        ]
 
     def _flops(self, nodes: list[Node]) -> int | None:
         counted = [self.context.work(n) for n in nodes]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from taso_mirage.equation import Equation, Match, NoMatch, Rules, apply, matches
+from taso_mirage.equation import Application, Equation, Rules
 from taso_mirage.ir import Graph, Node, substitute, topological, users
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.optimize.partition import Part, parts
@@ -27,10 +27,14 @@ class Rewrite:
 
 @dataclass
 class Budget:
-    """What a search may still spend; `stop` is set by an interrupt. Both keep the best found so far."""
+    """What a search may still spend; `stop` is set by an interrupt. Either way the best found so far is kept.
+
+    A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are many.
+    """
 
     seconds: float
     states_per_part: int = 400
+    patience: int = 32
     alpha: float = 1.05
     stop: bool = False
     start: float = field(default_factory=time.monotonic)
@@ -79,7 +83,7 @@ def search_model(
     for i, piece in enumerate(pieces):
         progress(i, len(pieces))
         if piece.graph not in found:
-            share = Budget(budget.left() / max(waiting, 1), budget.states_per_part, budget.alpha, budget.stop)
+            share = replace(budget, seconds=budget.left() / max(waiting, 1), start=time.monotonic())
             found[piece.graph] = search_part(piece.graph, rules, eager, cost, context, share, budget)
             waiting -= 1
         steps += _place(piece, found[piece.graph], current)
@@ -119,8 +123,10 @@ def search_part(
     best, best_cost = graph.outputs, start
     paths: dict[State, tuple[State | None, str]] = {graph.outputs: (None, "")}
     queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
-    popped = tried = 0
+    popped = tried = improved = 0
     while queue and popped < budget.states_per_part and budget.left() > 0 and not (whole and whole.stop):
+        if popped - improved > budget.patience:
+            break
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best_cost:
             break
@@ -132,7 +138,7 @@ def search_part(
             paths[rewrite.outputs] = (state, rewrite.equation)
             price = cost(topological(rewrite.outputs))
             if price < best_cost:
-                best, best_cost = rewrite.outputs, price
+                best, best_cost, improved = rewrite.outputs, price, popped
             if price <= budget.alpha * best_cost:
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
@@ -156,38 +162,40 @@ def rewrites(state: State, rules: Rules, eager: Rules, context: Context) -> Iter
     used_by = users(order)
     position = {node: i for i, node in enumerate(order)}
     for node in order:
-        for equation in rules.at(node):
-            for found in matches(equation, node, used_by):
-                if _in_order(equation, found, position):
-                    yield from _applied(state, equation, found, eager, context)
+        for application in rules.applications(node):
+            yield from _applied(state, application, eager, context)
+        for application in rules.joint_applications(node, used_by):
+            if _in_order(application, position):
+                yield from _applied(state, application, eager, context)
 
 
-def _in_order(equation: Equation, found: Match, position: dict[Node, int]) -> bool:
+def _in_order(application: Application, position: dict[Node, int]) -> bool:
     """Of the permutations of several outputs under one operator, only the one in the graph's order is taken."""
-    if len(found.outputs) == 1 or len(set(equation.roots)) > 1:
+    if len(set(application.equation.roots)) > 1:
         return True
-    places = [position[o] for o in found.outputs]
+    places = [position[o] for o in application.found.outputs]
     return places == sorted(places)
 
 
-def _applied(state: State, equation: Equation, found: Match, eager: Rules, context: Context) -> Iterator[Rewrite]:
-    results = apply(equation, found)
-    if isinstance(results, NoMatch) or results == found.outputs:
-        return
+def _applied(state: State, application: Application, eager: Rules, context: Context) -> Iterator[Rewrite]:
+    found, results = application.found, application.results
     if not all(context.legal(n) for n in new_terms(results, found.operands)):
         return
     outputs = substitute(state, dict(zip(found.outputs, results, strict=True)))
     smaller, steps = simplify(outputs, eager, context)
-    names = " + ".join([equation.name, *(e for s in steps for e in s.equations)])
+    names = " + ".join([application.equation.name, *(e for s in steps for e in s.equations)])
     yield Rewrite(names, smaller)
 
 
 def directions(equations: Sequence[Equation]) -> list[Equation]:
-    """Every equation, and its reverse where that is a rule too."""
+    """Every equation, and its reverse where that is a rule too.
+
+    A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches everywhere and leads nowhere.
+    """
     found: list[Equation] = []
     for equation in equations:
         found.append(equation)
         backwards = equation.reverse()
-        if backwards is not None:
+        if backwards is not None and (len(backwards.lhs_terms) > 1 or len(backwards.rhs_terms) == 1):
             found.append(backwards)
     return found

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from taso_mirage.ir import Node, Tensor, topological
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.ops import interpret
@@ -70,12 +72,10 @@ def _first_difference(a: Any, b: Any) -> str:
         return f"shapes {list(a.shape)} and {list(b.shape)}"
     valid = a.valid & b.valid
     for trial in valid.nonzero()[0]:
-        different = (a.data[0, trial] != b.data[0, trial]).nonzero()
-        if len(different[0] if different else []):
-            index = tuple(int(d[0]) for d in different)
-            return f"trial {trial}, element {index}: {a.data[0, trial][index]} against {b.data[0, trial][index]}"
-        if not different and a.data[0, trial] != b.data[0, trial]:
-            return f"trial {trial}: {a.data[0, trial]} against {b.data[0, trial]}"
+        left, right = a.data[0, trial], b.data[0, trial]
+        for place in np.argwhere(left != right):
+            index = tuple(int(i) for i in place)
+            return f"trial {trial}, element {index}: {left[index]} against {right[index]}"
     return "the residues modulo q differ"
 
 

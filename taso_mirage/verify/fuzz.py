@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.dims import product
 from taso_mirage.equation import REST, Equation, NoMatch, apply, instantiate, match
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.expressions import Expr
@@ -37,9 +38,9 @@ def typings(equation: Equation, seed: int = 0, tries: int = 2000) -> Iterator[Ty
     """Distinct legal instances on which the guard holds and both sides have a type. At most `tries` draws."""
     rng = np.random.default_rng(seed)
     seen: set[tuple[Node, ...]] = set()
-    for _ in range(tries):
-        names = _draw(equation, rng)
+    for i in range(tries + tries // 2):
         try:
+            names = _draw_jointly(equation, rng) if i % 3 == 2 else _draw(equation, rng)
             lhs = instantiate(equation.lhs, names)
         except (IllTyped, Undecidable, LookupError, TypeError, ValueError):
             continue
@@ -61,8 +62,9 @@ def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
     names: dict[str, Any] = {}
     chosen: dict[Node, Example] = {}
     resize = _resizing(rng)
+    alike = _alike(rng)
     for node in reversed(equation.lhs_terms):
-        example = _choose(node, rng)
+        example = _choose(node, rng, alike)
         if example is None:
             continue
         chosen[node] = example
@@ -73,23 +75,81 @@ def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
                     pools.setdefault(leaf.attr("name"), []).append(operand)
     for name, pool in pools.items():
         operand = pool[rng.integers(len(pool))]
-        names[name] = _leaf(name, operand, guard, resize, rng)
+        names[name] = _leaf(name, operand, guard, resize, rng, thin=alike is None)
     for leaf in equation.lhs.inputs:
         names.setdefault(leaf.attr("name"), variable(leaf.attr("name"), Tensor("float32", (2, 3))))
     return names
 
 
-def _choose(node: Node, rng: np.random.Generator) -> Example | None:
+def _draw_jointly(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
+    """Terms for all variables of one operator from one of its examples, so that they fit; then attributes that fit those."""
+    guard = equation.where.source if equation.where else ""
+    resize = _resizing(rng)
+    operands: dict[str, Any] = {}
+    alike = _alike(rng)
+    for node in (*reversed(equation.rhs_terms), *equation.lhs_terms):
+        example = _choose(node, rng, alike)
+        for arg, operand in zip(node.args, example.operands if example else (), strict=False):
+            if arg.op == "input" and operand is not None:
+                operands.setdefault(arg.attr("name"), operand)
+    names = {name: _leaf(name, operand, guard, resize, rng, thin=alike is None) for name, operand in operands.items()}
+    for leaf in equation.lhs.inputs:
+        names.setdefault(leaf.attr("name"), variable(leaf.attr("name"), Tensor("float32", (2, 3))))
+    for node in equation.lhs_terms:
+        _draw_fitting_attributes(node, names, rng)
+    return names
+
+
+def _draw_fitting_attributes(node: Node, names: dict[str, Any], rng: np.random.Generator) -> None:
+    """Attributes of one term from an example whose first operand has the rank of its own; shapes from its type."""
+    if not node.args or not any(isinstance(v, Expr) for _, v in node.attrs):
+        return
+    first = instantiate(Graph((), node.args[:1]), names)[0]
+    if node.op == "reshape":
+        earlier = [v for v in names.values() if isinstance(v, tuple) and product(v) == product(first.shape)]
+        again = bool(earlier) and rng.random() < 0.5
+        shape = earlier[rng.integers(len(earlier))] if again else _reshaped(first.shape, rng)
+        names.setdefault(dict(node.attrs)["shape"].source, shape)
+        return
+    examples = [e for e in get(node.op).examples if _ranks(e)[:1] == [len(first.shape)]]
+    if examples:
+        _draw_attributes(node, examples[rng.integers(len(examples))], names, rng)
+
+
+def _ranks(example: Example) -> list[int]:
+    return [t.rank for t in operand_types(example.operands) if t is not None]
+
+
+def _reshaped(shape: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+    """One dim split in two, or two neighbours merged."""
+    splits = [(i, f) for i, n in enumerate(shape) for f in range(2, int(n)) if n % f == 0]
+    if splits and rng.random() < 0.5:
+        i, factor = splits[rng.integers(len(splits))]
+        return (*shape[:i], factor, shape[i] // factor, *shape[i + 1 :])
+    i = int(rng.integers(max(len(shape) - 1, 1)))
+    return (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :]) if i + 1 < len(shape) else shape
+
+
+def _alike(rng: np.random.Generator) -> dict[str, Example] | None:
+    """Half of the time every use of an operator takes the same example, or rules of many like terms are never met."""
+    return {} if rng.random() < 0.5 else None
+
+
+def _choose(node: Node, rng: np.random.Generator, alike: dict[str, Example] | None) -> Example | None:
     if node is ABSENT:
         return None
     op = get(node.op)
     fitting = [e for e in op.examples if op.variadic or len([o for o in e.operands if o is not None]) >= len(node.args)]
-    return fitting[rng.integers(len(fitting))] if fitting else None
+    example = fitting[rng.integers(len(fitting))] if fitting else None
+    if alike is None or example is None:
+        return example
+    kept = alike.setdefault(node.op, example)
+    return kept if kept in fitting else example
 
 
 def _draw_attributes(node: Node, example: Example, names: dict[str, Any], rng: np.random.Generator) -> None:
     op = get(node.op)
-    values = op.normalise({k: v for k, v in example.attrs.items()})
+    values = op.normalise(dict(example.attrs))
     for key, wanted in node.attrs:
         if key == REST and isinstance(wanted, Expr):
             given = {k for k, _ in node.attrs}
@@ -101,7 +161,7 @@ def _draw_attributes(node: Node, example: Example, names: dict[str, Any], rng: n
             names.setdefault(wanted.name, value)
 
 
-def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: np.random.Generator) -> Node:
+def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: np.random.Generator, thin: bool) -> Node:
     if f"value({name})" in guard or f"is_constant({name})" in guard:
         shape = () if rng.random() < 0.6 else (1,)
         return constant(np.full(shape, NUMBERS[rng.integers(len(NUMBERS))], np.float32))
@@ -110,8 +170,8 @@ def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: n
     type = parse_type(operand)
     type = Tensor(type.dtype, tuple(resize.get(int(d), int(d)) for d in type.shape or ()))
     if f"is_weight({name})" in guard:
-        return weight(name, _thinned(type, rng))
-    return variable(name, _thinned(type, rng) if rng.random() < 0.3 else type)
+        return weight(name, _thinned(type, rng) if thin else type)
+    return variable(name, _thinned(type, rng) if thin and rng.random() < 0.3 else type)
 
 
 def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
@@ -148,7 +208,10 @@ def fuzz(equation: Equation, wanted: int = 20, seed: int = 0, tries: int = 2000,
     """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
     tested = unknown = 0
     for typing in typings(equation, seed, tries):
-        verdict = fingerprint(typing.lhs, typing.rhs, trials, seed + tested)
+        try:
+            verdict = fingerprint(typing.lhs, typing.rhs, trials, seed + tested)
+        except IndexError:  # an index beyond its dim: no legal run
+            continue
         if isinstance(verdict, Refuted):
             return Fuzzed(tested, unknown, f"{typing}output {verdict.output}, {verdict.counterexample}")
         unknown += isinstance(verdict, Unknown)

@@ -1,0 +1,237 @@
+"""The command line as users meet it: results, exit codes, one-line errors, interrupts, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).parent.parent
+MINI = ROOT / "models" / "mini_transformer.onnx"
+
+
+def run(*args: object, check: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "taso_mirage.cli", *map(str, args)], capture_output=True, text=True, timeout=timeout
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    if check is not None:
+        assert done.returncode == check, f"{done.returncode}: {done.stdout}\n{done.stderr}"
+    return done
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("taso-mirage: ")
+    return lines[0]
+
+
+@pytest.fixture
+def dynamic(tmp_path: Path) -> Path:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    path = tmp_path / "dynamic.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_optimize_writes_an_equal_model_and_a_table(dynamic: Path, tmp_path: Path) -> None:
+    done = run("optimize", dynamic, "-o", tmp_path / "out.onnx", "--no-measure")
+    assert "applied substitutions" in done.stdout
+    assert "relu(relu(x)) == relu(x)" in done.stdout
+    assert done.stderr == ""  # no progress when stderr is no terminal
+    model = onnx.load(tmp_path / "out.onnx")
+    assert [n.op_type for n in model.graph.node] == ["Relu"]
+    assert (model.ir_version, model.opset_import[0].version) == (8, 17)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    for batch in (1, 5):
+        array = np.random.default_rng(0).normal(size=(batch, 8)).astype(np.float32)
+        np.testing.assert_array_equal(session.run(None, {"x": array})[0], np.maximum(array, 0))
+
+
+def test_json_and_default_output_name(dynamic: Path) -> None:
+    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", "--shape", "batch:3").stdout)
+    assert found["changed"] is True
+    assert found["nodes"] == {"before": 2, "after": 1}
+    assert all(row["passed"] for row in found["check"])
+    assert Path(found["written"][0]).name == "dynamic.optimized.onnx"
+
+
+def test_inputs_from_a_file(dynamic: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
+    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", "--inputs", tmp_path / "in.npz").stdout)
+    assert found["check"][0]["case"] == "the given inputs"
+
+
+def test_inspect_says_what_is_opaque_and_why(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, None)
+    graph = helper.make_graph([helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    done = run("inspect", tmp_path / "m.onnx")
+    assert "NonZero" in done.stdout
+    assert "no operator specification" in done.stdout
+    assert json.loads(run("inspect", tmp_path / "m.onnx", "--json").stdout)["opaque"][0]["node"] == "NonZero"
+
+
+def test_doctor() -> None:
+    found = json.loads(run("doctor", "--json").stdout)
+    assert found["providers"]["CPUExecutionProvider"] is True
+    assert found["laws"] > 50
+    assert "execution providers" in run("doctor").stdout
+
+
+def test_help_lists_the_commands_and_exit_codes() -> None:
+    assert "Exit codes" in run("--help").stdout
+    assert "--no-measure" in run("optimize", "--help").stdout
+    assert run("--version").stdout.startswith("taso-mirage ")
+
+
+WRONG_OPTIONS = [
+    (["--shape", "batch"], "write NAME:DIMS"),
+    (["--shape", "nope:3"], "it has: x, batch"),
+    (["--shape", "x:3"], "has 2 dimensions, 1 were given"),
+    (["--shape", "x:3,9"], "dimension 1 of 'x' is 8 in the model, 9 was given"),
+    (["--shape", "batch:0"], "at least 1"),
+    (["--shape", "batch:2", "--shape", "x:3,8"], "two sizes, 2 and 3"),
+    (["--target", "cuda"], "not available"),
+    (["--inputs", "missing.npz"], "not a readable .npz"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS, ids=[" ".join(o) for o, _ in WRONG_OPTIONS])
+def test_wrong_options_exit_2(dynamic: Path, options: Sequence[str], message: str) -> None:
+    assert message in one_line(run("optimize", dynamic, "--no-measure", *options, check=2))
+    assert list(dynamic.parent.iterdir()) == [dynamic]
+
+
+def test_wrong_inputs_exit_2(dynamic: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((4, 9), np.float32))
+    assert "the model wants float32[batch, 8]" in one_line(
+        run("optimize", dynamic, "--inputs", tmp_path / "in.npz", check=2)
+    )
+
+
+def test_bad_models_exit_3(dynamic: Path, tmp_path: Path) -> None:
+    content = dynamic.read_bytes()
+    (tmp_path / "text.onnx").write_text("this is no model\n" * 10)
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "short.onnx").write_bytes(content[: len(content) // 2])
+    model = onnx.load(dynamic)
+    model.opset_import[0].version = 999
+    onnx.save(model, tmp_path / "opset.onnx")
+    cases = {"text": "no ONNX model", "empty": "no ONNX model", "short": "short.onnx", "opset": "opset 999"}
+    for name, message in cases.items():
+        assert message in one_line(run("optimize", tmp_path / f"{name}.onnx", "-o", tmp_path / "out.onnx", check=3))
+    assert "no such file" in one_line(run("optimize", tmp_path / "missing.onnx", check=3))
+    assert "folder" in one_line(run("inspect", tmp_path, check=3))
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_external_data_missing_or_outside_exits_3(tmp_path: Path) -> None:
+    for location, message in (
+        ("gone.bin", "missing beside the model"),
+        ("../escape.bin", "outside the model's folder"),
+    ):
+        tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=location)
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+        y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+        graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [tensor])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        assert message in one_line(run("inspect", tmp_path / "m.onnx", check=3))
+
+
+def test_unwritable_output_exits_4_before_the_work(dynamic: Path, tmp_path: Path) -> None:
+    assert "does not exist" in one_line(run("optimize", dynamic, "-o", tmp_path / "no" / "out.onnx", check=4))
+    (tmp_path / "folder.onnx").mkdir()
+    assert "cannot write" in one_line(run("optimize", dynamic, "-o", tmp_path / "folder.onnx", "--no-measure", check=4))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_exits_4_and_leaves_nothing(dynamic: Path, tmp_path: Path) -> None:
+    code = (
+        "import errno, onnx_ir, sys, taso_mirage.cli as c\n"
+        "def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "onnx_ir.save = full\n"
+        f"sys.argv = ['taso-mirage', 'optimize', {str(dynamic)!r}, '-o', {str(tmp_path / 'out.onnx')!r}, '--no-measure']\n"
+        "c.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4, done.stderr
+    assert "No space left" in one_line(done)
+    assert [p.name for p in tmp_path.iterdir()] == ["dynamic.onnx"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_interrupt_leaves_a_good_model_or_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), "-o", str(output), "--no-measure"]
+    for wait in (0.3, 1.5, 2.5):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors
+        assert process.returncode in (0, 130, -signal.SIGINT)
+        if process.returncode == 0:
+            onnxruntime.InferenceSession(output)
+        else:
+            assert not output.exists()
+        output.unlink(missing_ok=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
+    """Bytes flipped, cut and repeated: `inspect` ends with a result or one clear line."""
+    original = MINI.read_bytes()
+    code = (
+        "import sys, taso_mirage.cli as c\n"
+        "from taso_mirage.errors import TasoMirageError\n"
+        "from taso_mirage.onnx_io import load, serialize\n"
+        "from taso_mirage.optimize.report import inspection\n"
+        "from taso_mirage.optimize.pipeline import Config, representative\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        model = load(path)\n"
+        "        inspection(model, representative(model, Config()))\n"
+        "    except TasoMirageError as error:\n"
+        "        assert error.exit_code in (1, 3) and '\\n' not in str(error)\n"
+        "print('survived', len(sys.argv) - 1)\n"
+    )
+    rng = random.Random(0)
+    head = 20_000  # the graph; behind it are the weights' bytes
+    files = []
+    for i in range(120):
+        content = bytearray(original)
+        for _ in range(rng.randint(1, 6)):
+            content[rng.randrange(min(head, len(content)))] = rng.randrange(256)
+        if i % 5 == 0:
+            content = content[: rng.randrange(len(content))]
+        if i % 7 == 0:
+            at = rng.randrange(head)
+            content[at:at] = content[at : at + rng.randrange(200)]
+        files.append(tmp_path / f"{i}.onnx")
+        files[-1].write_bytes(bytes(content))
+    done = subprocess.run([sys.executable, "-c", code, *map(str, files)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "survived 120" in done.stdout
+    for file in rng.sample(files, 4):
+        assert run("inspect", file, check=None).returncode in (0, 1, 3)
