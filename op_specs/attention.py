@@ -231,4 +231,14 @@ attention.laws("""
         == attention(q, k, v, m, scale=value(c)) \
         where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
             and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(div(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
+        == attention(q, k, v, scale=1 / value(c)) \
+        where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(fused_matmul(q, k, alpha=a, transB=1), axis=3), v) \
+        == attention(q, k, v, scale=a) \
+        where rank(q) == 4 and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+    matmul(softmax(add(fused_matmul(q, k, alpha=a, transB=1), m), axis=3), v) \
+        == attention(q, k, v, m, scale=a) \
+        where rank(q) == 4 and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
 """)

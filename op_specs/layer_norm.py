@@ -88,6 +88,9 @@ layer_norm.laws("""
         == layer_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
         where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
             and dtype(x) in ("float32", "float64")
+    rms_norm(sub(x, reduce_mean(x, axes=i)), g, axis=j, epsilon=e) \
+        == layer_norm(x, g, axis=j, epsilon=e) \
+        where i == (j,) and j == rank(x) - 1 and dtype(x) in ("float32", "float64")
     add(layer_norm(x, g, **a), b) == layer_norm(x, g, b, **a)  where shape(b) == shape(g)
     layer_norm(x, mul(g, c), **a) == mul(layer_norm(x, g, **a), c)  where size(c) == 1
     matmul(layer_norm(x, g, b, **a), w) \

@@ -156,6 +156,12 @@ fused_matmul.laws("""
     mul(matmul(a, b), c) \
         == fused_matmul(a, b, alpha=value(c)) \
         where is_constant(c) and rank(a) > 1 and rank(b) > 1 and dtype(a) == "float32"
+    div(matmul(a, b), c) \
+        == fused_matmul(a, b, alpha=1 / value(c)) \
+        where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0) and rank(a) > 1 and rank(b) > 1 and dtype(a) == "float32"
+    div(fused_matmul(a, b, alpha=1.0, **t), c) \
+        == fused_matmul(a, b, alpha=1 / value(c), **t) \
+        where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0)
     mul(fused_matmul(a, b, **t), c) \
         == fused_matmul(a, b, alpha=value(c), transA=t[1][1], transB=t[2][1]) \
         where is_constant(c) and t[0][1] == 1.0

@@ -23,8 +23,9 @@ LAYERS = [
     {"cli"},
 ]
 HEAVY = {
-    "onnx": {"onnx_io/files.py", "optimize/report.py"},
-    "onnx_ir": {"onnx_io/read.py", "onnx_io/write.py", "onnx_io/files.py", "onnx_io/build.py", "optimize/report.py"},
+    "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "optimize/report.py"},
+    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos".split()}
+    | {"optimize/report.py"},
     "onnx_shape_inference": {"onnx_io/read.py"},
     "onnxruntime": {"optimize/session.py"},
     "z3": set(),

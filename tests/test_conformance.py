@@ -30,7 +30,7 @@ TRANSFORMATIONS: dict[str, Callable[[Model], Model]] = {"import": lambda model: 
 
 CHUNKS = 24
 CASES = 1884
-AT_LEAST = {"structure": 1600, "ORT runs": 1470, "ORT equal": 1467, "defined": 1180, "reals": 1180}
+AT_LEAST = {"ORT runs": 1500, "ORT equal": 1500, "defined": 1189, "reals": 1189}
 """Counts that may grow, with the operators' definitions and with ONNX Runtime."""
 
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -409,7 +409,7 @@ def test_counts(transformation: str, capsys: pytest.CaptureFixture[str]) -> None
     passed = Counter(stage for outcome in every for stage in set(outcome.passed))
     skipped = Counter(item for outcome in every for item in outcome.skipped.items())
     with capsys.disabled():
-        print(f"\nnode test cases, {transformation}: " + ", ".join(f"{n} {stage}" for stage, n in passed.items()))
+        print(f"\nnode test cases, {transformation}: " + ", ".join(f"{passed[s]} {s}" for s in sorted(passed)))
         for (stage, reason), n in sorted(skipped.items(), key=lambda item: (item[0][0], -item[1])):
             print(f"  not {stage}: {n:5} {reason}")
     for stage in ("cases", "round trip", "checker"):
@@ -420,6 +420,7 @@ def test_counts(transformation: str, capsys: pytest.CaptureFixture[str]) -> None
     for stage, n in AT_LEAST.items():
         assert passed[stage] >= n, stage
     assert passed["reals"] == passed["defined"]
+    assert passed["structure"] >= 1600 or transformation != "import"
 
 
 def test_structure_sees_a_difference() -> None:

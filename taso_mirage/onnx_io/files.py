@@ -14,12 +14,15 @@ import onnx_ir as ir
 
 from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.model import Model
+from taso_mirage.onnx_io.copies import in_memory, inline_attributes
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.onnx_io.write import inline_attributes, to_ir
+from taso_mirage.onnx_io.write import to_ir
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""
+INSIDE_UP_TO = 256
+"""Bytes of a weight up to which it stays inside the model even where others go beside it."""
 
 
 def load(path: str | Path) -> Model:
@@ -120,6 +123,9 @@ def save(model: Model, path: str | Path) -> list[Path]:
     path = Path(path)
     built = to_ir(model)
     inline_attributes(built)
+    for value in (v for graph in built.graphs() for v in graph.initializers.values()):
+        if value.const_value is not None and value.const_value.nbytes <= INSIDE_UP_TO:
+            value.const_value = in_memory(value.const_value)
     tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     external = any(isinstance(t, ir.ExternalTensor) for t in tensors)
     external = external or sum(t.nbytes for t in tensors if t is not None) > EXTERNAL_ABOVE
@@ -132,7 +138,13 @@ def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
     sources = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     try:
         with _workspace(path) as folder:
-            ir.save(built, folder / path.name, format="protobuf", external_data=data if external else None)
+            ir.save(
+                built,
+                folder / path.name,
+                format="protobuf",
+                external_data=data if external else None,
+                size_threshold_bytes=INSIDE_UP_TO,
+            )
             if built.meta.get(MAP_TYPES):
                 proto = onnx.load(folder / path.name, load_external_data=False)
                 onnx.save(restore(proto, built), folder / path.name)
@@ -142,7 +154,9 @@ def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
             _replace(folder, path.parent, [*names, path.name])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
-    except (ValueError, onnx.checker.ValidationError) as error:
+    except OutputError:
+        raise
+    except Exception as error:  # onnx-ir and protobuf raise many kinds on what cannot be written
         raise OutputError(f"cannot write {path}: {_first_line(_cause(error))}") from None
     target = (path.parent / data).resolve()
     for tensor in sources if names else []:

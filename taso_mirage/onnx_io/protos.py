@@ -19,6 +19,9 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     """onnx-ir's model. Sparse weights become dense, which is what every runtime does with them. `proto` is changed."""
     if proto.training_info:
         raise InvalidModel("it carries training graphs; export it for inference")
+    for text in _texts(proto):
+        if not isinstance(text, str):  # protobuf hands out what is no UTF-8 as bytes
+            raise InvalidModel(f"it is damaged: the text {text!r} is no UTF-8")
     for graph in _graphs(proto):
         _densify(graph)
     types = {v.name: v.type.SerializeToString() for v in _infos(proto.graph) if _has_map(v.type)}
@@ -38,6 +41,23 @@ def restore(proto: onnx.ModelProto, header: ir.Model) -> onnx.ModelProto:
         if info.name in types:
             info.type.ParseFromString(types[info.name])
     return proto
+
+
+def _texts(proto: onnx.ModelProto) -> Iterator[Any]:
+    """Every name, domain and documentation of a model."""
+    yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
+    yield from (o.domain for o in proto.opset_import)
+    yield from (text for p in proto.metadata_props for text in (p.key, p.value))
+    for function in proto.functions:
+        yield from (function.name, function.domain, function.doc_string, *function.input, *function.output)
+    for graph in (*_graphs(proto), *proto.functions):
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
+            yield from (text for a in node.attribute for text in (a.name, a.doc_string, a.ref_attr_name))
+    for graph in _graphs(proto):
+        yield from (graph.name, graph.doc_string, *(t.name for t in graph.initializer))
+        for info in _infos(graph):
+            yield from (info.name, info.doc_string, *(d.dim_param for d in info.type.tensor_type.shape.dim))
 
 
 def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
@@ -88,3 +108,9 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     else:
         result.reshape(-1)[indices] = values
     return onnx.numpy_helper.from_array(result, sparse.values.name)
+
+
+def opset_of(ir_version: int) -> int:
+    """The default opset of the first release with an IR version, for models that import none."""
+    opsets = (int(row[2]) for row in onnx.helper.VERSION_TABLE if row[1] >= ir_version)
+    return next(opsets, int(onnx.defs.onnx_opset_version()))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.model import Model, Origin
-from taso_mirage.onnx_io.protos import MAP_TYPES, restore
-from taso_mirage.onnx_io.read import OpaqueCall, bodies
+from taso_mirage.onnx_io.copies import copy_attribute, copy_value, in_memory, inline_attributes, placed, recapture
+from taso_mirage.onnx_io.protos import MAP_TYPES, opset_of, restore
+from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import Call, get
 
 ANNOTATION = "quant_parameter_tensor_names"
@@ -35,22 +34,6 @@ def serialize(model: Model) -> bytes:
             value.const_value = in_memory(value.const_value)
     inline_attributes(built)
     return bytes(restore(ir.to_proto(built), built).SerializeToString(deterministic=True))
-
-
-def in_memory(tensor: Any) -> Any:
-    """A tensor that does not point to a file beside the model; its bytes may still be mapped."""
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
-
-
-def inline_attributes(built: ir.Model) -> None:
-    """Bring tensors of attributes that lie in files into the model: a file format that moves them does not exist."""
-    for graph in (*built.graphs(), *built.functions.values()):
-        for node in graph.all_nodes():
-            for name, attribute in node.attributes.items():
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, in_memory(attribute.value))
 
 
 class _Writer:
@@ -149,7 +132,7 @@ class _Writer:
     def _input(self, old: ir.Value, term: Node | None) -> ir.Value | None:
         if term is None:
             return None  # an initializer of an old model that lists it as an input
-        value = _copy(old)
+        value = copy_value(old)
         if old.is_initializer():
             value.const_value = old.const_value
             self.initializers[str(old.name)] = value
@@ -237,7 +220,7 @@ class _Writer:
             declare(value, type)
             self._describe(value)
         if domain not in self.domains:
-            self.domains[domain] = _opset_of(self.header.ir_version) if domain == "" else 1
+            self.domains[domain] = opset_of(self.header.ir_version) if domain == "" else 1
         origin = origin or Origin(None, None, {})
         node = ir.Node(
             domain,
@@ -303,16 +286,16 @@ class _Writer:
             old.domain,
             old.op_type,
             inputs,
-            [_clone_attribute(a) for a in old.attributes.values()],
+            [copy_attribute(a) for a in old.attributes.values()],
             overload=old.overload,
             outputs=outputs,
             name=origin.name,
             doc_string=origin.doc,
             metadata_props=dict(origin.metadata),
         )
-        _recapture(new, old, captured)
+        recapture(new, old, captured)
         values = dict(zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True))
-        new.device_configurations = _placed(old, values)
+        new.device_configurations = placed(old, values)
         self.nodes.append(new)
         self._bind(node, outputs)
 
@@ -395,54 +378,6 @@ class _Writer:
 def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     outputs = (o for node in graph for o in node.outputs if o.name)
     return {str(v.name): v for v in (*graph.inputs, *graph.initializers.values(), *outputs)}
-
-
-def _opset_of(ir_version: int) -> int:
-    """The default opset of the first release with an IR version, for models that import none."""
-    opsets = (int(row[2]) for row in onnx.helper.VERSION_TABLE if row[1] >= ir_version)
-    return next(opsets, int(onnx.defs.onnx_opset_version()))
-
-
-def _copy(old: ir.Value) -> ir.Value:
-    shape = None if old.shape is None else old.shape.copy()
-    value = ir.Value(
-        name=old.name, type=old.type, shape=shape, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
-    )
-    value.meta.update(old.meta)
-    return value
-
-
-def _clone_attribute(attribute: ir.Attr) -> ir.Attr:
-    if attribute.is_ref():
-        return attribute
-    if attribute.type == ir.AttributeType.GRAPH:
-        clone = attribute.as_graph().clone(allow_outer_scope_values=True)
-        return ir.AttrGraph(attribute.name, clone, doc_string=attribute.doc_string)
-    if attribute.type == ir.AttributeType.GRAPHS:
-        clones = [g.clone(allow_outer_scope_values=True) for g in attribute.as_graphs()]
-        return ir.AttrGraphs(attribute.name, clones, doc_string=attribute.doc_string)
-    return attribute
-
-
-def _recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> None:
-    """Point the cloned bodies' uses of outer values to the values of the new model."""
-    outer = old.graph
-    waiting = bodies(new)
-    while waiting and captured:
-        for inner in waiting.pop():
-            for i, value in enumerate(inner.inputs):
-                if value is not None and value.name in captured and value.graph is outer:
-                    inner.replace_input_with(i, captured[value.name])
-            waiting += bodies(inner)
-
-
-def _placed(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
-    """The node's device configurations, speaking of the new values."""
-    found = []
-    for each in old.device_configurations:
-        specs = (dataclasses.replace(s, value=values.get(s.value, s.value)) for s in each.sharding_specs)
-        found.append(dataclasses.replace(each, sharding_specs=tuple(specs)))
-    return tuple(found)
 
 
 def _onnx_attribute(value: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Parts of the original model that come back as they were: values, attributes with their bodies, devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from taso_mirage.onnx_io.read import bodies
+
+
+def in_memory(tensor: Any) -> Any:
+    """A tensor that does not point to a file beside the model; its bytes may still be mapped."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+
+def inline_attributes(built: ir.Model) -> None:
+    """Bring tensors of attributes that lie in files into the model: onnx-ir moves those of initializers only."""
+    for graph in (*built.graphs(), *built.functions.values()):
+        for node in graph.all_nodes():
+            for name, attribute in node.attributes.items():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[name] = ir.AttrTensor(name, in_memory(attribute.value))
+
+
+def copy_value(old: ir.Value) -> ir.Value:
+    """A graph input as it was."""
+    shape = None if old.shape is None else old.shape.copy()
+    value = ir.Value(
+        name=old.name, type=old.type, shape=shape, doc_string=old.doc_string, metadata_props=dict(old.metadata_props)
+    )
+    value.meta.update(old.meta)
+    return value
+
+
+def copy_attribute(attribute: ir.Attr) -> ir.Attr:
+    """An attribute whose bodies are clones."""
+    if attribute.is_ref():
+        return attribute
+    if attribute.type == ir.AttributeType.GRAPH:
+        clone = attribute.as_graph().clone(allow_outer_scope_values=True)
+        return ir.AttrGraph(attribute.name, clone, doc_string=attribute.doc_string)
+    if attribute.type == ir.AttributeType.GRAPHS:
+        clones = [g.clone(allow_outer_scope_values=True) for g in attribute.as_graphs()]
+        return ir.AttrGraphs(attribute.name, clones, doc_string=attribute.doc_string)
+    return attribute
+
+
+def recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> None:
+    """Point the cloned bodies' uses of outer values to the values of the new model."""
+    outer = old.graph
+    waiting = bodies(new)
+    while waiting and captured:
+        for inner in waiting.pop():
+            for i, value in enumerate(inner.inputs):
+                if value is not None and value.name in captured and value.graph is outer:
+                    inner.replace_input_with(i, captured[value.name])
+            waiting += bodies(inner)
+
+
+def placed(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
+    """The node's device configurations, speaking of the new values."""
+    found = []
+    for each in old.device_configurations:
+        specs = (dataclasses.replace(s, value=values.get(s.value, s.value)) for s in each.sharding_specs)
+        found.append(dataclasses.replace(each, sharding_specs=tuple(specs)))
+    return tuple(found)
