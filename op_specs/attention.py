@@ -217,6 +217,11 @@ for mode in (1, 2, 3):
     )
 
 attention.laws("""
+    matmul(mul(q, c), mul(k, d)) == mul(matmul(q, k), mul(c, d))  where is_constant(c) and is_constant(d) and size(c) == 1 \
+        and size(d) == 1 and rank(c) == 0 and rank(d) == 0
+    reshape(transpose(reshape(x, shape=s), perm=(0, 2, 1)), shape=t) == transpose(x, perm=(0, 1, 3, 2)) \
+        where rank(x) == 4 and s == (dim(x, 0) * dim(x, 1), dim(x, 2), dim(x, 3)) \
+            and t == (dim(x, 0), dim(x, 1), dim(x, 3), dim(x, 2))
     matmul(softmax(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
         == attention(q, k, v, scale=value(c)) \
         where is_constant(c) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]

@@ -118,6 +118,37 @@ def _(node: Node, opset: int) -> Call:
     return Call("MultiHeadAttention", given, attrs, opset, "com.microsoft")
 
 
+@op(onnx="Attention", domain="com.microsoft", since=1)
+def packed_attention(xp, x, w, b, mask=None, *, num_heads: int, scale: float | None = None):
+    """(b,s,k), (k,3*n*d), (3*n*d), (b,n,s,s) -> (b,s,n*d): self-attention of x w + b, split in three"""
+    width = xp.shape(w)[1] // 3
+    packed = add(xp, matmul(xp, x, w), b)
+    ends = ((0, width), (width, width + width), (width + width, width * 3))
+    q, k, v = (slice_(xp, packed, starts=(i,), ends=(j,), axes=(2,), steps=(1,)) for i, j in ends)
+    return attention(xp, q, k, v, mask, scale=scale, q_num_heads=num_heads, kv_num_heads=num_heads)
+
+
+@packed_attention.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1 or any(call.arg(i) is not ABSENT for i in (3, 4, 6)) or call.arg(2) is ABSENT:
+        raise Unsupported("Attention of com.microsoft with a padding mask, a cache, several outputs or no bias")
+    if known := call.attrs.keys() - {"num_heads", "scale", "mask_filter_value"}:
+        raise Unsupported(f"Attention of com.microsoft with {', '.join(sorted(known))}")
+    attrs = {k: v for k, v in call.attrs.items() if k != "mask_filter_value" and not (k == "scale" and v == 0)}
+    return packed_attention.term(*call.args[:3], call.arg(5), **attrs)
+
+
+@packed_attention.exporter
+def _(node: Node, opset: int) -> Call:
+    attrs = {k: v for k, v in node.attrs if v is not None}
+    bias = (ABSENT, ABSENT, node.args[3]) if len(node.args) > 3 else ()
+    return Call("Attention", (*node.args[:3], *bias), attrs, opset, "com.microsoft")
+
+
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", num_heads=2)
+packed_attention.example("float32[1,5,6]", "float32[6,12]", "float32[12]", num_heads=2, scale=0.5)
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", "float32[2,2,3,3]", num_heads=2)
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", "float32[1,1,3,3]", num_heads=2, scale=0.7)
 fused_matmul.example("float32[2,3,4]", "float32[2,4,5]")
 fused_matmul.example("float32[2,4,3]", "float32[2,5,4]", transA=1, transB=1, alpha=0.5)
 fused_matmul.example("float32[2,3,3,4]", "float32[2,3,5,4]", transB=1, alpha=2.0)
@@ -145,6 +176,15 @@ multi_head_attention.example(
 multi_head_attention.example(
     "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", "float32[1,1,3,5]", num_heads=2
 )
+
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", "float32[24]", "float32[1,1,3,3]", num_heads=2, scale=0.5
+)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", None, "float32[2,2,3,3]", num_heads=2, scale=0.5
+)
+add.example("float32[2,3,8]", "float32[8]")
+matmul.example("float32[2,3,8]", "float32[8,8]")
 
 fused_matmul.laws("""
     matmul(transpose(a, perm=p), b) \
@@ -235,5 +275,37 @@ multi_head_attention.laws("""
         == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
         where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
             and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
+            and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32" \
+            and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
+    reshape(transpose(matmul(softmax(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+        mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, 1, \
+        3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+            and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
             and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32"
+    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+        mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
+        1, 3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+            and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
+            and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32" \
+            and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
+    multi_head_attention(add(q, b), add(k, c), add(v, d), None, m, **a) \
+        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), m, **a) \
+        where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) \
+            and is_weight(c) and is_weight(d)
+    multi_head_attention(add(q, b), add(k, c), add(v, d), **a) \
+        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), **a) \
+        where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) \
+            and is_weight(c) and is_weight(d)
+    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, m, unidirectional=0, **a) \
+        == packed_attention(x, concat(u, v, w, axis=1), b, m, **a) \
+        where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) \
+            and shape(u) == shape(v) == shape(w)
+    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, unidirectional=0, **a) \
+        == packed_attention(x, concat(u, v, w, axis=1), b, **a) \
+        where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) \
+            and shape(u) == shape(v) == shape(w)
 """)

@@ -51,6 +51,56 @@ WRONG = [
     "tanh(neg(x)) == tanh(x)",
     "concat(x, y, axis=0) == concat(y, x, axis=0)",
     "reshape(transpose(x, perm=(1, 0)), shape=s) == reshape(x, shape=s)",
+    # of groups
+    "concat(conv(x, v, **a), conv(x, w, **a), axis=1) == conv(x, concat(v, w, axis=0), **a) where rank(v) == "
+    "rank(w) and shape(v)[1:] == shape(w)[1:]",
+    "add(conv(x, v, **a), conv(y, w, **a)) == conv(concat(x, y, axis=1), concat(v, w, axis=1), **a) where "
+    "shape(x) == shape(y) and shape(v) == shape(w)",
+    "slice(conv(x, w, **a), axes=(1,), **c) == conv(x, slice(w, axes=(0,), **c), **a)",
+    # a kernel enlarged on one side; padding dropped that is not zero
+    "conv(x, w, pads=p, dilations=(1, 1), **a) == conv(x, pad(w, pads=(0, 0, 0, 0, 0, 0, 1, 1)), "
+    "pads=plus(p, (1, 1, 0, 0)), dilations=(1, 1), **a)",
+    "conv(pad(x, pads=p, value=v), w, pads=q, **a) == conv(x, w, pads=plus(q, p[2:rank(x)] + p[rank(x) + "
+    "2:]), **a) where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0)",
+    # what belongs to channels, and a bias that counts once
+    "mul(conv(x, w, b, **a), c) == conv(x, mul(w, c), b, **a) where rank(c) == 0",
+    "conv(mul(x, y), w, **a) == mul(conv(x, w, **a), y) where size(y) > 1",
+    "conv(add(x, y), w, b, **a) == add(conv(x, w, b, **a), conv(y, w, b, **a)) where shape(x) == shape(y)",
+    "relu(conv(x, w, **a)) == conv(relu(x), w, **a)",
+    # borders of pools, and what is not linear
+    "average_pool(pad(x, pads=p), pads=q, count_include_pad=0, **a) == average_pool(x, pads=plus(q, "
+    "p[2:rank(x)] + p[rank(x) + 2:]), count_include_pad=0, **a) where p[:2] == (0, 0) and p[rank(x):rank(x) "
+    "+ 2] == (0, 0)",
+    "max_pool(pad(x, pads=p), pads=q, **a) == max_pool(x, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) "
+    "where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0)",
+    "average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) == "
+    "conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))",
+    "average_pool(x, count_include_pad=0, **a) == average_pool(x, count_include_pad=1, **a)",
+    "max_pool(add(x, y), **a) == add(max_pool(x, **a), max_pool(y, **a)) where shape(x) == shape(y)",
+    "max_pool(neg(x), **a) == neg(max_pool(x, **a))",
+    # layout: every operand moves, and axes with it
+    "transpose(add(x, y), perm=p) == add(transpose(x, perm=p), y)",
+    "reshape(add(x, y), shape=s) == add(reshape(x, shape=s), y)",
+    "reshape(transpose(x, perm=p), shape=s) == reshape(x, shape=s)",
+    "transpose(x, perm=p) == transpose(x, perm=inverse(p))",
+    "softmax(transpose(x, perm=p), axis=i) == transpose(softmax(x, axis=i), perm=p)",
+    "softmax(concat(x, y, axis=i), axis=i) == concat(softmax(x, axis=i), softmax(y, axis=i), axis=i)",
+    "slice(slice(x, starts=s, ends=e, axes=i, steps=(1,)), starts=t, ends=u, axes=i, steps=(1,)) == slice(x, "
+    "starts=t, ends=u, axes=i, steps=(1,))",
+    "item(split(x, axis=i, split=s), index=0) == item(split(x, axis=i, split=s), index=1)",
+    "concat(item(split(x, axis=i, split=s), index=1), item(split(x, axis=i, split=s), index=0), axis=i) == x",
+    "sigmoid(pad(x, pads=p)) == pad(sigmoid(x), pads=p) where max(p) > 0",
+    "depth_to_space(x, blocksize=b, mode='DCR') == depth_to_space(x, blocksize=b, mode='CRD')",
+    # products
+    "matmul(matmul(x, y), z) == matmul(matmul(x, z), y)",
+    "(matmul(x, v), matmul(x, w)) == (item(split(matmul(x, concat(v, w, axis=1)), axis=rank(x) - 1, "
+    "split=(dim(w, 1), dim(v, 1))), index=1), item(split(matmul(x, concat(v, w, axis=1)), axis=rank(x) - 1, "
+    "split=(dim(w, 1), dim(v, 1))), index=0)) where rank(v) == 2 and rank(w) == 2",
+    "matmul(mul(x, c), w) == mul(matmul(x, w), c) where rank(c) == 1",
+    "matmul(add(x, c), w) == add(matmul(x, w), c) where rank(c) == 0",
+    "global_max_pool(x) == global_average_pool(x)",
+    "conv(x, w, strides=(2, 2), pads=p, **a) == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), "
+    "axes=(2, 3), steps=(2, 2)), w, strides=(1, 1), pads=p, **a)",
 ]
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ DYNAMIC = ("bert", "llama")
 LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")
 
 
-@cache
-def small(name: str, dynamic: bool = False) -> onnx.ModelProto:
-    return models.build(name, dynamic=True) if dynamic else models.build(name)
+Small = Callable[..., onnx.ModelProto]
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -60,7 +58,7 @@ def check(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("name", models.EXPORTED)
-def test_small_model_is_valid_and_runs(name: str) -> None:
+def test_small_model_is_valid_and_runs(small: Small, name: str) -> None:
     check(small(name))
 
 
@@ -82,7 +80,7 @@ def test_full_model_is_valid_and_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 16), (3, 7)])
-def test_dynamic_model_runs_at_any_size(name: str, batch: int, sequence: int) -> None:
+def test_dynamic_model_runs_at_any_size(small: Small, name: str, batch: int, sequence: int) -> None:
     model = small(name, dynamic=True)
     assert {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim} == {"batch", "sequence"}
     (output,) = run(model, batch=batch, sequence=sequence)
@@ -91,7 +89,7 @@ def test_dynamic_model_runs_at_any_size(name: str, batch: int, sequence: int) ->
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_dynamic_model_equals_the_static_one(name: str) -> None:
+def test_dynamic_model_equals_the_static_one(small: Small, name: str) -> None:
     fed = models.inputs(small(name))
     static, dynamic = (session(model).run(None, fed)[0] for model in (small(name), small(name, dynamic=True)))
     np.testing.assert_allclose(dynamic, static, rtol=1e-3, atol=1e-4)
@@ -103,26 +101,26 @@ def test_seed_decides_the_weights(name: str) -> None:
     assert models.build(name, seed=3) != models.build(name, seed=4)
 
 
-def test_committed_mini_transformer_is_what_the_builder_makes() -> None:
+def test_committed_mini_transformer_is_what_the_builder_makes(small: Small) -> None:
     committed = ROOT / "models" / "mini_transformer.onnx"
     assert committed.stat().st_size < 2_000_000
     assert onnx.load(committed).graph == small("mini_transformer").graph
 
 
 @pytest.mark.parametrize("name", ["resnet50", "resnext50", "inception_v3", "nasnet_a"])
-def test_convolutional_model_keeps_its_norms(name: str) -> None:
+def test_convolutional_model_keeps_its_norms(small: Small, name: str) -> None:
     norms = [node for node in small(name).graph.node if node.op_type == "BatchNormalization"]
     assert len(norms) > 10
 
 
-def test_folding_the_norms_changes_no_result() -> None:
+def test_folding_the_norms_changes_no_result(small: Small) -> None:
     folded = models.build("resnet50", keep_norms=False)
     assert "BatchNormalization" not in {node.op_type for node in folded.graph.node}
     fed = models.inputs(folded)
     np.testing.assert_allclose(session(folded).run(None, fed)[0], run(small("resnet50"))[0], rtol=1e-3, atol=1e-4)
 
 
-def test_inputs_respect_vocabulary_masks_and_seed() -> None:
+def test_inputs_respect_vocabulary_masks_and_seed(small: Small) -> None:
     fed = models.inputs(small("bert"))
     assert fed["input_ids"].max() > 31
     assert fed["input_ids"].max() < 256

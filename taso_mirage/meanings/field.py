@@ -258,6 +258,7 @@ _BY_ORDER: dict[Any, Callable[..., Array]] = {
     np.where: lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2]),
     np.abs: lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % _moduli(order[0].ndim - 1),
     np.sign: lambda order, arrays: np.sign(order[0])[None] % _moduli(order[0].ndim - 1),
+    np.isnan: lambda order, arrays: np.zeros_like(order[0])[None],  # a real number is none
     np.equal: _comparison(np.equal),
     np.not_equal: _comparison(np.not_equal),
     np.less: _comparison(np.less),

@@ -21,6 +21,8 @@ from taso_mirage.ops import Call, by_onnx, get, known
 
 SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are weights."""
+UNIFORM = 1 << 16
+"""So do floats that are all equal, up to this many: adding zeros or multiplying by ones is then seen to do nothing."""
 
 
 BROKEN = "the node does not fit the operator's mapping"
@@ -108,10 +110,7 @@ class _Reader:
     def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Node:
         dtype = _dtype(tensor.dtype)
         shape = tuple(int(n) for n in tensor.shape.numpy())
-        count = int(np.prod(shape))
-        if dtype != "string" and (
-            count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool")))
-        ):
+        if _inside_terms(tensor, dtype, int(np.prod(shape))):
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
             self.names.setdefault(term, name)
             return term
@@ -270,6 +269,15 @@ class _Reader:
             if found is not None and found.type is not None:
                 return self._type(found)
         return self._type(value)
+
+
+def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
+    if dtype == "string" or count > UNIFORM:
+        return False
+    if count == 1 or (count <= SMALL_INTEGERS and dtype.startswith(("int", "uint", "bool"))):
+        return True
+    array = tensor.numpy().reshape(-1) if dtype in ("float32", "float16", "float64") and count else None
+    return array is not None and bool(array[0] == array[-1]) and bool((array == array[0]).all())
 
 
 def _nameless(dim: int | ir.SymbolicDim) -> bool:

@@ -19,9 +19,13 @@ from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Array, random_array
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get
 from taso_mirage.optimize.passes import Context, Signature, signature
+from taso_mirage.optimize.session import Session, device, version
 
+CHAIN = 20
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
 
 
@@ -46,16 +50,13 @@ class Cost:
 
 
 class Roofline:
-    """An analytic cost, for machines and operators that cannot be measured: time to compute or to move, whichever is longer."""
+    """An analytic cost, for machines and operators that cannot be measured."""
 
-    def __init__(self, context: Context, flops: float = 5e10, bandwidth: float = 1e10, launch: float = 3e-6) -> None:
-        self.context, self.flops, self.bandwidth, self.launch = context, flops, bandwidth, launch
+    def __init__(self, context: Context) -> None:
+        self.context = context
 
     def seconds(self, node: Node) -> float:
-        counted = self.context.work(node)
-        if counted is None:
-            return self.launch
-        return self.launch + max(counted.flops / self.flops, counted.bytes / self.bandwidth)
+        return self.context.estimate(node)
 
 
 class Measured:
@@ -95,38 +96,47 @@ class Measured:
         return json.dumps([node.op, operands, [[k, str(v)] for k, v in node.attrs], opsets])
 
     def _measure(self, node: Node) -> float:
+        """Seconds that the term adds to a model: a run of it alone, less what a run costs without any operator."""
         if self._overhead is None:
-            self._overhead = 0.0
-            self._overhead = self._time(get("relu").term(variable("x", Tensor("float32", (1,)))))
+            self._overhead = self._call_overhead()
         return max(self._time(node) - self._overhead, 2e-7)
+
+    def _call_overhead(self) -> float:
+        """A run of one tiny operator, less what each further one adds (that part belongs to the operator)."""
+        x = variable("x", Tensor("float32", (1,)))
+        one = chain = get("tanh").term(x)
+        for _ in range(CHAIN):
+            chain = get("tanh").term(chain)
+        alone = self._run_alone((one,), [x], {})
+        return alone - max(self._run_alone((chain,), [x], {}) - alone, 0.0) / CHAIN
 
     def _time(self, node: Node) -> float:
         """Median seconds of the term alone, operands that are weights given as weights."""
-        from taso_mirage.onnx_io import serialize
-        from taso_mirage.onnx_io.build import standalone
-        from taso_mirage.optimize.session import Session
-
         rng, sizes = np.random.default_rng(0), self.context.sizes
-        inputs, weights, operands = [], {}, []
+        inputs: list[Node] = []
+        weights: dict[str, Array] = {}
+        operands: list[Node] = []
         for i, arg in enumerate(node.args):
             if arg is ABSENT or arg.op in ("constant", "extents"):
                 operands.append(arg)
                 continue
-            type = sized(arg.type, sizes)
-            leaf = (weight if is_weight(arg) else variable)(f"a{i}", type)
+            leaf = (weight if is_weight(arg) else variable)(f"a{i}", sized(arg.type, sizes))
             if is_weight(arg):
                 weights[f"a{i}"] = Array(random_array(leaf, rng, {}))
             else:
                 inputs.append(leaf)
             operands.append(leaf)
-        alone = get(node.op).term(*operands, **_sized_attributes(node, sizes))
+        alone = get(node.op).term(*operands, **{k: fixed(v, sizes) for k, v in node.attrs})
         outputs: tuple[Node, ...] = (alone,)
         if isinstance(alone.type, tuple):
             outputs = tuple(get("item").term(alone, index=i) for i in range(len(alone.type)))
+        return self._run_alone(outputs, inputs, weights)
+
+    def _run_alone(self, outputs: tuple[Node, ...], inputs: list[Node], weights: dict[str, Array]) -> float:
+        rng = np.random.default_rng(1)
         opsets = {"": self.context.opsets.get("", 17), **self.context.opsets}
-        session = Session(serialize(standalone(Graph(tuple(dict.fromkeys(inputs)), outputs), opsets, weights)))
-        feed = {n.attr("name"): random_array(n, rng, {}) for n in inputs}
-        return _median(session, feed)
+        session = Session(serialize(standalone(Graph(tuple(inputs), outputs), opsets, weights)))
+        return _median(session, {n.attr("name"): random_array(n, rng, {}) for n in inputs})
 
 
 def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> float:
@@ -136,10 +146,6 @@ def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> floa
     while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
         times.append(session.seconds(feed))
     return float(np.median(times))
-
-
-def _sized_attributes(node: Node, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {k: fixed(v, sizes) for k, v in node.attrs}
 
 
 class CostCache:
@@ -202,6 +208,4 @@ def cache_path() -> Path:
 
 def target_key() -> str:
     """The device and versions that a measurement holds for."""
-    from taso_mirage.optimize.session import device, version
-
     return f"cpu | {device()} | onnxruntime {version()} | taso-mirage {__version__}"

@@ -9,8 +9,9 @@ from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, topological, users, variable, weight, with_args
 
 LEAST, MOST, REST = 24, 60, 8
-"""A part ends at the first cut with one live value after LEAST terms, and at the narrowest cut before MOST; a cut that would
-leave fewer than REST terms is not made. The rule looks only ahead, so that equal layers are cut alike."""
+"""A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST terms; no cut leaves fewer than
+REST terms. A value that lives through the whole model, such as a mask, widens all cuts alike. The rule looks only ahead, so that
+equal layers are cut alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,11 @@ def _live_counts(last: list[int]) -> list[int]:
 
 
 def _end(start: int, stop: int, live: list[int], run: list[Node]) -> int:
-    for i in range(start + LEAST - 1, min(start + MOST, stop - REST)):
-        if live[i] <= 1 and _may_end(run, i):
-            return i + 1
-    if stop - start <= MOST:
-        return stop
-    window = [i for i in range(start + LEAST, min(start + MOST, stop)) if _may_end(run, i)]
-    return 1 + min(window or [start + LEAST], key=lambda i: (live[i], -i))
+    window = [i for i in range(start + LEAST - 1, min(start + MOST, stop - REST)) if _may_end(run, i)]
+    narrowest = min(window, key=lambda i: (live[i], i), default=None)
+    if narrowest is None or (stop - start <= MOST and live[narrowest] > min(live[start], 2)):
+        return stop if stop - start <= MOST + REST else start + LEAST
+    return narrowest + 1
 
 
 def _may_end(run: list[Node], i: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Application, Match, Rules
+from taso_mirage.equation import Application, Equation, Match, Rules
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
@@ -21,6 +21,9 @@ from taso_mirage.ops import get, interpret
 from taso_mirage.optimize.steps import Step
 
 SWEEPS = 8
+LARGE = 4
+LAUNCH, FLOPS, BANDWIDTH = 3e-6, 5e10, 1e10
+"""The roofline of a small CPU: seconds to start an operator, operations and bytes a second."""
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
 
@@ -52,6 +55,13 @@ class Context:
                 self._work[key] = None
         return self._work[key]
 
+    def estimate(self, node: Node) -> float:
+        """Seconds of one term on a roofline: a launch, and the longer of computing and moving."""
+        counted = self.work(node)
+        if counted is None:
+            return LAUNCH
+        return LAUNCH + max(counted.flops / FLOPS, counted.bytes / BANDWIDTH)
+
     def legal(self, node: Node) -> bool:
         """Whether the term can be written at the model's opsets."""
         if node.op in ("input", "weight", "constant", "extents", "opaque", "item", "absent"):
@@ -71,8 +81,22 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
     return [n for n in topological(results, stop=set(known.values())) if n.args]
 
 
+def stages(equations: Sequence[Equation]) -> list[Rules]:
+    """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
+    before small ones, because a small fusion would hide a large one."""
+    standard = [e for e in equations if not runtime_specific(e)]
+    large = [e for e in equations if len(e.lhs_terms) >= LARGE]
+    return [Rules(standard), Rules([*standard, *large]), Rules(equations)]
+
+
+def runtime_specific(equation: Equation) -> bool:
+    """Whether a side uses an operator outside ONNX's own domain."""
+    terms = (*equation.lhs_terms, *equation.rhs_terms)
+    return any(n is not ABSENT and get(n.op).domain not in ("", "ai.onnx") for n in terms)
+
+
 def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
-    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and does no more work."""
+    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and, on a roofline, no slower."""
     steps: list[Step] = []
     current = tuple(outputs)
     for _ in range(SWEEPS):
@@ -128,21 +152,19 @@ class _Sweep:
             return False
         if not added:
             return True
-        before, after = self._flops(removed), self._flops(added)
-        return before is not None and after is not None and after <= before
+        return sum(map(self.context.estimate, added)) <= sum(map(self.context.estimate, removed))
 
     def _removed(self, found: Match) -> list[Node]:
-        """The matched terms that nothing else uses."""
+        """The matched terms that die: the outputs, and what only dying terms use."""
         inside = topological(found.outputs, stop=set(found.operands.values()))
-        return [
-            n
-            for n in inside
-            if n.args and n.op != "item" and not is_weight(n) and (n in found.outputs or self.uses[n] <= 1)
-        ]
-
-    def _flops(self, nodes: list[Node]) -> int | None:
-        counted = [self.context.work(n) for n in nodes]
-        return None if any(w is None for w in counted) else sum(w.flops for w in counted if w is not None)
+        dying: Counter[Node] = Counter()
+        dead: list[Node] = []
+        for node in reversed(inside):
+            if node in found.outputs or 0 < dying[node] >= self.uses[node]:
+                dying.update(dict.fromkeys(node.args, 1))
+                if node.args and node.op != "item" and not is_weight(node):
+                    dead.append(node)
+        return dead
 
 
 def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None) -> tuple[Model, list[Step]]:

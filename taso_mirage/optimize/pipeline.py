@@ -19,7 +19,7 @@ from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad
 from taso_mirage.optimize.cost import Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
-from taso_mirage.optimize.passes import Context, fold_weights, simplify
+from taso_mirage.optimize.passes import Context, fold_weights, simplify, stages
 from taso_mirage.optimize.search import Budget, Statistics, directions, search_model
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.steps import Step, replay
@@ -154,19 +154,21 @@ class _Job:
     # ------------------------------------------------------------ candidates
 
     def _candidates(self) -> list[Candidate]:
-        """The model after the passes, and after passes and search; only those that differ from what came before."""
+        """The model after the passes, and after passes, search and passes again; only those that differ from the original.
+
+        The search has no small fusions into the runtime's own operators: they are made last, and would only hide large ones.
+        """
         equations = laws()
-        eager = Rules(equations)
-        outputs, steps = simplify(self.model.graph.outputs, eager, self.context)
-        folded, more = self._fold(self.model, outputs)
-        passes = [*steps, *more]
-        found = [self._candidate("passes", folded, passes)]
+        standard, large, every = stages(equations)
+        normal, steps = self._simplified(self.model, [standard, large])
+        passed, lowered = self._simplified(normal, [every])
+        found = [self._candidate("passes", passed, [*steps, *lowered])]
         budget = Budget(self.config.budget, alpha=self.config.alpha)
         self.stop.budget = budget
         outputs, taken, self.statistics = search_model(
-            folded.graph.outputs,
-            Rules(directions(equations)),
-            eager,
+            normal.graph.outputs,
+            Rules(directions(large.equations)),
+            large,
             self.cost,
             self.context,
             budget,
@@ -176,11 +178,19 @@ class _Job:
         if budget.stop:
             self.notes.append("interrupted: the search ended early, with the best found so far")
         if taken:
-            searched, rest = self._fold(folded, outputs)
-            outputs, final = simplify(searched.graph.outputs, eager, self.context)
-            searched, last = self._fold(searched, outputs)
-            found.append(self._candidate("search", searched, [*passes, *taken, *rest, *final, *last]))
+            folded, rest = self._fold(normal, outputs)
+            searched, last = self._simplified(folded, [standard, large, every])
+            found.append(self._candidate("search", searched, [*steps, *taken, *rest, *last]))
         return [c for c in found if c.model.graph != self.model.graph]
+
+    def _simplified(self, model: Model, rules: list[Rules]) -> tuple[Model, list[Step]]:
+        """The model after the laws that only help, stage by stage, with weights folded in between."""
+        taken: list[Step] = []
+        for stage in rules:
+            outputs, steps = simplify(model.graph.outputs, stage, self.context)
+            model, folded = self._fold(model, outputs)
+            taken += [*steps, *folded]
+        return model, taken
 
     def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
         folded, steps = fold_weights(model.with_graph(outputs))

@@ -80,8 +80,15 @@ def opened(model: Model, source: Path | None = None) -> Iterator[Session]:
         yield Session(str(path))
 
 
+SETTLED = 0.003
+"""Seconds that the threads of a session that just ran keep spinning; runs of another session begun meanwhile are not counted."""
+
+
 def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15) -> list[list[float]]:
-    """Run times of every session, in turn A B C A B C ..., so that a drift of the machine meets all alike."""
+    """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
+
+    A turn of a fast model is a block of runs, of which the median counts once the other sessions' threads have settled.
+    """
     for session in sessions:
         session.run(inputs)
         session.run(inputs)
@@ -91,9 +98,22 @@ def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, lea
     while rounds < least or (time.perf_counter() < end and rounds < 2000):
         order = range(len(sessions)) if rounds % 2 == 0 else reversed(range(len(sessions)))
         for i in order:
-            times[i].append(sessions[i].seconds(inputs))
+            times[i].append(_turn(sessions[i], inputs))
         rounds += 1
     return times
+
+
+def _turn(session: Session, inputs: Arrays) -> float:
+    start = time.perf_counter()
+    first = session.seconds(inputs)
+    if first > 10 * SETTLED:
+        return first
+    counted: list[float] = []
+    while len(counted) < 5:
+        taken = session.seconds(inputs)
+        if time.perf_counter() - start > SETTLED:
+            counted.append(taken)
+    return float(np.median(counted))
 
 
 def median_ratio(base: Sequence[float], other: Sequence[float]) -> float:

@@ -109,7 +109,7 @@ def _draw_fitting_attributes(node: Node, names: dict[str, Any], rng: np.random.G
         earlier = [v for v in names.values() if isinstance(v, tuple) and product(v) == product(first.shape)]
         again = bool(earlier) and rng.random() < 0.5
         shape = earlier[rng.integers(len(earlier))] if again else _reshaped(first.shape, rng)
-        names.setdefault(dict(node.attrs)["shape"].source, shape)
+        names.setdefault(str(dict(node.attrs)["shape"]), shape)
         return
     examples = [e for e in get(node.op).examples if _ranks(e)[:1] == [len(first.shape)]]
     if examples:

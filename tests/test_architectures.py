@@ -1,0 +1,97 @@
+"""Every model of `models/` through `optimize`: checked, valid, no larger, with the signature of the original."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+from taso_mirage.onnx_io import from_proto, serialize
+from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.optimize import pipeline
+from taso_mirage.optimize.check import SEEDS
+from taso_mirage.optimize.pipeline import Config, Result
+from taso_mirage.optimize.session import Session
+
+ROOT = Path(__file__).parent.parent
+DYNAMIC = ("bert", "llama")
+SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19")
+"""Small graphs with the largest weights: their float64 reference takes long."""
+
+Small = Callable[..., onnx.ModelProto]
+
+
+def optimize(proto: onnx.ModelProto, budget: float = 5) -> Result:
+    return pipeline.optimize(from_ir(from_proto(proto)), Config(measure=False, budget=budget))
+
+
+def verified(proto: onnx.ModelProto) -> Session:
+    """Optimize a model and judge the result; a session on it."""
+    result = optimize(proto)
+    assert pipeline.failed(result) is None, result.notes
+    assert all(d.passed for d in result.differences)
+    assert result.differences or (not result.changed and result.model.graph == from_ir(from_proto(proto)).graph)
+    assert len({d.case for d in result.differences}) >= len(SEEDS) * result.changed
+    assert result.terms_after <= result.terms_before
+    assert result.cost_after <= result.cost_before
+    content = serialize(result.model)
+    written = onnx.load_model_from_string(content)
+    onnx.checker.check_model(written, full_check=True)
+    assert signature(written) == signature(proto)
+    return Session(content)
+
+
+def signature(proto: onnx.ModelProto) -> list[Any]:
+    """Names, dtypes and sizes, named ones too, of inputs and outputs."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    values = [*(i for i in proto.graph.input if i.name not in weights), *proto.graph.output]
+    tensors = [(v.name, v.type.tensor_type) for v in values]
+    return [(name, t.elem_type, [d.dim_param or d.dim_value for d in t.shape.dim]) for name, t in tensors]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in models.NAMES])
+def test_small_model(small: Small, name: str) -> None:
+    session = verified(small(name))
+    assert all(np.isfinite(output).all() for output in session.run(models.inputs(small(name))))
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_model_keeps_its_sizes_free(small: Small, name: str) -> None:
+    proto = small(name, dynamic=True)
+    original, optimized = Session(proto.SerializeToString()), verified(proto)
+    for batch, sequence in ((1, 16), (3, 7), (2, 1)):
+        fed = models.inputs(proto, sizes={"batch": batch, "sequence": sequence})
+        for before, after in zip(original.run(fed), optimized.run(fed), strict=True):
+            np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in models.EXPORTED if name != "mini_transformer"])
+def test_full_model(name: str) -> None:
+    verified(models.build(name, small=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "mini_transformer"])
+def test_the_same_model_becomes_the_same_bytes(small: Small, name: str) -> None:
+    first, second = (optimize(small(name), budget=600) for _ in range(2))  # the search ends before the budget does
+    assert serialize(first.model) == serialize(second.model)
+    assert first.equations == second.equations
+
+
+def test_hash_seeds_do_not_matter(tmp_path: Path) -> None:
+    """Python orders sets of strings by a seed that changes from process to process."""
+    written = [tmp_path / f"{seed}.onnx" for seed in (1, 2)]
+    for seed, path in enumerate(written, 1):
+        given = ("optimize", ROOT / "models" / "mini_transformer.onnx", "--no-measure", "--budget", 600, "-o", path)
+        command = [sys.executable, "-m", "taso_mirage.cli", *map(str, given)]
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": str(seed)}, check=True, capture_output=True)
+    first, second = (path.read_bytes() for path in written)
+    assert first == second
