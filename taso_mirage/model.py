@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.dims import evaluate, symbols
-from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir import Graph, Node, numpy_dtype, topological
 
 
 class Weight(Protocol):
@@ -88,8 +89,10 @@ def random_inputs(model: Model, seed: int, sizes: Mapping[str, int] | None = Non
 
 def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int]) -> NDArray[Any]:
     """A random value of the type of `node`."""
-    from taso_mirage.ir import numpy_dtype
-
+    if node.tensor.shape is None or node.dtype == "string":
+        raise InvalidOption(
+            f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use --inputs"
+        )
     dtype = numpy_dtype(node.dtype)
     shape = tuple(evaluate(d, sizes) for d in node.shape)
     if dtype.kind == "b":

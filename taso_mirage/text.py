@@ -156,7 +156,7 @@ def _operator(name: str) -> Op:
 
 def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation:
     """Read `lhs == rhs  where guard`; a side is a term, or a tuple of terms for several outputs."""
-    body, _, guard = text.partition(" where ")
+    body, _, guard = " ".join(text.split()).partition(" where ")
     try:
         tree = ast.parse(body.strip(), mode="eval").body
     except SyntaxError as error:

@@ -27,7 +27,7 @@ from taso_mirage.model import Model
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import BROKEN, from_ir
 from taso_mirage.ops import interpret
-from taso_mirage.optimize.cost import Cost, Roofline
+from taso_mirage.optimize.cost import Available, Cost, Roofline
 from taso_mirage.optimize.passes import Context, fold_weights, simplify
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.optimize.steps import Step, replay
@@ -71,7 +71,8 @@ def _rules() -> tuple[Rules, Rules]:
 
 
 def _context(model: Model) -> Context:
-    return Context({"com.microsoft": 1, **model.opsets}, model.sizes)
+    opsets = {"com.microsoft": 1, **model.opsets}
+    return Context(opsets, model.sizes, Available(model.nodes(), opsets, model.sizes))
 
 
 TRANSFORMATIONS: dict[str, Callable[[Model], Rewritten]] = {

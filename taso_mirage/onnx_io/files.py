@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -206,6 +205,9 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def checked(proto: Any) -> None:
-    """onnx's own checker on serialized bytes or a path."""
-    onnx.checker.check_model(proto)
+def checked(proto: bytes | str) -> None:
+    """onnx's own checker on a serialized model or a path; InvalidModel with its first line."""
+    try:
+        onnx.checker.check_model(proto)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise InvalidModel(f"onnx's checker rejects the model: {_first_line(error)}") from None

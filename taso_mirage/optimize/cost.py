@@ -111,32 +111,63 @@ class Measured:
         return alone - max(self._run_alone((chain,), [x], {}) - alone, 0.0) / CHAIN
 
     def _time(self, node: Node) -> float:
-        """Median seconds of the term alone, operands that are weights given as weights."""
-        rng, sizes = np.random.default_rng(0), self.context.sizes
-        inputs: list[Node] = []
-        weights: dict[str, Array] = {}
-        operands: list[Node] = []
-        for i, arg in enumerate(node.args):
-            if arg is ABSENT or arg.op in ("constant", "extents"):
-                operands.append(arg)
-                continue
-            leaf = (weight if is_weight(arg) else variable)(f"a{i}", sized(arg.type, sizes))
-            if is_weight(arg):
-                weights[f"a{i}"] = Array(random_array(leaf, rng, {}))
-            else:
-                inputs.append(leaf)
-            operands.append(leaf)
-        alone = get(node.op).term(*operands, **{k: fixed(v, sizes) for k, v in node.attrs})
-        outputs: tuple[Node, ...] = (alone,)
-        if isinstance(alone.type, tuple):
-            outputs = tuple(get("item").term(alone, index=i) for i in range(len(alone.type)))
-        return self._run_alone(outputs, inputs, weights)
+        return self._run_alone(*alone(node, self.context.sizes))
 
     def _run_alone(self, outputs: tuple[Node, ...], inputs: list[Node], weights: dict[str, Array]) -> float:
+        session = _session(outputs, inputs, weights, self.context.opsets)
         rng = np.random.default_rng(1)
-        opsets = {"": self.context.opsets.get("", 17), **self.context.opsets}
-        session = Session(serialize(standalone(Graph(tuple(inputs), outputs), opsets, weights)))
         return _median(session, {n.attr("name"): random_array(n, rng, {}) for n in inputs})
+
+
+def alone(node: Node, sizes: Mapping[str, int]) -> tuple[tuple[Node, ...], list[Node], dict[str, Array]]:
+    """A term over fresh leaves at fixed sizes: its outputs, its inputs, and random values where operands are weights."""
+    rng = np.random.default_rng(0)
+    inputs: list[Node] = []
+    weights: dict[str, Array] = {}
+    operands: list[Node] = []
+    for i, arg in enumerate(node.args):
+        if arg is ABSENT or arg.op in ("constant", "extents"):
+            operands.append(arg)
+            continue
+        leaf = (weight if is_weight(arg) else variable)(f"a{i}", sized(arg.type, sizes))
+        if is_weight(arg):
+            weights[f"a{i}"] = Array(random_array(leaf, rng, {}))
+        else:
+            inputs.append(leaf)
+        operands.append(leaf)
+    term = get(node.op).term(*operands, **{k: fixed(v, sizes) for k, v in node.attrs})
+    several = isinstance(term.type, tuple)
+    count = len(term.type) if isinstance(term.type, tuple) else 1
+    outputs = tuple(get("item").term(term, index=i) for i in range(count)) if several else (term,)
+    return outputs, inputs, weights
+
+
+def _session(
+    outputs: tuple[Node, ...], inputs: list[Node], weights: dict[str, Array], opsets: Mapping[str, int]
+) -> Session:
+    return Session(serialize(standalone(Graph(tuple(inputs), outputs), {"": 17, **opsets}, weights)))
+
+
+class Available:
+    """Whether ONNX Runtime implements an operator for its operands: what the original uses it does, others are loaded once."""
+
+    def __init__(self, original: Iterable[Node], opsets: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+        self.opsets, self.sizes = opsets, sizes
+        self.known = {self._key(n): True for n in original if n.args and n.op not in FREE}
+
+    @staticmethod
+    def _key(node: Node) -> tuple[Any, ...]:
+        return node.op, tuple(a.type.dtype if isinstance(a.type, Tensor) else None for a in node.args)
+
+    def __call__(self, node: Node) -> bool:
+        key = self._key(node)
+        if key not in self.known:
+            try:
+                _session(*alone(node, self.sizes), self.opsets)
+                self.known[key] = True
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                self.known[key] = False
+        return self.known[key]
 
 
 def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from taso_mirage.equation import Application, Equation, Match, Rules
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
-from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype, topological, weight, with_args
+from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype, substitute, topological, weight, with_args
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import Work, size, work
 from taso_mirage.model import Array, Model
@@ -42,6 +43,7 @@ class Context:
 
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
+    available: Callable[[Node], bool] = lambda node: True
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
 
@@ -63,14 +65,14 @@ class Context:
         return LAUNCH + max(counted.flops / FLOPS, counted.bytes / BANDWIDTH)
 
     def legal(self, node: Node) -> bool:
-        """Whether the term can be written at the model's opsets."""
+        """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""
         if node.op in ("input", "weight", "constant", "extents", "opaque", "item", "absent"):
             return True
         if node not in self._legal:
             op = get(node.op)
             try:
                 op.to_onnx(node, self.opsets.get(op.domain, 1))
-                self._legal[node] = True
+                self._legal[node] = self.available(node)
             except (Unsupported, IllTyped):
                 self._legal[node] = False
         return self._legal[node]
@@ -107,6 +109,9 @@ def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[t
     return current, steps
 
 
+_NUMBERS = count(1)
+
+
 class _Sweep:
     def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[Step]) -> None:
         self.outputs, self.rules, self.context, self.steps = outputs, rules, context, steps
@@ -114,6 +119,7 @@ class _Sweep:
         self.uses: Counter[Node] = Counter(a for n in self.order for a in set(n.args))
         self.uses.update(outputs)
         self.done: dict[Node, Node] = {}
+        self.number = next(_NUMBERS)
 
     def run(self) -> tuple[Node, ...]:
         for node in self.order:
@@ -128,7 +134,7 @@ class _Sweep:
         for _ in range(16):
             folded = fold_small(node)
             if folded is not node:
-                self.steps.append(Step(("constant folding",), (node,), (folded,)))
+                self.steps.append(Step(("constant folding",), (node,), (folded,), self.number))
                 return folded
             better = self._rewrite(node)
             if better is None:
@@ -140,7 +146,7 @@ class _Sweep:
     def _rewrite(self, node: Node) -> Node | None:
         for application in self.rules.applications(node):
             if self._pays(application):
-                self.steps.append(Step((application.equation.name,), (node,), application.results))
+                self.steps.append(Step((application.equation.name,), (node,), application.results, self.number))
                 return application.results[0]
         return None
 
@@ -185,8 +191,8 @@ def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None)
         weights[name] = Array(array.reshape([int(d) for d in target.shape]))
         table[target] = weight(name, type)
         names[table[target]] = name
-    steps = [Step(("constant folding",), (old,), (new,)) for old, new in table.items()]
-    outputs = _replace(model.graph.outputs, table)
+    steps = [Step(("constant folding",), tuple(table), tuple(table.values()))]
+    outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return _renamed(folded, names), steps
@@ -196,13 +202,6 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
     from dataclasses import replace
 
     return replace(model, names=names)
-
-
-def _replace(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node, ...]:
-    done: dict[Node, Node] = dict(table)
-    for node in topological(outputs, stop=done.keys()):
-        done[node] = with_args(node, tuple(done[a] for a in node.args))
-    return tuple(done[o] for o in outputs)
 
 
 def _foldable(model: Model) -> list[Node]:

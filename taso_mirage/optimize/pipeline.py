@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.dims import learn
 from taso_mirage.equation import Rules, work_terms
-from taso_mirage.errors import CheckFailed, InvalidOption, RuntimeUnavailable
+from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad
-from taso_mirage.optimize.cost import Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
+from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
+from taso_mirage.optimize.cost import Available, Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
 from taso_mirage.optimize.passes import Context, fold_weights, simplify, stages
 from taso_mirage.optimize.search import Budget, Statistics, directions, search_model
 from taso_mirage.optimize.session import Arrays, Session
@@ -115,7 +116,8 @@ class _Job:
         self.config, self.progress, self.stop = config, progress, stop
         self.sizes = representative(model, config)
         self.model = replace(model, sizes=self.sizes)
-        self.context = Context(_opsets(model), self.sizes)
+        opsets = {"com.microsoft": 1, **model.opsets}
+        self.context = Context(opsets, self.sizes, Available(model.nodes(), opsets, self.sizes))
         self.cache = CostCache(config.cache or cache_path()) if config.measure else CostCache(None)
         self.cost = Cost(self._term_cost())
         self.seconds: dict[str, float] = {}
@@ -129,8 +131,14 @@ class _Job:
         return Measured(self.context, self.cache, target_key())
 
     def run(self) -> Result:
-        original = self._stage("load the original", lambda: self._session(self.model))
-        prepared = self._stage("reference", lambda: self._prepare(original))
+        original = self._stage("load the original", lambda: runtime.opened(self.model))
+        self.valid = _passes_checker(self.model)
+        prepared = self._stage("reference", lambda: list(cases(self.model, original, self.sizes, self.config.inputs)))
+        if not repeatable(original, prepared[0]):
+            self.notes.append(
+                "the model gives other outputs at every run, so no change can be checked: it is kept as it is"
+            )
+            return self._result(None, None, ())
         candidates = self._stage("search", self._candidates)
         chosen, timing = self._stage("measure", lambda: self._choose(candidates, original))
         chosen, differences = self._stage("check", lambda: self._checked(chosen, prepared))
@@ -142,14 +150,6 @@ class _Job:
         result = work()
         self.seconds[name] = time.perf_counter() - start
         return result
-
-    def _session(self, model: Model) -> Session:
-        with runtime.opened(model) as session:
-            return session
-
-    def _prepare(self, original: Session) -> list[Case]:
-        fixed = list(self.config.shapes)
-        return list(cases(self.model, original, self.sizes, self.config.inputs, fixed))
 
     # ------------------------------------------------------------ candidates
 
@@ -222,9 +222,9 @@ class _Job:
         alive: list[Candidate] = []
         for candidate in candidates:
             try:
-                sessions.append(self._session(candidate.model))
+                sessions.append(runtime.opened(candidate.model))
                 alive.append(candidate)
-            except RuntimeUnavailable as error:
+            except TasoMirageError as error:
                 self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
         inputs = self.config.inputs[0] if self.config.inputs else random_inputs(self.model, 0, self.sizes)
         times = runtime.interleaved(sessions, inputs, self.config.seconds)
@@ -244,7 +244,7 @@ class _Job:
     ) -> tuple[Candidate | None, tuple[Difference, ...]]:
         if chosen is None:
             return None, ()
-        differences = compare(self.model, self._session(chosen.model), prepared)
+        differences = self._differences(chosen.model, prepared)
         bad = next((d for d in differences if not d.passed), None)
         if bad is None:
             return chosen, tuple(differences)
@@ -256,8 +256,7 @@ class _Job:
         """Name the first step that breaks the model, and keep the steps before it."""
 
         def passes(k: int) -> bool:
-            trial = self._after(chosen, k)
-            return all(d.passed for d in compare(self.model, self._session(trial), prepared))
+            return all(d.passed for d in self._differences(self._after(chosen, k), prepared))
 
         k = first_bad(len(chosen.steps), passes)
         culprit = ", ".join(chosen.steps[k - 1].equations)
@@ -267,9 +266,16 @@ class _Job:
         if k == 1:
             return None, ()
         good = self._after(chosen, k - 1)
-        return replace(chosen, model=good, steps=chosen.steps[: k - 1]), tuple(
-            compare(self.model, self._session(good), prepared)
-        )
+        kept = replace(chosen, model=good, steps=chosen.steps[: k - 1])
+        return kept, tuple(self._differences(good, prepared))
+
+    def _differences(self, model: Model, prepared: list[Case]) -> list[Difference]:
+        """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
+        try:
+            session = runtime.opened(model, check=self.valid)
+        except TasoMirageError as error:
+            return [Difference(str(error), "any", np.inf, 0.0, 0.0)]
+        return compare(self.model, session, prepared)
 
     def _after(self, chosen: Candidate, k: int) -> Model:
         """The model after the first k steps, with the folded weights that they need."""
@@ -305,11 +311,19 @@ def representative(model: Model, config: Config) -> dict[str, int]:
         raise InvalidOption(
             f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
         )
-    return {name: config.shapes.get(name, config.default_size) for name in names}
+    sizes: dict[str, int] = dict(config.shapes)
+    for arrays in config.inputs:
+        for node in model.graph.inputs:
+            learn(node.tensor.shape, arrays[node.attr("name")].shape, sizes)
+    return {name: sizes.get(name, config.default_size) for name in names}
 
 
-def _opsets(model: Model) -> dict[str, int]:
-    return {"com.microsoft": 1, **model.opsets}
+def _passes_checker(model: Model) -> bool:
+    try:
+        runtime.opened(model, check=True)
+    except TasoMirageError:
+        return False
+    return True
 
 
 def _timing(original: Sequence[float], other: Sequence[float]) -> Timing:

@@ -134,17 +134,26 @@ def _show_equations(console: Console, result: Result) -> None:
         return
     table = Table(title="applied substitutions", title_justify="left", show_header=False)
     table.add_column(justify="right")
+    table.add_column()
     table.add_column(overflow="fold")
     texts = _law_texts()
     for name, count in result.equations.items():
-        table.add_row(str(count), texts.get(name.rstrip("~"), name))
+        table.add_row(str(count), name, _shortened(texts.get(name.rstrip("~"), "weights computed ahead"), name))
     console.print(table, highlight=False, markup=False)
 
 
 def _law_texts() -> dict[str, str]:
     from taso_mirage.text import laws
 
-    return {law.name: f"{law.name}: {law}" for law in laws()}
+    return {law.name: str(law) for law in laws()}
+
+
+def _shortened(text: str, name: str) -> str:
+    """The equation without its guard, in the direction it was taken, at a length that a table bears."""
+    equation = text.partition(" where ")[0]
+    if name.endswith("~"):
+        equation = " == ".join(reversed(equation.split(" == ")))
+    return equation if len(equation) <= 150 else equation[:147] + "..."
 
 
 def _show_check(console: Console, result: Result) -> None:

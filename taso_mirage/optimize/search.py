@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from taso_mirage.equation import Application, Equation, Rules
-from taso_mirage.ir import Graph, Node, substitute, topological, users
+from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.optimize.partition import Part, parts
 from taso_mirage.optimize.passes import Context, new_terms, simplify
-from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.steps import Step
 
 State = tuple[Node, ...]
 
@@ -90,7 +91,7 @@ def search_model(
     statistics.distinct = len(found)
     statistics.states = sum(f.states for f in found.values())
     statistics.matches = sum(f.matches for f in found.values())
-    return replay(outputs, steps), steps, statistics
+    return tuple(_updated(o, current) for o in outputs), steps, statistics
 
 
 def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
@@ -108,8 +109,6 @@ def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Ste
 
 
 def _updated(node: Node, current: dict[Node, Node]) -> Node:
-    from taso_mirage.ir import with_args
-
     for each in topological([node], stop=current):
         current[each] = with_args(each, tuple(current[a] for a in each.args))
     return current[node]
@@ -187,7 +186,8 @@ def _applied(state: State, application: Application, eager: Rules, context: Cont
     yield Rewrite(names, smaller)
 
 
-def directions(equations: Sequence[Equation]) -> list[Equation]:
+@lru_cache(maxsize=8)
+def directions(equations: tuple[Equation, ...]) -> list[Equation]:
     """Every equation, and its reverse where that is a rule too.
 
     A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches everywhere and leads nowhere.

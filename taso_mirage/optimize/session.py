@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import serialize, to_ir
-from taso_mirage.onnx_io.files import write_files
+from taso_mirage.onnx_io.files import checked, write_files
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -63,21 +62,21 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
 
 
-@contextmanager
-def opened(model: Model, source: Path | None = None) -> Iterator[Session]:
-    """A session on a model. A model above 1.5 GB, or with weights in a file, is loaded from a file, not from bytes."""
-    if source is not None:
-        yield Session(str(source))
-        return
+def opened(model: Model, check: bool = False) -> Session:
+    """A session on a model, which first passes onnx's checker if asked. Above 1.5 GB it goes through a file."""
     built = to_ir(model)
     tensors = [v.const_value for v in built.graph.initializers.values() if v.const_value is not None]
     if sum(t.nbytes for t in tensors) < 1_500_000_000:
-        yield Session(serialize(model))
-        return
+        content = serialize(model)
+        if check:
+            checked(content)
+        return Session(content)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_files(built, path, external=True)
-        yield Session(str(path))
+        if check:
+            checked(str(path))
+        return Session(str(path))
 
 
 SETTLED = 0.003

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from taso_mirage.ir import Node, topological, with_args
+from taso_mirage.ir import Node, substitute, topological, with_args
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rewrite: the equations behind it, and the terms that were replaced by terms of the same type."""
+    """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms of the same type.
+
+    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten.
+    """
 
     equations: tuple[str, ...]
     old: tuple[Node, ...]
     new: tuple[Node, ...]
+    sweep: int = 0
+
+    @property
+    def table(self) -> dict[Node, Node]:
+        return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
 
 
-def replay(outputs: Sequence[Node], steps: Iterable[Step]) -> tuple[Node, ...]:
-    """`outputs` after the steps. Terms are interned, so what a step replaced is found by identity.
-
-    Each sweep is linear; a sweep is repeated only while a replacement uncovers a term that a later step replaced.
-    """
-    table = {old: new for step in steps for old, new in zip(step.old, step.new, strict=True) if old is not new}
+def replay(outputs: Sequence[Node], steps: Sequence[Step]) -> tuple[Node, ...]:
+    """`outputs` after the steps, in their order. Linear for each sweep and for each step outside of sweeps."""
     current = tuple(outputs)
-    for _ in range(len(table) + 1):
-        swept = _sweep(current, table)
-        if swept == current:
-            break
-        current = swept
+    for sweep, group in groupby(steps, key=lambda step: step.sweep):
+        if sweep:
+            current = _sweep(current, {old: new for step in group for old, new in step.table.items()})
+            continue
+        for step in group:
+            current = substitute(current, step.table)
     return current
 
 
-def _sweep(outputs: tuple[Node, ...], table: dict[Node, Node]) -> tuple[Node, ...]:
+def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node, ...]:
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         current, seen = with_args(node, tuple(done[a] for a in node.args)), set[Node]()
