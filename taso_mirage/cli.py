@@ -89,7 +89,7 @@ def optimize(
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = run(loaded, config, stages, stop)
-    written = save(result.model, path)
+    written = save(result.model, path, source=not result.changed)
     if as_json:
         typer.echo(json.dumps(report.as_dict(result, model, written), indent=2))
     else:

@@ -16,7 +16,7 @@ from taso_mirage.model import Model
 from taso_mirage.onnx_io.copies import in_memory, inline_attributes
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.onnx_io.write import to_ir
+from taso_mirage.onnx_io.write import source_of, to_ir
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""
@@ -114,13 +114,15 @@ def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
     )
 
 
-def save(model: Model, path: str | Path) -> list[Path]:
+def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
     """Write the model, atomically; large or external weights go to `NAME.data` beside it. Returns the files written.
+
+    With `source`, the model as it was read.
 
     If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
     path = Path(path)
-    built = to_ir(model)
+    built = source_of(model) if source else to_ir(model)
     inline_attributes(built)
     for value in (v for graph in built.graphs() for v in graph.initializers.values()):
         if value.const_value is not None and value.const_value.nbytes <= INSIDE_UP_TO:

@@ -26,9 +26,17 @@ def to_ir(model: Model) -> ir.Model:
     return _Writer(model).write()
 
 
-def serialize(model: Model) -> bytes:
-    """The ONNX file as bytes, weights inside. ValueError above protobuf's 2 GB."""
-    built = to_ir(model)
+def source_of(model: Model) -> ir.Model:
+    """The ONNX model that was read, untouched: what an optimized model is compared with, and what is kept when nothing helps."""
+    header: ir.Model = model.header
+    copy = header.clone()
+    copy.meta.update(header.meta)
+    return copy
+
+
+def serialize(model: Model, source: bool = False) -> bytes:
+    """The ONNX file as bytes, weights inside; with `source` the model as it was read. ValueError above protobuf's 2 GB."""
+    built = source_of(model) if source else to_ir(model)
     for graph in built.graphs():
         for value in graph.initializers.values():
             value.const_value = in_memory(value.const_value)

@@ -26,6 +26,7 @@ from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.text import laws
 
+FALLEN_BACK = "the steps before the first bad one"
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is kept."""
 
@@ -131,7 +132,7 @@ class _Job:
         return Measured(self.context, self.cache, target_key())
 
     def run(self) -> Result:
-        original = self._stage("load the original", lambda: runtime.opened(self.model))
+        original = self._stage("load the original", lambda: runtime.opened(self.model, source=True))
         self.valid = _passes_checker(self.model)
         prepared = self._stage("reference", lambda: list(cases(self.model, original, self.sizes, self.config.inputs)))
         if not repeatable(original, prepared[0]):
@@ -142,6 +143,8 @@ class _Job:
         candidates = self._stage("search", self._candidates)
         chosen, timing = self._stage("measure", lambda: self._choose(candidates, original))
         chosen, differences = self._stage("check", lambda: self._checked(chosen, prepared))
+        if chosen is not None and chosen.name == FALLEN_BACK:
+            chosen, timing = self._choose([chosen], original)
         return self._result(chosen, timing if chosen is not None else None, differences)
 
     def _stage(self, name: str, work: Callable[[], Any]) -> Any:
@@ -181,7 +184,8 @@ class _Job:
             folded, rest = self._fold(normal, outputs)
             searched, last = self._simplified(folded, [standard, large, every])
             found.append(self._candidate("search", searched, [*steps, *taken, *rest, *last]))
-        return [c for c in found if c.model.graph != self.model.graph]
+        distinct = {c.model.graph: c for c in reversed(found)}
+        return [c for graph, c in distinct.items() if graph != self.model.graph]
 
     def _simplified(self, model: Model, rules: list[Rules]) -> tuple[Model, list[Step]]:
         """The model after the laws that only help, stage by stage, with weights folded in between."""
@@ -266,8 +270,10 @@ class _Job:
         if k == 1:
             return None, ()
         good = self._after(chosen, k - 1)
-        kept = replace(chosen, model=good, steps=chosen.steps[: k - 1])
-        return kept, tuple(self._differences(good, prepared))
+        differences = tuple(self._differences(good, prepared))
+        if good.graph == self.model.graph or not all(d.passed for d in differences):
+            return None, ()
+        return Candidate(FALLEN_BACK, good, chosen.steps[: k - 1], self.cost(good.nodes())), differences
 
     def _differences(self, model: Model, prepared: list[Case]) -> list[Difference]:
         """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
@@ -320,7 +326,7 @@ def representative(model: Model, config: Config) -> dict[str, int]:
 
 def _passes_checker(model: Model) -> bool:
     try:
-        runtime.opened(model, check=True)
+        runtime.opened(model, source=True, check=True)
     except TasoMirageError:
         return False
     return True

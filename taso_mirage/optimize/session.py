@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
-from taso_mirage.onnx_io import serialize, to_ir
-from taso_mirage.onnx_io.files import checked, write_files
+from taso_mirage.onnx_io import save, serialize
+from taso_mirage.onnx_io.files import checked
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -62,21 +63,26 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
 
 
-def opened(model: Model, check: bool = False) -> Session:
-    """A session on a model, which first passes onnx's checker if asked. Above 1.5 GB it goes through a file."""
-    built = to_ir(model)
-    tensors = [v.const_value for v in built.graph.initializers.values() if v.const_value is not None]
-    if sum(t.nbytes for t in tensors) < 1_500_000_000:
-        content = serialize(model)
+def opened(model: Model, source: bool = False, check: bool = False) -> Session:
+    """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked.
+
+    A model above 1.5 GB goes through a file.
+    """
+    if _weight_bytes(model) < 1_500_000_000:
+        content = serialize(model, source)
         if check:
             checked(content)
         return Session(content)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        write_files(built, path, external=True)
+        save(model, path, source)
         if check:
             checked(str(path))
         return Session(str(path))
+
+
+def _weight_bytes(model: Model) -> int:
+    return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
 
 
 SETTLED = 0.003
