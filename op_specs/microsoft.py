@@ -281,14 +281,16 @@ multi_head_attention.laws("""
         mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, 1, \
         3))), perm=(0, 2, 1, 3)), shape=o) \
         == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 \
+            and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
             and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
             and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32"
     reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
         mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
         1, 3))), perm=(0, 2, 1, 3)), shape=o) \
         == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 \
+            and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] \
             and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] \
             and t[0] == s[0] and u[0] == s[0] and dtype(q) == "float32" \
             and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])

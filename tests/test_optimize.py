@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taso_mirage.equation import Rules, work_terms
+from taso_mirage.errors import InvalidOption
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
@@ -18,7 +21,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
 from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.check import difference, first_bad
-from taso_mirage.optimize.cost import Cost, CostCache, Roofline
+from taso_mirage.optimize.cost import Available, Cost, CostCache, Roofline
 from taso_mirage.optimize.partition import parts
 from taso_mirage.optimize.passes import Context, fold_weights, simplify
 from taso_mirage.optimize.pipeline import Config, Stop, optimize
@@ -26,7 +29,7 @@ from taso_mirage.optimize.search import Budget, directions, search_model, search
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.text import laws, parse_equation
-from taso_mirage.verify.fingerprint import Agreed, fingerprint
+from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
 
 F = "float32"
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
@@ -171,11 +174,11 @@ def test_parts_rebuild_the_model() -> None:
     state = a
     for i in range(100):
         state = term("add", term("tanh", state), w(16, name=f"w{i % 7}"))
-    for piece in parts((state, term("relu", a))):
-        assert piece.place(piece.graph.outputs, piece.leaves) == tuple(
-            n for n in piece.place(piece.graph.outputs, piece.leaves)
-        )
-    assert searched((state, term("relu", a)))
+    terms = set(topological((state, term("relu", a))))
+    placed = [n for piece in parts((state, term("relu", a))) for n in piece.place(piece.graph.outputs, piece.leaves)]
+    assert state in placed
+    assert term("relu", a) in placed
+    assert set(placed) <= terms
 
 
 def test_chain_of_20000_nodes_is_optimized() -> None:
@@ -247,6 +250,37 @@ def test_an_interrupt_keeps_the_best_found() -> None:
     assert "interrupted" in result.notes[0]
     assert result.terms_after == 6  # what the passes found stays
     assert all(d.passed for d in result.differences)
+
+
+def test_a_model_with_random_operators_is_kept() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) '
+        "{ r = RandomNormalLike(x) a = Relu(r) y = Relu(a) }"
+    )
+    result = optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+    assert not result.changed
+    assert "other outputs at every run" in result.notes[0]
+
+
+def test_inputs_that_cannot_be_drawn_must_be_given() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (seq(float[2,3]) x, int64 i) => (float[2,3] y) '
+        "{ a = SequenceAt(x, i) b = Relu(a) y = Relu(b) }"
+    )
+    with pytest.raises(InvalidOption, match="use --inputs"):
+        optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+
+
+def test_what_the_runtime_lacks_is_not_made() -> None:
+    a = x(4, 4)
+    product = term("mul", a, term("sigmoid", a))
+    with_it = Context({"": 24}, {})
+    without = Context({"": 24}, {}, available=lambda node: node.op != "swish")
+    assert ops(simplify((product,), Rules(laws()), with_it)[0]) == ["swish"]
+    assert ops(simplify((product,), Rules(laws()), without)[0]) == ["mul", "sigmoid"]
+    asked = Available([product], {"": 24}, {})
+    assert asked(product)
+    assert not asked(term("add", variable("a", Tensor("bfloat16", (2,))), variable("b", Tensor("bfloat16", (2,)))))
 
 
 def test_check_criterion() -> None:
@@ -336,9 +370,8 @@ def test_random_graphs_keep_type_and_fingerprint(drawn: tuple[tuple[Node, ...], 
     _, outputs = drawn
     found = searched(outputs, seconds=1.0)
     assert [n.type for n in found] == [n.type for n in outputs]
-    assert not isinstance(fingerprint(outputs, found, trials=4), Agreed.__class__)
     verdict = fingerprint(outputs, found, trials=4)
-    assert verdict or "divides" in getattr(verdict, "why", "")
+    assert isinstance(verdict, Agreed | Unknown), verdict
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
