@@ -9,7 +9,7 @@ from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.expressions import Expr, is_weight, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological
 from taso_mirage.ops import get
 
 REST = "**"
@@ -48,11 +48,6 @@ class Equation:
     rhs: Graph
     where: Expr | None = None
     evidence: str = "law"
-
-    def __str__(self) -> str:
-        from taso_mirage.text import show_equation
-
-        return show_equation(self)
 
     def reverse(self) -> Equation | None:
         """The equation read from right to left; None where the right side does not determine the left."""
@@ -326,8 +321,3 @@ class Rules:
 def work_terms(nodes: Iterable[Node]) -> list[Node]:
     """The terms that cost something at run time: no leaves, and nothing that hangs on weights only."""
     return [n for n in nodes if n.args and n is not ABSENT and n.op != "item" and not is_weight(n)]
-
-
-def real_valued(node: Node) -> bool:
-    """Whether a term is one tensor of floats."""
-    return isinstance(node.type, Tensor) and is_float(node.type.dtype)

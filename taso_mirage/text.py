@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -249,6 +249,3 @@ def laws() -> tuple[Equation, ...]:
     for op in load_specs().values():
         found += [parse_equation(text, f"{op.name}.{i}") for i, text in enumerate(op.law_texts)]
     return tuple(found)
-
-
-Reader = Callable[[str], Equation]

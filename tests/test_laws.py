@@ -16,7 +16,9 @@ from taso_mirage.verify.fuzz import fuzz
 def test_law_holds_on_random_typings(law: Equation) -> None:
     found = fuzz(law, wanted=20)
     assert found.counterexample is None, found.counterexample
-    assert found.typings >= 3, f"only {found.typings} typings of {law} were found: add an example to its operators"
+    assert found.typings >= 3, (
+        f"only {found.typings} typings of {show_equation(law)} were found: add an example to its operators"
+    )
 
 
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)

@@ -143,9 +143,9 @@ def _show_equations(console: Console, result: Result) -> None:
 
 
 def _law_texts() -> dict[str, str]:
-    from taso_mirage.text import laws
+    from taso_mirage.text import laws, show_equation
 
-    return {law.name: str(law) for law in laws()}
+    return {law.name: show_equation(law) for law in laws()}
 
 
 def _shortened(text: str, name: str) -> str:

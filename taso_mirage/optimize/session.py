@@ -121,11 +121,6 @@ def _turn(session: Session, inputs: Arrays) -> float:
     return float(np.median(counted))
 
 
-def median_ratio(base: Sequence[float], other: Sequence[float]) -> float:
-    """The median of base / other over the interleaved rounds: above 1, `other` is faster."""
-    return float(np.median(np.asarray(base) / np.asarray(other)))
-
-
 def providers() -> list[str]:
     """The execution providers that this ONNX Runtime was built with."""
     import onnxruntime

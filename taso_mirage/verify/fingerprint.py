@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.ir import Node, topological
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.ops import interpret
 
@@ -77,8 +77,3 @@ def _first_difference(a: Any, b: Any) -> str:
             index = tuple(int(i) for i in place)
             return f"trial {trial}, element {index}: {left[index]} against {right[index]}"
     return "the residues modulo q differ"
-
-
-def typed_leaves(nodes: Sequence[Node]) -> list[Node]:
-    """The inputs and weights below some terms."""
-    return [n for n in topological(nodes) if n.op in ("input", "weight") and isinstance(n.type, Tensor)]
