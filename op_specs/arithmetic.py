@@ -34,7 +34,7 @@ def truncated_divide(a, b):
     return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
-@op(onnx="Div", since=7)
+@op(onnx="Div", since=7, truncates=True)
 def div(xp, a, b):
     """x, y -> x / y; integers round towards zero"""
     if is_float(xp.dtype(a)):
@@ -68,13 +68,13 @@ def real(xp, x):
     return x
 
 
-@op(onnx="Reciprocal", since=6)
+@op(onnx="Reciprocal", since=6, truncates=True)
 def reciprocal(xp, x):
     """x -> 1 / x"""
     return xp.div(xp.literal(1, x), real(xp, x))
 
 
-@op(onnx="Sqrt", since=6)
+@op(onnx="Sqrt", since=6, truncates=True)
 def sqrt(xp, x):
     """x -> sqrt(x)"""
     return xp.map(np.sqrt, real(xp, x))
@@ -92,14 +92,14 @@ def log(xp, x):
     return xp.map(np.log, real(xp, x))
 
 
-@op(onnx="Pow", since=7)
+@op(onnx="Pow", since=7, truncates=True)
 def pow_(xp, x, y):
     """x, y -> x^y in the dtype of x"""
     result = xp.map(np.power, x, y)
     return result if xp.dtype(y) == xp.dtype(x) else xp.cast(result, xp.dtype(x))
 
 
-@op(onnx="Mod", since=10)
+@op(onnx="Mod", since=10, truncates=True)
 def mod(xp, a, b, *, fmod: int = 0):
     """x, y -> the remainder, with the sign of y; of x if fmod"""
     return xp.map(np.fmod if fmod else np.remainder, a, b)
@@ -141,7 +141,7 @@ def sum_(xp, *xs):
     return reduce(lambda a, b: add(xp, a, b), xs)
 
 
-@op(onnx="Mean", since=8)
+@op(onnx="Mean", since=8, truncates=True)
 def mean(xp, *xs):
     """x, y, ... -> (x + y + ...) / n"""
     total = sum_.body(xp, *xs)

@@ -14,7 +14,7 @@ def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
     return xp.sum(x, axes, bool(keepdims))
 
 
-@op(onnx="ReduceMean", since=1)
+@op(onnx="ReduceMean", since=1, truncates=True)
 def reduce_mean(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the mean over `axes`"""
     return xp.div(xp.sum(x, axes, bool(keepdims)), xp.count(x, axes))

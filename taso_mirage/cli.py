@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from taso_mirage import __version__
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
+    from taso_mirage.ir import Tensor
     from taso_mirage.model import Model
     from taso_mirage.optimize.pipeline import Stop
 
@@ -77,9 +79,9 @@ def optimize(
 
     if target != "cpu":
         raise InvalidOption(f"--target {target} is not available in this version; the targets are: cpu")
+    loaded = load(model)
     path = output or model.with_name(f"{model.stem}.optimized.onnx")
     check_writable(path)
-    loaded = load(model)
     config = Config(
         budget=budget,
         alpha=alpha,
@@ -179,26 +181,38 @@ def _fix(found: dict[str, int], more: dict[str, int]) -> None:
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
     """Arrays by input name from an .npz file; every input must be there, with the model's dtype and shape."""
-    import numpy as np
+    from zipfile import BadZipFile
 
-    from taso_mirage.ir import numpy_dtype
+    import numpy as np
 
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
         raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None
     for node in model.graph.inputs:
         name = node.attr("name")
         if name not in arrays:
             raise InvalidOption(f"--inputs {path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        have, want = arrays[name].shape, node.tensor.shape or ()
-        fits = len(have) == len(want) and all(not isinstance(d, int) or d == n for d, n in zip(want, have, strict=True))
-        if arrays[name].dtype != numpy_dtype(node.dtype) or not fits:
+        if not _fits(arrays[name], node.tensor):
             raise InvalidOption(
-                f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(have)}, the model wants {node.tensor}"
+                f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
             )
     return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
+
+
+def _fits(array: Any, type: Tensor) -> bool:
+    from taso_mirage.ir import numpy_dtype
+
+    texts = array.dtype.kind in "OUS"
+    if texts or type.dtype == "string":
+        same = texts and type.dtype == "string"
+    else:
+        same = array.dtype == numpy_dtype(type.dtype)
+    if type.shape is None:
+        return same
+    dims = zip(type.shape, array.shape, strict=False)
+    return same and array.ndim == len(type.shape) and all(not isinstance(d, int) or d == n for d, n in dims)
 
 
 class Interrupted(BaseException):
@@ -243,6 +257,16 @@ def main() -> None:
         sys.exit(130)
     except MemoryError:
         typer.echo("taso-mirage: not enough memory for this model", err=True)
+        sys.exit(1)
+    except Exception as error:  # a bug: one line for the user, the whole trace on request
+        if os.environ.get("TASO_MIRAGE_TRACEBACK"):
+            raise
+        text = (str(error).splitlines() or [""])[0][:300]
+        typer.echo(
+            f"taso-mirage: internal error, nothing was written: {type(error).__name__}: {text} "
+            "(please report it; TASO_MIRAGE_TRACEBACK=1 shows where)",
+            err=True,
+        )
         sys.exit(1)
 
 

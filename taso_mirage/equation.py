@@ -9,7 +9,7 @@ from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.expressions import Expr, is_weight, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
 from taso_mirage.ops import get
 
 REST = "**"
@@ -224,7 +224,18 @@ def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:
             return NoMatch(f"the type would change from {old.type} to {new.type}")
-    return results
+    inside = topological((*found.outputs, *results), stop=set(found.operands.values()))
+    truncated = next((n for n in inside if _truncates(n)), None)
+    return (
+        results
+        if truncated is None
+        else NoMatch(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
+    )
+
+
+def _truncates(node: Node) -> bool:
+    integer = isinstance(node.type, Tensor) and not is_float(node.type.dtype)
+    return integer and bool(node.args) and node.op not in ("opaque", "item") and get(node.op).truncates
 
 
 def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:

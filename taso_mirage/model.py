@@ -80,14 +80,19 @@ class Model:
         return topological(self.graph.outputs)
 
 
-def random_inputs(model: Model, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, NDArray[Any]]:
-    """Inputs by name: normal floats, small non-negative integers (ids, masks), fair booleans. `sizes` fixes symbols."""
+def random_inputs(
+    model: Model, seed: int, sizes: Mapping[str, int] | None = None, wide: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans. `sizes` fixes symbols.
+
+    With `wide`, integers are of both signs up to 100 and never 0.
+    """
     rng = np.random.default_rng(seed)
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
-    return {n.attr("name"): random_array(n, rng, known) for n in model.graph.inputs}
+    return {n.attr("name"): random_array(n, rng, known, wide) for n in model.graph.inputs}
 
 
-def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int]) -> NDArray[Any]:
+def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int], wide: bool = False) -> NDArray[Any]:
     """A random value of the type of `node`."""
     if node.tensor.shape is None or node.dtype == "string":
         raise InvalidOption(
@@ -97,6 +102,9 @@ def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int])
     shape = tuple(evaluate(d, sizes) for d in node.shape)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
+    if wide and dtype.kind in "iu":
+        signs = rng.choice([-1, 1], shape) if dtype.kind == "i" else 1
+        return np.asarray(rng.integers(1, 101, shape) * signs).astype(dtype)
     if dtype.kind in "iu":
         return rng.integers(0, 2, shape).astype(dtype)
     return np.asarray(rng.normal(size=shape)).astype(dtype)

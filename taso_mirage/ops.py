@@ -96,6 +96,7 @@ class Op:
     until: int = 10**6
     from_inputs: Mapping[str, int] = field(default_factory=dict)
     commutative: bool = False
+    truncates: bool = False
     law_texts: list[str] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     import_hook: Importer | None = None
@@ -226,7 +227,8 @@ def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
     keyword-only ones are attributes, their annotation one of int, float, str, Ints, Floats, Dim, Dims, Literal.
 
     `onnx`, `domain`, `since`, `until`: the ONNX operator and the opsets at which the mapping holds;
-    `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for two operands.
+    `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for two operands; `truncates` where the
+    definition on integers is no ring arithmetic (a quotient), so that laws over the reals do not hold there.
     """
 
     def register(body: Callable[..., Any]) -> Op:

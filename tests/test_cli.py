@@ -128,6 +128,33 @@ def test_wrong_inputs_exit_2(dynamic: Path, tmp_path: Path) -> None:
     )
 
 
+def test_odd_inputs_files_exit_2(dynamic: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.ones(3))
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no archive")
+    for name in ("one.npy", "bad.npz"):
+        assert "not a readable .npz" in one_line(run("optimize", dynamic, "--inputs", tmp_path / name, check=2))
+
+
+def test_data_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])
+    k = onnx.numpy_helper.from_array(np.arange(4096, dtype=np.float32).reshape(64, 64), "k")
+    nodes = [helper.make_node("MatMul", ["x", "k"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    nodes.append(helper.make_node("Relu", ["b"], ["y"]))
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [k]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(proto, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    (tmp_path / "model.onnx").rename(tmp_path / "orig.onnx")
+    data = (tmp_path / "model.onnx.data").read_bytes()
+    done = run("optimize", tmp_path / "orig.onnx", "-o", tmp_path / "model.onnx", "--no-measure", check=4)
+    assert "belongs to another model" in one_line(done)
+    assert (tmp_path / "model.onnx.data").read_bytes() == data
+    run("optimize", tmp_path / "orig.onnx", "-o", tmp_path / "other.onnx", "--no-measure")
+    run("optimize", tmp_path / "orig.onnx", "-o", tmp_path / "orig.onnx", "--no-measure")
+    onnxruntime.InferenceSession(tmp_path / "orig.onnx")
+
+
 def test_bad_models_exit_3(dynamic: Path, tmp_path: Path) -> None:
     content = dynamic.read_bytes()
     (tmp_path / "text.onnx").write_text("this is no model\n" * 10)

@@ -283,6 +283,35 @@ def test_what_the_runtime_lacks_is_not_made() -> None:
     assert not asked(term("add", variable("a", Tensor("bfloat16", (2,))), variable("b", Tensor("bfloat16", (2,)))))
 
 
+def test_laws_of_the_reals_are_not_applied_to_integer_quotients() -> None:
+    """x * 3 / 2 over integers once became x * (3 / 2) = x."""
+    a = variable("x", Tensor("int64", (10,)))
+    three, two = constant(np.array([3])), constant(np.array([2]))
+    original = model((a,), (term("div", term("mul", a, three), two),))
+    result = optimize(original, Config(measure=False))
+    values = np.arange(-3, 7)
+    (found,) = Session(serialize(result.model)).run({"x": values})
+    np.testing.assert_array_equal(found, np.trunc(values * 3 / 2).astype(np.int64))
+    assert any(d.case == "random inputs with wide integers" for d in result.differences) or not result.changed
+
+
+def test_weights_are_not_combined_in_half_precision() -> None:
+    """2e-4 * 2e-4 is no normal float16: the product of the scales must stay two products."""
+    a = variable("x", Tensor("float16", (4,)))
+    scale = constant(2e-4, "float16")
+    found, _ = simplify(
+        (term("mul", term("mul", a, scale), weight("s", Tensor("float16", (4,)))),), Rules(laws()), CONTEXT
+    )
+    assert ops(found) == ["mul", "mul"]
+
+
+def test_shared_weight_terms_fold_in_linear_time() -> None:
+    big = term("expand", w(1, name="one"), shape=(300, 300))
+    for _ in range(60):
+        big = term("add", big, term("relu", big))
+    assert fold_weights(model((x(300, 300),), (term("add", x(300, 300), big),)))
+
+
 def test_check_criterion() -> None:
     exact = np.array([1.0, 2.0])
     old = np.array([1.0, 2.0], np.float32)
@@ -293,6 +322,9 @@ def test_check_criterion() -> None:
     assert not difference("c", "y", old.astype(np.float64), old, exact).passed
     infinite = np.array([1.0, np.inf], np.float32)
     assert difference("c", "y", infinite, infinite, infinite.astype(np.float64)).passed
+    half = np.array([0.9, 0.1], np.float16)
+    assert not difference("c", "y", np.array([0.88, 0.12], np.float16), half, half.astype(np.float64)).passed
+    assert not difference("c", "y", np.array([5.0], np.float32), np.array([1.0], np.float32), np.array([1e9])).passed
     integers = np.array([1, 2])
     assert difference("c", "y", integers, integers, integers).passed
     assert not difference("c", "y", integers + 1, integers, integers).passed

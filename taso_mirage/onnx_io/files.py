@@ -24,6 +24,10 @@ INSIDE_UP_TO = 256
 """Bytes of a weight up to which it stays inside the model even where others go beside it."""
 
 
+READ_FROM = "taso_mirage.read_from"
+"""Where the path of a model that was read is kept in its `meta`."""
+
+
 def load(path: str | Path) -> Model:
     """Read an ONNX file. Weights stay mapped. Raises InvalidModel with what is wrong and what to do."""
     path = Path(path)
@@ -32,6 +36,7 @@ def load(path: str | Path) -> Model:
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
     source = _read(path)
+    source.meta[READ_FROM] = str(path.resolve())
     try:
         _validate(source, path)
         return from_ir(source)
@@ -133,9 +138,24 @@ def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
     return write_files(built, path, external)
 
 
+def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
+    """The data file of another model must not be overwritten: the one that was read, or one that the output has no part in."""
+    if not data.exists():
+        return
+    own = built.meta.get(READ_FROM) == str(path.resolve())
+    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+    read = any(isinstance(t, ir.ExternalTensor) and Path(t.path).resolve() == data.resolve() for t in tensors)
+    if (read and not own) or not path.exists():
+        raise OutputError(
+            f"cannot write {path}: {data.name} beside it belongs to another model; choose another output name"
+        )
+
+
 def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
     """Write into a folder of its own beside the target, flush, then rename; a failure puts everything back."""
     data = f"{path.name}.data"
+    if external:
+        _refuse_foreign_data(built, path, path.parent / data)
     sources = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     try:
         with _workspace(path) as folder:
@@ -200,6 +220,8 @@ def _flush(file: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Fail before the work, not after it, when the output cannot be written."""
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; name the file")
     try:
         with _workspace(path) as folder:
             (folder / "probe").write_bytes(b"")

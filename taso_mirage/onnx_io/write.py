@@ -13,7 +13,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.model import Model, Origin
 from taso_mirage.onnx_io.copies import copy_attribute, copy_value, in_memory, inline_attributes, placed, recapture
-from taso_mirage.onnx_io.protos import MAP_TYPES, opset_of, restore
+from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import Call, get
 
@@ -101,7 +101,7 @@ class _Writer:
             metadata_props=dict(old.metadata_props),
             device_configurations=old.device_configurations,
         )
-        built.meta[MAP_TYPES] = old.meta.get(MAP_TYPES, {})
+        built.meta.update(old.meta)
         return built
 
     # ------------------------------------------------------------ names

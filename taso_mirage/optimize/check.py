@@ -2,11 +2,12 @@
 
 Criterion, for every output, every input set and every size tried: with r the original's graph evaluated in float64,
     max|optimized - r| <= FACTOR * max|original - r| + FLOOR * eps * max|r|
-where eps is the rounding of the output's dtype. Elements that are not finite must be the same in both; integers, booleans and
-strings must be equal. So the optimized model may round as much as the original does, and not lose a digit more.
+where eps is the rounding of the output's dtype and FLOOR depends on its bytes. Elements that are not finite must be the same in
+both; integers, booleans and strings must be equal. So the optimized model may round as much as the original does, and not lose a
+digit more.
 
 Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
-that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max|r| of the original.
+that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from taso_mirage.ops import interpret
 from taso_mirage.optimize.session import Arrays, RunFailed, Session
 
 FACTOR = 4.0
-FLOOR = 64.0
+FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 SEEDS = (1, 2, 3)
 
@@ -79,28 +80,35 @@ def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
 def cases(model: Model, session: Session, base: Mapping[str, int], given: Sequence[Arrays] = ()) -> Iterator[Case]:
     """The user's inputs, random ones at the base sizes, and random ones at other sizes of every dynamic dim.
 
-    A size that the original itself does not take, although its signature says so, is left out. Inputs of types for which no
-    random value can be made must be given.
+    What the original itself does not take (a size that its signature allows, integers that are no ids) is left out. Inputs of
+    types for which no random value can be made must be given.
     """
     exact = Reference(model)
     for i, inputs in enumerate(given):
         yield Case(f"the given inputs {i + 1}", inputs, session.run(inputs), exact(inputs))
     try:
         drawn = [(f"random inputs {seed}", random_inputs(model, seed, base)) for seed in SEEDS]
+        wide = random_inputs(model, SEEDS[-1] + 1, base, wide=True)
     except InvalidOption:
         if given:
             return
         raise
     for name, inputs in drawn:
         yield Case(name, inputs, session.run(inputs), exact(inputs))
+    more = [("random inputs with wide integers", wide)] if _has_integers(model) else []
     for sizes in sizes_to_try(model, base)[1:]:
-        inputs = random_inputs(model, 4, sizes)
+        shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
+        more.append((f"random inputs at {shown}", random_inputs(model, SEEDS[-1] + 2, sizes)))
+    for name, inputs in more:
         try:
             outputs = session.run(inputs)
         except RunFailed:
             continue
-        shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
-        yield Case(f"random inputs at {shown}", inputs, outputs, exact(inputs))
+        yield Case(name, inputs, outputs, exact(inputs))
+
+
+def _has_integers(model: Model) -> bool:
+    return any(n.dtype.startswith(("int", "uint")) for n in model.graph.inputs)
 
 
 class Reference:
@@ -178,12 +186,14 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
     ):
         return Difference(case, output, np.inf, 0.0, 0.0)
     target = np.where(np.isfinite(exact), exact, wide_old)[finite] if exact.shape == old.shape else wide_old[finite]
+    width = old.dtype.itemsize
     unit = _epsilon(old.dtype) * _largest(target)
     own = _largest(wide_old[finite] - target)
-    if own > PLAUSIBLE.get(old.dtype.itemsize, 64) * unit:  # the evaluation is no reference here
-        return Difference(case, output, _largest(wide_new[finite] - wide_old[finite]), own, FLOOR * unit)
+    if own > PLAUSIBLE.get(width, 16.0) * unit:  # the evaluation is no reference here
+        bound = FLOOR[width] * _epsilon(old.dtype) * _largest(wide_old[finite])
+        return Difference(case, output, _largest(wide_new[finite] - wide_old[finite]), own, bound)
     error = _largest(wide_new[finite] - target)
-    return Difference(case, output, error, own, FACTOR * own + FLOOR * unit)
+    return Difference(case, output, error, own, FACTOR * own + FLOOR[width] * unit)
 
 
 def _epsilon(dtype: Any) -> float:

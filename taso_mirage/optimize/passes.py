@@ -57,6 +57,12 @@ class Context:
                 self._work[key] = None
         return self._work[key]
 
+    def _rounds_a_weight(self, node: Node) -> bool:
+        """Whether a term combines weights in half precision: scales multiplied ahead over- or underflow there."""
+        half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
+        counted = self.work(node) if half and is_weight(node) else None
+        return counted is not None and counted.flops > 0
+
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving."""
         counted = self.work(node)
@@ -70,6 +76,9 @@ class Context:
             return True
         if node not in self._legal:
             op = get(node.op)
+            if self._rounds_a_weight(node):
+                self._legal[node] = False
+                return False
             try:
                 op.to_onnx(node, self.opsets.get(op.domain, 1))
                 self._legal[node] = self.available(node)
@@ -173,8 +182,11 @@ class _Sweep:
         return dead
 
 
-def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None) -> tuple[Model, list[Step]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype."""
+def fold_weights(model: Model, taken: Mapping[str, Any] | None = None) -> tuple[Model, list[Step]]:
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+
+    New weights get names that are neither in the model nor in `taken`.
+    """
     targets = _foldable(model)
     if not targets:
         return model, []
@@ -183,7 +195,7 @@ def fold_weights(model: Model, progress: Callable[[str], None] = lambda _: None)
     weights, names = dict(model.weights), dict(model.names)
     table: dict[Node, Node] = {}
     for target in targets:
-        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), weights)
+        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), {**(taken or {}), **weights})
         type = target.tensor
         array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
             numpy_dtype(type.dtype)
@@ -207,23 +219,27 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
 def _foldable(model: Model) -> list[Node]:
     """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up."""
     found: dict[Node, None] = {}
+    seen: set[Node] = set()
     for node in model.nodes():
         if is_weight(node):
             continue
         for arg in node.args:
             if arg.args and arg is not ABSENT and is_weight(arg):
-                found.update(dict.fromkeys(_worth_folding(arg)))
+                found.update(dict.fromkeys(_worth_folding(arg, seen)))
     for output in model.graph.outputs:
         if output.args and is_weight(output):
-            found.update(dict.fromkeys(_worth_folding(output)))
+            found.update(dict.fromkeys(_worth_folding(output, seen)))
     return list(found)
 
 
-def _worth_folding(node: Node) -> list[Node]:
+def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
     """`node`, or where it is larger than what it is made of, the terms below it that are not."""
     pending, kept = [node], []
     while pending:
         each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
         if not each.args or (not isinstance(each.type, Tensor) and each.op != "item"):
             pending += [a for a in each.args if a.args]
             continue

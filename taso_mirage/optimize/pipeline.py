@@ -198,7 +198,7 @@ class _Job:
         return model, taken
 
     def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
-        folded, steps = fold_weights(model.with_graph(outputs))
+        folded, steps = fold_weights(model.with_graph(outputs), self.weights)
         self.weights.update(folded.weights)
         return folded, steps
 
