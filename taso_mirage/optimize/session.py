@@ -92,7 +92,8 @@ SETTLED = 0.003
 def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
 
-    A turn of a fast model is a block of runs, of which the median counts once the other sessions' threads have settled.
+    A turn is a run to warm up and one that counts; of a fast model a block of runs, of which the median counts once the other
+    sessions' threads have settled.
     """
     for session in sessions:
         session.run(inputs)
@@ -110,9 +111,9 @@ def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, lea
 
 def _turn(session: Session, inputs: Arrays) -> float:
     start = time.perf_counter()
-    first = session.seconds(inputs)
+    first = session.seconds(inputs)  # with cold caches and the other session's threads: not counted
     if first > 10 * SETTLED:
-        return first
+        return session.seconds(inputs)
     counted: list[float] = []
     while len(counted) < 5:
         taken = session.seconds(inputs)
