@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 def optimize_cpu(found: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     lines = [
-        "| model | ONNX Runtime | optimized | ratio (quartiles) | nodes | search |",
+        "| model | ONNX Runtime | optimized | ratio (quartiles) | nodes | whole job |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:

@@ -1,5 +1,7 @@
 """Fused operators that ONNX Runtime adds to ONNX (its `com.microsoft` domain): targets for fusing transformers."""
 
+from typing import Any
+
 from op_specs.activations import gelu, sigmoid
 from op_specs.arithmetic import add, mul
 from op_specs.attention import attention
@@ -84,6 +86,12 @@ def quick_gelu(xp, x, *, alpha: float = 1.702):
     return mul(xp, x, sigmoid(xp, x if alpha == 1 else mul(xp, x, xp.literal(alpha, x))))
 
 
+def _scaled(node: Node) -> dict[str, Any]:
+    if node.attr("scale") == 0:
+        raise Unsupported("ONNX Runtime reads a scale of 0 as the default one")
+    return {k: v for k, v in node.attrs if v is not None}
+
+
 @op(onnx="MultiHeadAttention", domain="com.microsoft", since=1)
 def multi_head_attention(
     xp, q, k, v, bias=None, mask=None, *, num_heads: int, scale: float | None = None, unidirectional: int = 0
@@ -113,7 +121,7 @@ def _(call: Call) -> Node:
 @multi_head_attention.exporter
 def _(node: Node, opset: int) -> Call:
     args = (*node.args, ABSENT, ABSENT)[:5]
-    attrs = {k: v for k, v in node.attrs if v is not None}
+    attrs = _scaled(node)
     given = args[:4] if args[4] is ABSENT else (*args[:4], ABSENT, args[4])
     return Call("MultiHeadAttention", given, attrs, opset, "com.microsoft")
 
@@ -140,7 +148,7 @@ def _(call: Call) -> Node:
 
 @packed_attention.exporter
 def _(node: Node, opset: int) -> Call:
-    attrs = {k: v for k, v in node.attrs if v is not None}
+    attrs = _scaled(node)
     bias = (ABSENT, ABSENT, node.args[3]) if len(node.args) > 3 else ()
     return Call("Attention", (*node.args[:3], *bias), attrs, opset, "com.microsoft")
 

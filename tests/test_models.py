@@ -17,10 +17,6 @@ from models import __main__ as command
 from models import light
 from models.__main__ import main
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("onnxscript")
-
 ROOT = Path(__file__).parents[1]
 DYNAMIC = ("bert", "llama")
 LARGE_LIGHT = ("light_alexnet", "light_zfnet512", "light_vgg19")

@@ -305,6 +305,14 @@ def test_weights_are_not_combined_in_half_precision() -> None:
     assert ops(found) == ["mul", "mul"]
 
 
+def test_a_scale_of_zero_is_not_written_as_the_runtimes_default() -> None:
+    q = x(2, 3, 8)
+    for op in ("multi_head_attention", "packed_attention"):
+        operands = (q, q, q) if op == "multi_head_attention" else (q, w(8, 24), w(24, name="b"))
+        assert CONTEXT.legal(get(op).term(*operands, num_heads=2, scale=0.5))
+        assert not CONTEXT.legal(get(op).term(*operands, num_heads=2, scale=0.0))
+
+
 def test_shared_weight_terms_fold_in_linear_time() -> None:
     big = term("expand", w(1, name="one"), shape=(300, 300))
     for _ in range(60):

@@ -14,9 +14,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-pytest.importorskip("build", reason="the extra `dev` has it")
-pytest.importorskip("hatchling", reason="the extra `dev` has it")
-
 ROOT = Path(__file__).parent.parent
 
 START = """
