@@ -1,4 +1,4 @@
-"""The command line: `taso-mirage optimize | inspect | doctor`. Heavy modules are imported by the commands, so `--help` is instant."""
+"""The command line: `taso-mirage optimize | inspect | substitutions | doctor`. Commands import what is heavy: `--help` is instant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage import __version__
+from taso_mirage import __version__, cli_substitutions
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 error; 2 wrong option; 3 invalid model; 4 cannot write; 5 check failed; "
     "6 runtime unavailable; 130 interrupted.",
 )
+
+app.add_typer(cli_substitutions.app, name="substitutions")
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -253,6 +255,7 @@ def main() -> None:
         typer.echo(f"taso-mirage: {error}", err=True)
         sys.exit(error.exit_code)
     except Interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         typer.echo("taso-mirage: interrupted; nothing was written", err=True)
         sys.exit(130)
     except MemoryError:

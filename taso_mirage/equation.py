@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.expressions import Expr, is_weight, splat_value
@@ -91,10 +91,9 @@ def matches(
     equation: Equation,
     node: Node,
     users: Mapping[Node, list[Node]] | None = None,
-    reason: list[str] | None = None,
+    why: Reason = None,
 ) -> Iterator[Match]:
     """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
-    why = reason if reason is not None else [""]
     first, *others = equation.lhs.outputs
     for state in _match(first, node, _State({}, {}), why):
         for outputs, full in _match_others(others, (node,), state, users or {}, why):
@@ -103,7 +102,7 @@ def matches(
 
 
 def _match_others(
-    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: list[str]
+    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: Reason
 ) -> Iterator[tuple[tuple[Node, ...], _State]]:
     if not patterns:
         yield outputs, state
@@ -137,13 +136,22 @@ def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
     return None
 
 
-def _note(why: list[str], reason: str) -> None:
+Reason: TypeAlias = list[str] | None
+"""Where the reason of a failure is kept, if it is asked for."""
+
+
+def _note(why: Reason, reason: str, *values: Any) -> None:
     """Keep the reason that came furthest: a guard that failed says more than an operator that differs."""
-    if not why[0].startswith("the guard"):
-        why[0] = reason
+    if why is not None and not why[0].startswith("the guard"):
+        _overrule(why, reason, *values)
 
 
-def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator[_State]:
+def _overrule(why: Reason, reason: str, *values: Any) -> None:
+    if why is not None:
+        why[0] = reason.format(*values)
+
+
+def _match(pattern: Node, node: Node, state: _State, why: Reason) -> Iterator[_State]:
     if pattern.op == "input":
         name = pattern.attr("name")
         bound = state.operands.get(name)
@@ -152,16 +160,16 @@ def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator
         elif bound is node:
             yield state
         else:
-            _note(why, f"{name} stands for two different terms")
+            _note(why, "{} stands for two different terms", name)
         return
     if pattern.op == "splat":
         if splat_value(node) == pattern.attr("value"):
             yield state
         else:
-            _note(why, f"{node.op} is not the constant {pattern.attr('value')}")
+            _note(why, "{} is not the constant {}", node.op, pattern.attr("value"))
         return
     if node.op != pattern.op or len(node.args) != len(pattern.args):
-        _note(why, f"{node.op} with {len(node.args)} operands is not {pattern.op} with {len(pattern.args)}")
+        _note(why, "{} with {} operands is not {} with {}", node.op, len(node.args), pattern.op, len(pattern.args))
         return
     started = _match_attributes(pattern, node, state, why)
     if started is None:
@@ -171,7 +179,7 @@ def _match(pattern: Node, node: Node, state: _State, why: list[str]) -> Iterator
         yield from _match_args(pattern.args, node.args[::-1], started, why)
 
 
-def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: list[str]) -> Iterator[_State]:
+def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: Reason) -> Iterator[_State]:
     if not patterns:
         yield state
         return
@@ -179,7 +187,7 @@ def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _Stat
         yield from _match_args(patterns[1:], args[1:], found, why)
 
 
-def _match_attributes(pattern: Node, node: Node, state: _State, why: list[str]) -> _State | None:
+def _match_attributes(pattern: Node, node: Node, state: _State, why: Reason) -> _State | None:
     if not pattern.attrs:
         return state
     attributes, later = dict(state.attributes), list(state.later)
@@ -190,26 +198,26 @@ def _match_attributes(pattern: Node, node: Node, state: _State, why: list[str]) 
         if isinstance(wanted, Expr) and name is None:
             later.append((wanted, value))
         elif name is None and wanted != value:
-            _note(why, f"{node.op} has {key}={value}, not {wanted}")
+            _note(why, "{} has {}={}, not {}", node.op, key, value, wanted)
             return None
         elif name is not None and attributes.setdefault(name, value) != value:
-            _note(why, f"{node.op} has {key}={value}, where {name} is {attributes[name]}")
+            _note(why, "{} has {}={}, where {} is {}", node.op, key, value, name, attributes[name])
             return None
     return _State(state.operands, attributes, tuple(later))
 
 
-def _holds(equation: Equation, state: _State, why: list[str]) -> bool:
+def _holds(equation: Equation, state: _State, why: Reason) -> bool:
     names = {**state.attributes, **state.operands}
     try:
         for expression, value in state.later:
             if expression(names) != value:
-                why[0] = f"{expression.source} is {expression(names)}, not {value}"
+                _overrule(why, "{} is {}, not {}", expression.source, expression(names), value)
                 return False
         if equation.where is not None and not equation.where(names):
-            why[0] = f"the guard does not hold: {equation.where.source}"
+            _overrule(why, "the guard does not hold: {}", equation.where.source)
             return False
     except (Undecidable, LookupError, TypeError, ValueError) as error:
-        why[0] = f"the guard cannot be decided: {error}"
+        _overrule(why, "the guard cannot be decided: {}", error)
         return False
     return True
 
@@ -296,7 +304,7 @@ class Application:
 
 
 class Rules:
-    """Equations indexed by the operator at their first output, so that no rule is tried where it cannot match."""
+    """Equations indexed by the operators at their first output and two levels below, so that few are tried where they cannot match."""
 
     def __init__(self, equations: Iterable[Equation]) -> None:
         self.equations = tuple(equations)
@@ -305,28 +313,69 @@ class Rules:
         for equation in self.equations:
             table = self._single if len(equation.roots) == 1 else self._joint
             table.setdefault(equation.roots[0], []).append(equation)
+        self._near: dict[_Outline, tuple[list[Equation], list[Equation]]] = {}
         self._known: dict[Node, tuple[Application, ...]] = {}
 
     def applications(self, node: Node) -> tuple[Application, ...]:
-        """Every application of a one-output equation at `node`. It depends on the term alone, so it is found once a term."""
+        """Every application of a one-output equation at `node` that gives another term than those of the equations before.
+
+        It depends on the term alone, so it is found once a term.
+        """
         known = self._known.get(node)
         if known is None:
-            known = tuple(
-                Application(equation, found, results)
-                for equation in self._single.get(node.op, ())
-                for found in matches(equation, node)
-                if not isinstance(results := apply(equation, found), NoMatch) and results[0] is not node
-            )
-            self._known[node] = known
+            found: dict[tuple[Node, ...], Application] = {}
+            for equation in self._candidates(node)[0]:
+                for where in matches(equation, node):
+                    results = apply(equation, where)
+                    if not isinstance(results, NoMatch) and results[0] is not node:
+                        found.setdefault(results, Application(equation, where, results))
+            known = self._known[node] = tuple(found.values())
         return known
 
     def joint_applications(self, node: Node, users: Mapping[Node, list[Node]]) -> Iterator[Application]:
         """Applications of equations with several outputs, `node` being the first; they depend on the graph around."""
-        for equation in self._joint.get(node.op, ()):
+        for equation in self._candidates(node)[1]:
             for found in matches(equation, node, users):
                 results = apply(equation, found)
                 if not isinstance(results, NoMatch) and results != found.outputs:
                     yield Application(equation, found, results)
+
+    def _candidates(self, node: Node) -> tuple[list[Equation], list[Equation]]:
+        """The equations with one and with several outputs whose first output looks like `node`, in their order."""
+        outline = _outline(node, LEVELS)
+        near = self._near.get(outline)
+        if near is None:
+            single, joint = (
+                [e for e in table.get(node.op, ()) if _resembles(e.lhs.outputs[0], node, LEVELS)]
+                for table in (self._single, self._joint)
+            )
+            near = self._near[outline] = single, joint
+        return near
+
+
+LEVELS = 2
+"""How far below a term its operators take part in the index of `Rules`."""
+_Outline: TypeAlias = tuple[Any, ...]
+
+
+def _outline(node: Node, levels: int) -> _Outline:
+    """All of a term that `_resembles` looks at."""
+    below = tuple([_outline(a, levels - 1) for a in node.args]) if levels else len(node.args)
+    return node.op, below
+
+
+def _resembles(pattern: Node, node: Node, levels: int) -> bool:
+    """Whether `pattern` could match by the operators of the first levels."""
+    if pattern.op == "input":
+        return True
+    if pattern.op == "splat":
+        return node.op == "constant"
+    if node.op != pattern.op or len(node.args) != len(pattern.args):
+        return False
+    orders = [node.args, node.args[::-1]] if len(node.args) == 2 and get(node.op).commutative else [node.args]
+    return levels == 0 or any(
+        all(_resembles(p, a, levels - 1) for p, a in zip(pattern.args, args, strict=True)) for args in orders
+    )
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:

@@ -11,15 +11,18 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
-    {"dims"},
+    {"dims", "toml"},
     {"ir"},
     {"meanings"},
     {"ops"},
     {"expressions", "folding"},
     {"equation", "model"},
     {"text"},
-    {"onnx_io", "verify"},
+    {"library"},
+    {"onnx_io", "verify", "drawing"},
+    {"explain"},
     {"generate", "optimize", "codegen", "runtime"},
+    {"cli_substitutions"},
     {"cli"},
 ]
 HEAVY = {

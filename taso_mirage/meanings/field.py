@@ -9,6 +9,7 @@ degree d agree on one trial with probability at most d / 32531.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -48,6 +49,12 @@ class Field(Meaning[Residues]):
         self.trials, self.key = trials, seed
         self.rng = np.random.default_rng(seed)
         self.generator = _power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
+
+    def repeated(self, times: int) -> Field:
+        """The field of so many programs side by side, each with this one's trials: values of (times * trials, ...)."""
+        wide = copy(self)
+        wide.trials, wide.generator = self.trials * times, np.tile(self.generator, (times, 1))
+        return wide
 
     def fresh(self, type: Tensor) -> Residues:
         """Independent uniform residues; integers are 0 or 1 (legal indices), booleans fair."""

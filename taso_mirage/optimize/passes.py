@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,7 @@ from taso_mirage.equation import Application, Equation, Match, Rules
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
-from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype, substitute, topological, weight, with_args
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, numpy_dtype, substitute, topological, weight, with_args
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import Work, size, work
 from taso_mirage.model import Array, Model
@@ -95,9 +96,34 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
 def stages(equations: Sequence[Equation]) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
     before small ones, because a small fusion would hide a large one."""
+    helpful = [e for e in equations if can_shrink(e)]
+    standard = [e for e in helpful if not runtime_specific(e)]
+    large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
+    return [Rules(standard), Rules([*standard, *large]), Rules(helpful)]
+
+
+def for_search(equations: Sequence[Equation]) -> tuple[Equation, ...]:
+    """What the search uses: all but the small fusions into the runtime's own operators."""
     standard = [e for e in equations if not runtime_specific(e)]
-    large = [e for e in equations if len(e.lhs_terms) >= LARGE]
-    return [Rules(standard), Rules([*standard, *large]), Rules(equations)]
+    return (*standard, *(e for e in equations if len(e.lhs_terms) >= LARGE))
+
+
+@cache
+def can_shrink(equation: Equation) -> bool:
+    """Whether some choice of weights for the variables leaves fewer terms to run on the right than on the left."""
+    names = {n: 1 << i for i, n in enumerate(equation.lhs.inputs)}
+    left, right = (_reached(side, names) for side in (equation.lhs, equation.rhs))
+    return any(sum(bool(t & r) for t in right) < sum(bool(t & r) for t in left) for r in range(1, 1 << len(names)))
+
+
+def _reached(side: Graph, names: Mapping[Node, int]) -> list[int]:
+    """For every term the variables below it, as bits."""
+    below: dict[Node, int] = {}
+    for node in side:
+        below[node] = names.get(node, 0)
+        for arg in node.args:
+            below[node] |= below[arg]
+    return [bits for node, bits in below.items() if node.args and node.op != "item"]
 
 
 def runtime_specific(equation: Equation) -> bool:

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage import library
 from taso_mirage.dims import learn
-from taso_mirage.equation import Rules, work_terms
+from taso_mirage.equation import Equation, Rules, work_terms
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
 from taso_mirage.optimize.cost import Available, Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
-from taso_mirage.optimize.passes import Context, fold_weights, simplify, stages
+from taso_mirage.optimize.passes import Context, fold_weights, for_search, simplify, stages
 from taso_mirage.optimize.search import Budget, Statistics, directions, search_model
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.steps import Step, replay
@@ -162,7 +163,7 @@ class _Job:
 
         The search has no small fusions into the runtime's own operators: they are made last, and would only hide large ones.
         """
-        equations = laws()
+        equations = rules()
         standard, large, every = stages(equations)
         normal, steps = self._simplified(self.model, [standard, large])
         passed, lowered = self._simplified(normal, [every])
@@ -171,7 +172,7 @@ class _Job:
         self.stop.budget = budget
         outputs, taken, self.statistics = search_model(
             normal.graph.outputs,
-            Rules(directions(large.equations)),
+            Rules(directions(for_search(equations))),
             large,
             self.cost,
             self.context,
@@ -308,6 +309,11 @@ class _Job:
             seconds=self.seconds,
             notes=tuple(self.notes),
         )
+
+
+def rules() -> tuple[Equation, ...]:
+    """All that the optimizer may apply: the laws of the operators, and the generated library."""
+    return (*laws(), *(rule.equation for rule in library.load()))
 
 
 def representative(model: Model, config: Config) -> dict[str, int]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from taso_mirage import __version__
+from taso_mirage import __version__, library
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.meanings.work import sized, work
@@ -143,9 +143,10 @@ def _show_equations(console: Console, result: Result) -> None:
 
 
 def _law_texts() -> dict[str, str]:
-    from taso_mirage.text import laws, show_equation
+    from taso_mirage.optimize.pipeline import rules
+    from taso_mirage.text import show_equation
 
-    return {law.name: show_equation(law) for law in laws()}
+    return {each.name: show_equation(each) for each in rules()}
 
 
 def _shortened(text: str, name: str) -> str:
@@ -287,6 +288,7 @@ def diagnosis() -> dict[str, Any]:
         "providers": {p: p in working for p in session.providers()},
         "operators": len(load_specs()),
         "laws": len(laws()),
+        "substitutions": len(library.load()),
         "op_specs": str(data_folder("op_specs")),
         "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
     }
@@ -314,6 +316,7 @@ def show_diagnosis(found: Mapping[str, Any]) -> None:
     lines += ["execution providers:"]
     lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
     lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
+    lines += [f"{found['substitutions']} generated substitutions"]
     cache = found["cache"]
     lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
     for line in lines:

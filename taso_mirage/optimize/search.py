@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from taso_mirage.equation import Application, Equation, Rules
+from taso_mirage.equation import Application, Equation, Rules, work_terms
 from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
+from taso_mirage.library import LIBRARY
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.optimize.partition import Part, parts
 from taso_mirage.optimize.passes import Context, new_terms, simplify
@@ -123,6 +124,7 @@ def search_part(
     paths: dict[State, tuple[State | None, str]] = {graph.outputs: (None, "")}
     queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
+    raw: set[State] = set()
     while queue and popped < budget.states_per_part and budget.left() > 0 and not (whole and whole.stop):
         if popped - improved > budget.patience:
             break
@@ -130,7 +132,7 @@ def search_part(
         if price > budget.alpha * best_cost:
             break
         popped += 1
-        for rewrite in rewrites(state, rules, eager, context):
+        for rewrite in rewrites(state, rules, eager, context, raw):
             tried += 1
             if rewrite.outputs in paths:
                 continue
@@ -155,17 +157,24 @@ def _path(state: State, paths: dict[State, tuple[State | None, str]]) -> tuple[R
     return tuple(reversed(path))
 
 
-def rewrites(state: State, rules: Rules, eager: Rules, context: Context) -> Iterator[Rewrite]:
-    """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs."""
+def rewrites(
+    state: State, rules: Rules, eager: Rules, context: Context, raw: set[State] | None = None
+) -> Iterator[Rewrite]:
+    """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs.
+
+    `raw` keeps the states as they were before simplifying: one that was met is not simplified again (most rules of a large
+    library lead where others led).
+    """
+    raw = set() if raw is None else raw
     order = topological(state)
     used_by = users(order)
     position = {node: i for i, node in enumerate(order)}
     for node in order:
         for application in rules.applications(node):
-            yield from _applied(state, application, eager, context)
+            yield from _applied(state, application, eager, context, raw)
         for application in rules.joint_applications(node, used_by):
             if _in_order(application, position):
-                yield from _applied(state, application, eager, context)
+                yield from _applied(state, application, eager, context, raw)
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
@@ -176,14 +185,31 @@ def _in_order(application: Application, position: dict[Node, int]) -> bool:
     return places == sorted(places)
 
 
-def _applied(state: State, application: Application, eager: Rules, context: Context) -> Iterator[Rewrite]:
+def _applied(
+    state: State, application: Application, eager: Rules, context: Context, raw: set[State]
+) -> Iterator[Rewrite]:
     found, results = application.found, application.results
-    if not all(context.legal(n) for n in new_terms(results, found.operands)):
+    if _only_grows(application) or not all(context.legal(n) for n in new_terms(results, found.operands)):
         return
     outputs = substitute(state, dict(zip(found.outputs, results, strict=True)))
+    if outputs in raw:
+        return
+    raw.add(outputs)
     smaller, steps = simplify(outputs, eager, context)
     names = " + ".join([application.equation.name, *(e for s in steps for e in s.equations)])
     yield Rewrite(names, smaller)
+
+
+def _only_grows(application: Application) -> bool:
+    """Whether a library's equation, read backwards, leaves more terms to run: of a large library such states are legion.
+
+    A term over weights does not count, so enlarging a kernel is none.
+    """
+    equation, operands = application.equation, application.found.operands
+    if equation.evidence != LIBRARY or not equation.name.endswith("~"):
+        return False
+    before, after = (work_terms(new_terms(side, operands)) for side in (application.found.outputs, application.results))
+    return len(after) > len(before)
 
 
 @lru_cache(maxsize=8)

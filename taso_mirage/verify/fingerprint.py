@@ -41,9 +41,12 @@ class Unknown:
         return False
 
 
-def fingerprint(lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0) -> Agreed | Refuted | Unknown:
-    """Compare two lists of typed terms over the same leaves. Sizes must be fixed."""
-    xp = Field(trials, seed)
+def fingerprint(
+    lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0, xp: Field | None = None
+) -> Agreed | Refuted | Unknown:
+    """Compare two lists of typed terms over the same leaves. Sizes must be fixed. A field that is given draws on."""
+    xp = xp or Field(trials, seed)
+    trials = xp.trials
     env = {n: xp.fresh(n.tensor) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}
     values = interpret([*lhs, *rhs], xp, env)
     valid = trials

@@ -2,40 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.dims import product
 from taso_mirage.equation import REST, Equation, NoMatch, apply, instantiate, match
-from taso_mirage.errors import IllTyped, Undecidable
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.expressions import Expr
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
+from taso_mirage.meanings.field import Field
 from taso_mirage.ops import Example, get
 from taso_mirage.text import parse_type
+from taso_mirage.verify.counterexample import find
+from taso_mirage.verify.draws import NUMBERS, Draws, Given
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 
-NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
+ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ZeroDivisionError)
+"""What typing raises where a drawn typing is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typing:
-    """One typed instance of an equation: both sides over the same leaves."""
+    """One typed instance of an equation: both sides over the same leaves, and what the names stand for."""
 
     lhs: tuple[Node, ...]
     rhs: tuple[Node, ...]
+    names: Mapping[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        from taso_mirage.text import show_graph
+    @property
+    def elements(self) -> int:
+        """How large it is, to show the smallest."""
+        terms = topological((*self.lhs, *self.rhs))
+        return sum(int(product(n.shape)) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT)
 
-        leaves = tuple(n for n in topological((*self.lhs, *self.rhs)) if n.op == "input")
-        return f"{show_graph(Graph(leaves, self.lhs))}against\n{show_graph(Graph(leaves, self.rhs))}"
+
+def typings(
+    equation: Equation,
+    seed: int = 0,
+    tries: int = 2000,
+    given: Given = (),
+    attributes: Iterable[tuple[str, Any]] = (),
+) -> Iterator[Typing]:
+    """Distinct legal instances on which the guard holds and both sides have a type, in at most `tries` draws.
+
+    With `given` (one typing in letters, and the values of attribute names at it) they are drawn around that, otherwise from
+    the operators' examples. Where only the right side has no type, the equation does not apply: no instance.
+    """
+    if given:
+        return _around(equation, Draws(equation, given, attributes), Random(seed), tries)
+    return _from_examples(equation, seed, tries)
 
 
-def typings(equation: Equation, seed: int = 0, tries: int = 2000) -> Iterator[Typing]:
-    """Distinct legal instances on which the guard holds and both sides have a type. At most `tries` draws."""
+def _around(equation: Equation, draws: Draws, rng: Random, tries: int) -> Iterator[Typing]:
+    seen: set[tuple[Node, ...]] = set()
+    again = 0
+    for _ in range(tries):
+        try:
+            names = draws.draw(rng, wide=again > len(seen))
+            lhs = None if names is None else instantiate(equation.lhs, names)
+        except ILLEGAL:
+            continue
+        if names is None or lhs is None:
+            continue
+        if lhs in seen:
+            again += 1
+            continue
+        seen.add(lhs)
+        rhs = _right(equation, names, lhs)
+        if rhs is not None:
+            yield Typing(lhs, rhs, names)
+
+
+def _right(equation: Equation, names: Mapping[str, Any], lhs: tuple[Node, ...]) -> tuple[Node, ...] | None:
+    """The right side under the names that built the left: an instance of a pattern always matches it in that way."""
+    try:
+        if equation.where is not None and not equation.where(names):
+            return None
+        rhs = instantiate(equation.rhs, names)
+    except ILLEGAL:
+        return None
+    same = all(a.type == b.type for a, b in zip(lhs, rhs, strict=True))
+    return rhs if same and all(_runs(n) for n in topological((*lhs, *rhs))) else None
+
+
+def _runs(node: Node) -> bool:
+    """No empty tensors; and as ONNX asks, no window of a pool is all padding."""
+    if node.op not in ("max_pool", "average_pool", "lp_pool"):
+        return not isinstance(node.type, Tensor) or 0 not in (node.type.shape or ())
+    pads, kernel = node.attr("pads"), node.attr("kernel")
+    sizes = zip(node.args[0].shape[2:], node.attr("dilations"), strict=True)
+    return all(p < k for p, k in zip(pads, (*kernel, *kernel), strict=True)) and all(n >= d for n, d in sizes)
+
+
+def _from_examples(equation: Equation, seed: int, tries: int) -> Iterator[Typing]:
     rng = np.random.default_rng(seed)
     seen: set[tuple[Node, ...]] = set()
     for i in range(tries + tries // 2):
@@ -52,7 +115,7 @@ def typings(equation: Equation, seed: int = 0, tries: int = 2000) -> Iterator[Ty
             continue
         rhs = apply(equation, found)
         if not isinstance(rhs, NoMatch):
-            yield Typing(lhs, rhs)
+            yield Typing(lhs, rhs, found.names)
 
 
 def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
@@ -204,16 +267,30 @@ class Fuzzed:
     counterexample: str | None = None
 
 
-def fuzz(equation: Equation, wanted: int = 20, seed: int = 0, tries: int = 2000, trials: int = 4) -> Fuzzed:
+def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[Typing, Agreed | Refuted | Unknown]]:
+    """The fingerprint of every typing; those without a legal run (an index beyond its dim) are left out."""
+    xp = Field(trials, seed)
+    for typing in found:
+        try:
+            yield typing, fingerprint(typing.lhs, typing.rhs, xp=xp)
+        except (IndexError, ValueError):
+            continue
+
+
+def fuzz(
+    equation: Equation,
+    wanted: int = 20,
+    seed: int = 0,
+    tries: int = 2000,
+    trials: int = 4,
+    given: Given = (),
+    attributes: Iterable[tuple[str, Any]] = (),
+) -> Fuzzed:
     """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
     tested = unknown = 0
-    for typing in typings(equation, seed, tries):
-        try:
-            verdict = fingerprint(typing.lhs, typing.rhs, trials, seed + tested)
-        except IndexError:  # an index beyond its dim: no legal run
-            continue
+    for typing, verdict in verdicts(typings(equation, seed, tries, given, attributes), trials, seed):
         if isinstance(verdict, Refuted):
-            return Fuzzed(tested, unknown, f"{typing}output {verdict.output}, {verdict.counterexample}")
+            return Fuzzed(tested, unknown, str(find(typing.lhs, typing.rhs, verdict, seed)))
         unknown += isinstance(verdict, Unknown)
         tested += isinstance(verdict, Agreed)
         if tested >= wanted:

@@ -1,0 +1,162 @@
+"""Families of the generator, as data: typed inputs, and operators as small patterns with their attribute values (TASO section 2)."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.dims import Symbolic, parse_dim, symbol
+from taso_mirage.equation import instantiate
+from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
+from taso_mirage.expressions import Expr
+from taso_mirage.ir import Graph, Node, Tensor, topological, variable
+from taso_mirage.text import parse_equation
+
+FOLDER = Path(__file__).parent / "families"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a term of the enumeration is: a label of the family ("matrix", "kernel"), and a type whose dims are letters.
+
+    `full` says whether the residue modulo q is defined (see `meanings.field`)."""
+
+    label: str
+    tensor: Tensor
+    full: bool = True
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a family: a pattern over operands in the order in which they occur in it.
+
+    `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut between its operands along that axis; `part_of`: one part
+    of the operand, which must be cut there in the middle; both parts are one node. `inputs_only`: operands are inputs.
+    """
+
+    name: str
+    pattern: Graph
+    symbol: str
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    where: Expr | None = None
+    result: str | None = None
+    commutative: bool = False
+    inputs_only: bool = False
+    cut: int | None = None
+    part_of: int | None = None
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(n.attr("name") for n in topological(self.pattern.outputs) if n.op == "input")
+
+    def apply(self, kinds: Sequence[Kind]) -> tuple[Node, Kind] | None:
+        """The typed term on variables named like the operands, and its kind (as if full); None where it does not fit."""
+        if not self._fits(kinds):
+            return None
+        names: dict[str, Any] = {n: variable(n, k.tensor) for n, k in zip(self.operands, kinds, strict=True)}
+        try:
+            if self.where is not None and not self.where(names):
+                return None
+            term = self.on(names)
+        except (IllTyped, Undecidable, LookupError, TypeError, ValueError, Unsupported):
+            return None
+        return term, Kind(self.result or kinds[0].label, term.tensor)
+
+    def _fits(self, kinds: Sequence[Kind]) -> bool:
+        labels = [k.label for k in kinds]
+        if any(self.kinds.get(n, label) != label for n, label in zip(self.operands, labels, strict=True)):
+            return False
+        free = {label for n, label in zip(self.operands, labels, strict=True) if n not in self.kinds}
+        return len(free) <= 1
+
+    def on(self, names: Mapping[str, Any]) -> Node:
+        """The term on typed operands; letters are sizes."""
+        return instantiate(self.pattern, _Letters(names))[0]
+
+
+class _Letters(dict[str, Any]):
+    """Names of operands; any other name is a size."""
+
+    def __missing__(self, key: str) -> Symbolic:
+        return symbol(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Sizes of the letters, and how many field trials to make at them."""
+
+    sizes: Mapping[str, int]
+    trials: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """The inputs (name, group of interchangeable ones, kind), the operators, and where terms are evaluated: the enumeration
+    fingerprints at `assignments`; equations are looked at once more at `recheck`, where sizes are 1 and windows small."""
+
+    name: str
+    about: str
+    inputs: tuple[tuple[str, int, Kind], ...]
+    operators: tuple[Operator, ...]
+    assignments: tuple[Assignment, ...]
+    recheck: tuple[Assignment, ...]
+    elements: int
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """For every group of interchangeable inputs the bits of its members in a mask of inputs."""
+        masks: dict[int, int] = {}
+        for bit, (_, group, _) in enumerate(self.inputs):
+            masks[group] = masks.get(group, 0) | 1 << bit
+        return tuple(masks.values())
+
+
+def families() -> tuple[str, ...]:
+    """The names of the families that there are."""
+    return tuple(sorted(f.stem for f in FOLDER.glob("*.toml")))
+
+
+def load_family(name: str) -> Family:
+    """Read `families/NAME.toml`. InvalidOption where there is none, or where the file is wrong."""
+    path = FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise InvalidOption(f"no family {name!r}; there are {', '.join(families())}")
+    return read_family(path)
+
+
+def read_family(path: Path) -> Family:
+    """A family from its file."""
+    data = tomllib.loads(path.read_text())
+    inputs = []
+    for group, row in enumerate(data["inputs"]):
+        kind = Kind(row["kind"], Tensor(row.get("dtype", "float32"), _shape(row["shape"])))
+        count = row.get("count", 1)
+        inputs += [(row["name"] + (str(i + 1) if count > 1 else ""), group, kind) for i in range(count)]
+    operators = tuple(_operator(path, name, row) for name, row in data["operators"].items())
+    assignments, recheck = (
+        tuple(Assignment(row["sizes"], row["trials"]) for row in data[key]) for key in ("assignments", "recheck")
+    )
+    return Family(path.stem, data["about"], tuple(inputs), operators, assignments, recheck, data["elements"])
+
+
+def _operator(path: Path, name: str, row: Mapping[str, Any]) -> Operator:
+    more = dict(row)
+    pattern = parse_equation(f"{more.pop('term')} == 0").lhs
+    where = more.pop("where", None)
+    try:
+        return Operator(
+            name, pattern, more.pop("symbol", name), where=Expr(where) if where is not None else None, **more
+        )
+    except TypeError as error:
+        raise InvalidOption(f"{path}: operator {name}: {error}") from None
+
+
+def _shape(text: str) -> tuple[Any, ...]:
+    tree = ast.parse(text, mode="eval").body
+    elements = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    return tuple(parse_dim(ast.unparse(e)) for e in elements)

@@ -1,0 +1,114 @@
+"""The page of the library, its counts and its timings: all that stands beside the rules in `substitutions/`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from taso_mirage.library import PROOF_KINDS, Rejected, Rule, read, read_rejected
+from taso_mirage.toml import write_file
+
+Counts = Mapping[str, Mapping[str, int]]
+"""For every family the count of each stage of the generator, stages in their order."""
+MEANING = {
+    "symbolic": "one symbolic output element compared, for every size",
+    "laws": "Z3 over the laws of the operators, with sizes and guards",
+    "bounded": "element by element, at fixed sizes",
+}
+
+
+def refresh(folder: Path, counts: Counts | None = None) -> None:
+    """Write README.md (and counts.json, if there are new counts) from the files of the folder."""
+    path = folder / "counts.json"
+    if counts is not None:
+        write_file(path, json.dumps(counts, indent=2) + "\n")
+    elif path.exists():
+        counts = json.loads(path.read_text(encoding="utf-8"))
+    files = sorted(f for f in folder.glob("*.toml") if f.name != "rejected.toml")
+    rejected = folder / "rejected.toml"
+    refuted = read_rejected(rejected) if rejected.exists() else ()
+    write_file(folder / "README.md", readme([r for f in files for r in read(f)], refuted, counts or {}))
+
+
+def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
+    """Seconds that the proof of every rule took: the one file that differs from run to run."""
+    rounded = {name: round(seconds[name], 3) for name in sorted(seconds)}
+    write_file(folder / "timings.json", json.dumps(rounded, indent=1) + "\n")
+
+
+def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts) -> str:
+    """The page: counts by family, size and proof, stages, and the commands. The same library gives the same bytes."""
+    families = sorted({r.family for r in rules})
+    joint = sum(len(r.equation.roots) > 1 for r in rules)
+    lines = [
+        "# Substitutions",
+        "",
+        "This page is written by `taso-mirage substitutions generate`; the rules lie beside it, one file a family.",
+        "",
+        f"{len(rules)} rules: {len(rules) - joint} replace one value, {joint} several at once.",
+        f"{len(rejected)} candidates were refuted; `rejected.toml` has each with its counterexample.",
+        "",
+        "## By family and size",
+        "",
+        "The size is the number of operators of the larger side.",
+        "",
+        *_by_size(rules, families),
+        "",
+        "## By family and proof",
+        "",
+        *_by_proof(rules, families),
+        "",
+        *(f"- {kind}: {MEANING[kind]}" for kind in PROOF_KINDS),
+        "",
+        *_stages(counts),
+        "## Reading a rule",
+        "",
+        "`given` is one typing of the operands (dims are letters; float32 unless it is said) and `attributes` the values of the",
+        "attribute names there. The equation holds wherever its left side matches and `where` is true, over the reals.",
+        "",
+        "## Commands",
+        "",
+        "    taso-mirage substitutions list --operator conv --operator concat",
+        "    taso-mirage substitutions explain NAME -o DIR",
+        "    taso-mirage substitutions verify",
+        "    taso-mirage substitutions generate -o DIR",
+        "",
+        "The same seed gives the same files, byte for byte; only `timings.json` differs.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _by_size(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
+    sizes = sorted({r.operators for r in rules})
+    count = Counter((r.family, r.operators) for r in rules)
+    return _table(["family", *map(str, sizes), "all"], families, lambda f: [count[f, n] for n in sizes])
+
+
+def _by_proof(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
+    kinds = [*PROOF_KINDS, *(["none"] if any(r.evidence.proof is None for r in rules) else [])]
+    count = Counter((r.family, r.evidence.proof.kind if r.evidence.proof is not None else "none") for r in rules)
+    return _table(["family", *kinds, "all"], families, lambda f: [count[f, k] for k in kinds])
+
+
+def _table(head: Sequence[str], families: Sequence[str], row: Callable[[str], list[int]]) -> list[str]:
+    """A table of counts, with the sum of every row and column."""
+    rows = [row(f) for f in families]
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    body = [_line([f, *r, sum(r)]) for f, r in zip(families, rows, strict=True)]
+    return [_line(head), _line(["---", *["---:"] * (len(head) - 1)]), *body, _line(["all", *totals, sum(totals)])]
+
+
+def _stages(counts: Counts) -> list[str]:
+    """A row for every stage, a column for every family."""
+    if not counts:
+        return []
+    stages = list(dict.fromkeys(stage for each in counts.values() for stage in each))
+    rows = [_line([stage, *(each.get(stage, "") for each in counts.values())]) for stage in stages]
+    head = [_line(["stage", *counts]), _line(["---", *["---:"] * len(counts)])]
+    return ["## Stages of the generator", "", *head, *rows, ""]
+
+
+def _line(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

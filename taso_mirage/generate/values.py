@@ -1,0 +1,100 @@
+"""Values of many terms at once: residues in batches, by each operator's own definition, and 64-bit fingerprints of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.dims import evaluate
+from taso_mirage.generate.family import Assignment, Family, Kind
+from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.meanings.field import MODULI, Field, Residues
+from taso_mirage.ops import interpret
+
+Array = NDArray[np.integer]
+CHUNK = 1 << 21
+"""How many residues of one result are computed at a time; temporaries take some ten times their bytes."""
+
+
+class Values:
+    """The residues of all kept terms at one assignment of sizes: by kind an array (2, terms, trials, elements) of uint16."""
+
+    def __init__(self, family: Family, assignment: Assignment, seed: int) -> None:
+        self.sizes, self.trials = dict(assignment.sizes), assignment.trials
+        self.field = Field(assignment.trials, seed)
+        self.store: dict[Kind, Array] = {}
+        self._seed, self._forms = seed, dict[int, NDArray[np.uint64]]()
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """The sizes of a type at this assignment."""
+        return tuple(evaluate(d, self.sizes) for d in tensor.shape or ())
+
+    def fresh(self, kind: Kind) -> Array:
+        """Random residues of an input. In half of the trials all of one sign (residues above p/2 are negative): the largest of many
+        numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) = max_pool(max_pool(relu(x))) would pass."""
+        data = self.field.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor))).data.reshape(2, self.trials, -1)
+        half = int(MODULI[0]) // 2
+        signs = np.arange(self.trials) if data.shape[-1] == 1 else self.field.rng.permutation(self.trials)
+        for trial, sign in enumerate(signs % (2 if data.shape[-1] == 1 else 4)):
+            if sign < 2:
+                data[0, trial] = data[0, trial] % half + sign * (half + 1)
+        return data.reshape(2, 1, self.trials, -1).astype(np.uint16)
+
+    def compute(self, term: Node, kinds: Mapping[str, Kind], rows: Sequence[Array]) -> Array:
+        """The residues of `term` on operands by name, whose rows are in `rows`: (2, n, trials, elements) of uint16."""
+        n = len(rows[0]) if rows else 1
+        wide = self.field.repeated(n)
+        loaded = {name: self._load(kind, row) for (name, kind), row in zip(kinds.items(), rows, strict=True)}
+        env = {leaf: loaded[leaf.attr("name")] for leaf in topological([term]) if leaf.op == "input"}
+        result: Residues = interpret([term], wide, env, sizes=self.sizes)[term]
+        return result.data.reshape(2, n, self.trials, -1).astype(np.uint16)
+
+    def full(self, term: Node, kinds: Mapping[str, Kind]) -> bool:
+        """Whether the residue modulo q of a result is defined: not behind an exp (Mirage section 5)."""
+        narrow = Field(1)
+        env = {}
+        for leaf in topological([term]):
+            if leaf.op == "input":
+                kind = kinds[leaf.attr("name")]
+                value = narrow.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor)))
+                env[leaf] = replace(value, full=kind.full)
+        result: Residues = interpret([term], narrow, env, sizes=self.sizes)[term]
+        return result.full
+
+    def _load(self, kind: Kind, rows: Array) -> Residues:
+        data = self.store[kind][:, rows].astype(np.int64)
+        trials = len(rows) * self.trials
+        return Residues(
+            data.reshape(2, trials, *self.shape(kind.tensor)), kind.tensor.dtype, kind.full, np.ones(trials, bool)
+        )
+
+    def keep(self, kind: Kind, data: Array) -> int:
+        """Append rows of a kind; returns the number of the first one."""
+        old = self.store.get(kind)
+        self.store[kind] = data if old is None else np.concatenate([old, data], axis=1)
+        return 0 if old is None else old.shape[1]
+
+    def hashes(self, kind: Kind, data: Array) -> NDArray[np.uint64]:
+        """A 64-bit fingerprint of every row: a random linear form of its residues, mixed."""
+        sides = 2 if kind.full else 1
+        flat = data[:sides].transpose(1, 0, 2, 3).reshape(data.shape[1], -1)
+        form = self._form(flat.shape[1])
+        return _mix((flat.astype(np.uint64) * form).sum(axis=1, dtype=np.uint64))
+
+    def _form(self, n: int) -> NDArray[np.uint64]:
+        if n not in self._forms:
+            rng = np.random.default_rng((self._seed, n))
+            self._forms[n] = rng.integers(0, 1 << 63, n, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        return self._forms[n]
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed

@@ -1,0 +1,202 @@
+"""Scalar functions on normal forms, and how reshaping maps an index: what the meaning `elements` is built from."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from taso_mirage.dims import Dim, Shape, product
+from taso_mirage.ir import is_float
+from taso_mirage.meanings import folds
+from taso_mirage.meanings.field import _widens as widens
+from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
+from taso_mirage.meanings.scalars import LEAST, MOST, ONE, ZERO, Poly, Scalars, infinite, number
+
+Cases = tuple[tuple[Conditions, Poly], ...]
+
+
+def apply(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly]) -> Cases:
+    """A numpy function on every element, by name; what has no rule here is uninterpreted."""
+    if any(infinite(p) for p in ps):
+        return (((), _infinite(name, ps)),)
+    if name in _DECIDED:
+        return _compared(algebra, name, ps)
+    if name in _POLYNOMIAL:
+        return (((), _POLYNOMIAL[name](algebra, *ps)),)
+    if name in ("divide", "reciprocal") and is_float(dtypes[0]):
+        return (((), algebra.mul(ps[0] if len(ps) == 2 else ONE, algebra.inverse(ps[-1]))),)
+    if name == "power" and (n := ps[1].number) is not None and n == int(n) and 0 <= n <= 8:
+        return (((), algebra.power(ps[0], int(n))),)
+    if name in ("isnan", "never"):
+        return (((), ZERO),)
+    return (((), algebra.poly(f"{name}:{'float' if is_float(dtypes[0]) else dtypes[0]}", *ps)),)
+
+
+def _infinite(name: str, ps: list[Poly]) -> Poly:
+    """The few rules for infinite constants; other arithmetic on them is Unprovable."""
+    finite = [p for p in ps if not infinite(p)]
+    signs = {id(p) for p in ps if infinite(p)}
+    if name in ("maximum", "minimum") and len(ps) == 2 and len(signs) == 1:
+        absorbed = LEAST if name == "maximum" else MOST
+        if id(absorbed) in signs:
+            return finite[0] if finite else absorbed
+        return MOST if name == "maximum" else LEAST
+    if name == "add" and len(signs) == 1:
+        return next(p for p in ps if infinite(p))
+    if name == "subtract" and len(finite) == 1:
+        first = ps[0] if infinite(ps[0]) else (MOST if ps[1] is LEAST else LEAST)
+        return first
+    if name == "negative":
+        return MOST if ps[0] is LEAST else LEAST
+    if name == "exp" and ps[0] is LEAST:
+        return ZERO
+    if name == "where" and (c := ps[0].number) is not None:
+        return ps[1] if c else ps[2]
+    if name in _DECIDED and len(finite) == 1:  # elements are finite
+        first = number(0) if ps[0] is finite[0] else number(1 if ps[0] is MOST else -1)
+        second = number(0) if ps[1] is finite[0] else number(1 if ps[1] is MOST else -1)
+        return number(int(_DECIDED[name](first.number, second.number)))
+    raise Unprovable(f"{name} of an infinite element")
+
+
+def _maximum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
+    return folds.largest(algebra, [((), (), a), ((), (), b)])
+
+
+def _minimum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
+    return _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1)
+
+
+def _absolute(algebra: Scalars, a: Poly) -> Poly:
+    return _maximum(algebra, a, a.scaled(-1))
+
+
+def _where(algebra: Scalars, c: Poly, a: Poly, b: Poly) -> Poly:
+    return algebra.mul(c, a) + algebra.mul(ONE - c, b)
+
+
+def _or(algebra: Scalars, a: Poly, b: Poly) -> Poly:
+    return a + b - algebra.mul(a, b)
+
+
+def _xor(algebra: Scalars, a: Poly, b: Poly) -> Poly:
+    return a + b - algebra.mul(a, b).scaled(2)
+
+
+_POLYNOMIAL: dict[str, Callable[..., Poly]] = {
+    "add": lambda algebra, a, b: a + b,
+    "subtract": lambda algebra, a, b: a - b,
+    "negative": lambda algebra, a: a.scaled(-1),
+    "multiply": lambda algebra, a, b: algebra.mul(a, b),
+    "square": lambda algebra, a: algebra.mul(a, a),
+    "exp": lambda algebra, a: algebra.exp(a),
+    "sqrt": lambda algebra, a: algebra.sqrt(a),
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "absolute": _absolute,
+    "where": _where,
+    "logical_not": lambda algebra, a: ONE - a,
+    "logical_and": lambda algebra, a, b: algebra.mul(a, b),
+    "logical_or": _or,
+    "logical_xor": _xor,
+}
+_DECIDED: dict[str, Callable[[Any, Any], bool]] = {
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
+
+
+def _compared(algebra: Scalars, name: str, ps: list[Poly]) -> Cases:
+    """A comparison as 0 or 1; of sizes and indices it is a distinction of cases."""
+    difference = ps[0] - ps[1]
+    if name in ("less", "greater_equal"):
+        difference = difference.scaled(-1)
+    if name == "greater_equal" or name == "less_equal":  # not (b > a), not (a > b)
+        return _distinguished(algebra, difference, "positive", ZERO, ONE)
+    if name in ("less", "greater"):
+        return _distinguished(algebra, difference, "positive", ONE, ZERO)
+    return _distinguished(algebra, difference, "zero", *((ONE, ZERO) if name == "equal" else (ZERO, ONE)))
+
+
+def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) -> Cases:
+    e = algebra.as_dim(p)
+    if e is None:
+        found = algebra.sign(kind, p)
+        return (((), found if yes is ONE else ONE - found),)
+    cases = [((e - 1,), yes), ((-e,), no)] if kind == "positive" else [((e, -e), yes), ((e - 1,), no), ((-e - 1,), no)]
+    kept: list[tuple[Conditions, Poly]] = []
+    for conditions, value in cases:
+        decided = [algebra.indices.tidy(c) for c in conditions]
+        if False not in decided:
+            kept.append((tuple(c for c in decided if not isinstance(c, bool)), value))
+    return tuple(kept)
+
+
+def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
+    """A conversion: the identity where it widens, a test for zero to bool, else a function of its own."""
+    integers = not is_float(old) and not is_float(new) and new != "bool"
+    if old == new or widens(old, new) or integers:
+        return (((), p),)
+    if infinite(p):
+        raise Unprovable(f"a conversion of an infinite element to {new}")
+    if new == "bool":
+        return _distinguished(algebra, p, "zero", ZERO, ONE)
+    return (((), algebra.poly(f"cast:{new}", p)),)
+
+
+def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim, ...]], tuple[Dim, ...]]:
+    """From an index into `want` to the index into `have` of the same element, row by row."""
+    groups = _groups(have, want)
+
+    def place(index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        found: list[Dim] = [0] * len(have)
+        for mine, theirs in groups:
+            flat: Dim = 0
+            for j in theirs:
+                flat = flat * want[j] + index[j]
+            left = flat
+            for k, i in enumerate(mine):
+                inner = product(have[m] for m in mine[k + 1 :])
+                found[i] = indices.divide(left, inner)
+                left = left - found[i] * inner
+        return tuple(found)
+
+    for mine, theirs in groups:  # extents that are known to be products
+        for j in theirs:
+            for i in mine:
+                if len(mine) == 2 and len(theirs) == 1:
+                    inner = have[mine[1]]
+                    indices.quotients[(want[j], inner)] = have[mine[0]]
+    return place
+
+
+def _groups(have: Shape, want: Shape) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of dims with equal products; dims of 1 have no part in it."""
+    mine = [i for i, n in enumerate(have) if n != 1]
+    theirs = [j for j, n in enumerate(want) if n != 1]
+    groups: list[tuple[list[int], list[int]]] = []
+    while mine or theirs:
+        match = next(
+            (
+                (a, b)
+                for total in range(2, len(mine) + len(theirs) + 1)
+                for a in range(1, total)
+                if (b := total - a) <= len(theirs) and a <= len(mine)
+                and product(have[i] for i in mine[:a]) == product(want[j] for j in theirs[:b])
+            ),
+            None,
+        )
+        if match is None:
+            raise Unprovable(f"reshape of {have} to {want}")
+        a, b = match
+        groups.append((mine[:a], theirs[:b]))
+        mine, theirs = mine[a:], theirs[b:]
+    return groups
+
+
+__all__: list[Any] = ["apply", "converted", "reshaped"]

@@ -1,0 +1,305 @@
+"""Integers of a proof: index variables with ranges, sizes of at least 1, and what follows about polynomials over both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import Any
+
+from taso_mirage.dims import Dim, Floor, Symbolic, floor_divide, symbol
+
+Conditions = tuple[Dim, ...]
+"""A conjunction: each polynomial is >= 0."""
+
+
+class Unprovable(Exception):
+    """A step outside of what the proof methods cover, with the reason."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """An integer that is read from data (an index of a gather): one unknown for equal `value`s, which is a normal form."""
+
+    value: Any
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=65536)
+def names(e: Dim) -> frozenset[str]:
+    """The variables and sizes in a polynomial."""
+    found: set[str] = set()
+    for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
+        for atom, _ in monomial:
+            if isinstance(atom, str):
+                found.add(atom)
+            elif isinstance(atom, Floor):
+                found |= names(atom.numerator) | names(atom.denominator)
+            else:
+                found |= atom.value.names
+    return frozenset(found)
+
+
+@lru_cache(maxsize=65536)
+def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
+    """(a, b) with e = a * name + b; None where e is not linear in it."""
+    if name not in names(e) or not isinstance(e, Symbolic):
+        return 0, e
+    slope: Dim = 0
+    rest: Dim = 0
+    for monomial, c in e.terms:
+        if any(a == name for a, _ in monomial):
+            if any((a == name and p != 1) for a, p in monomial):
+                return None
+            slope = slope + _polynomial([(tuple(x for x in monomial if x[0] != name), c)])
+        else:
+            rest = rest + _polynomial([(monomial, c)])
+    if name in names(slope) or name in names(rest):
+        return None
+    return slope, rest
+
+
+def _polynomial(terms: Iterable[Any]) -> Dim:
+    kept = tuple(terms)
+    if not kept:
+        return 0
+    return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(kept)
+
+
+@lru_cache(maxsize=65536)
+def of_sizes_nonnegative(e: Dim) -> bool:
+    """Whether a polynomial over sizes is >= 0 whenever all sizes are >= 1: its coefficients in sizes - 1 are."""
+    if isinstance(e, int):
+        return e >= 0
+    total: Dim = 0
+    for monomial, c in e.terms:
+        product: Dim = c
+        for atom, power in monomial:
+            if not isinstance(atom, str):
+                return False
+            for _ in range(power):
+                product = product * (symbol(atom) + 1)
+        total = total + product
+    return total >= 0 if isinstance(total, int) else all(c >= 0 for _, c in total.terms)
+
+
+class Indices:
+    """Index variables and their ranges, for one proof. `steps` counts its work; `budget` bounds it."""
+
+    def __init__(self, budget: int = 200_000) -> None:
+        self.extents: dict[str, Dim] = {}
+        self.quotients: dict[tuple[Dim, Dim], Dim] = {}
+        self.steps, self.budget = 0, budget
+        self._nonnegative: dict[Dim, bool] = {}
+        self._known: dict[tuple[Any, Dim], bool] = {}
+
+    def step(self, n: int = 1) -> None:
+        """Count work; Unprovable when the budget is spent."""
+        self.steps += n
+        if self.steps > self.budget:
+            raise Unprovable("the budget is spent")
+
+    def variable(self, name: str, extent: Dim) -> Dim:
+        """The variable with 0 <= name < extent; 0 where that is all."""
+        if extent == 1:
+            return 0
+        self.extents[name] = extent
+        return symbol(name)
+
+    def fresh(self, extent: Dim) -> Dim:
+        return self.variable(f"?{len(self.extents)}", extent)
+
+    def bind(self, e: Dim, mapping: Mapping[str, Dim]) -> Dim:
+        """`e` with variables replaced, and quotients simplified by what is known of their ranges."""
+        if isinstance(e, int) or names(e).isdisjoint(mapping):
+            return e
+        total: Dim = 0
+        for monomial, c in e.terms:
+            product: Dim = c
+            for atom, power in monomial:
+                value: Dim
+                if isinstance(atom, str):
+                    value = mapping.get(atom, symbol(atom))
+                elif isinstance(atom, Floor):
+                    value = self.divide(self.bind(atom.numerator, mapping), self.bind(atom.denominator, mapping))
+                else:
+                    value = atom.value.position(mapping)
+                for _ in range(power):
+                    product = product * value
+            total = total + product
+        return total
+
+    # ------------------------------------------------------------ order
+
+    def lowest(self, e: Dim) -> Dim | None:
+        """A lower bound over the ranges of the index variables, as a polynomial of sizes."""
+        for name in sorted(names(e)):
+            if name not in self.extents:
+                continue
+            parts = linear(e, name)
+            if parts is None:
+                return None
+            slope, rest = parts
+            if of_sizes_nonnegative(slope) and not self._varies(slope):
+                e = rest
+            elif of_sizes_nonnegative(-slope) and not self._varies(slope):
+                e = rest + slope * (self.extents[name] - 1)
+            else:
+                return None
+        return e
+
+    def _varies(self, e: Dim) -> bool:
+        return any(n in self.extents for n in names(e))
+
+    def nonnegative(self, e: Dim) -> bool:
+        """Whether e >= 0 follows from the ranges alone, by bounds."""
+        if isinstance(e, int):
+            return e >= 0
+        known = self._nonnegative.get(e)
+        if known is None:
+            self.step()
+            low = self.lowest(e)
+            known = self._nonnegative[e] = low is not None and of_sizes_nonnegative(low)
+        return known
+
+    def tidy(self, e: Dim) -> Dim | bool:
+        """The condition e >= 0 decided, or in a smaller equivalent form."""
+        while True:
+            if self.nonnegative(e):
+                return True
+            if self.nonnegative(-e - 1):
+                return False
+            smaller = self._reduced(e)
+            if smaller == e:
+                return e
+            e = smaller
+
+    def _reduced(self, e: Dim) -> Dim:
+        """e = d*q + r with 0 <= r < d: e >= 0 iff q >= 0."""
+        for d in self._factors(e):
+            q, r = self._split(e, d)
+            for shift in (0, 1):
+                rest = r + d * shift
+                if q != 0 and self.nonnegative(rest) and self.nonnegative(d - 1 - rest):
+                    return q - shift
+        return e
+
+    def _factors(self, e: Dim) -> list[Dim]:
+        found: list[Dim] = []
+        for monomial, c in e.terms if isinstance(e, Symbolic) else ():
+            if any(isinstance(a, str) and a in self.extents for a, _ in monomial):
+                sizes = tuple((a, p) for a, p in monomial if isinstance(a, str) and a not in self.extents)
+                factor = _polynomial([(sizes, abs(c))])
+                if factor != 1 and factor not in found:
+                    found.append(factor)
+        return found
+
+    @staticmethod
+    def _split(e: Dim, d: Dim) -> tuple[Dim, Dim]:
+        """(q, r) with e = d*q + r, whole terms moved to q."""
+        lead = d.terms[0] if isinstance(d, Symbolic) else ((), d)
+        q: Dim = 0
+        for _ in range(50):
+            found = next((t for t in map(lambda t: _over(t, lead), _terms(e)) if t is not None), None)
+            if found is None:
+                break
+            q, e = q + found, e - found * d
+        return q, e
+
+    def divide(self, e: Dim, d: Dim) -> Dim:
+        """e // d for d >= 1, simplified by ranges; what is left is a quotient atom."""
+        if d == 1 or (isinstance(e, int) and isinstance(d, int)):
+            return e // d
+        q, r = self._split(e, d)
+        for shift in (0, -1, 1):
+            rest = r - d * shift
+            if self.nonnegative(rest) and self.nonnegative(d - 1 - rest):
+                return q + shift
+        for f in self._common(r, d):
+            a, b = self._split(r, f)
+            if a != 0 and self.nonnegative(b) and self.nonnegative(f - 1 - b):
+                return q + self.divide(a, self._split(d, f)[0])
+        if isinstance(d, Symbolic) and len(d.terms) > 1:
+            return q + Symbolic((((((Floor(_lift(r), d)), 1),), 1),))
+        left = floor_divide(r, d)
+        for monomial, c in left.terms if isinstance(left, Symbolic) else ():
+            for atom, _ in monomial:
+                if isinstance(atom, Floor) and (atom.numerator, atom.denominator) != (r, d) and len(monomial) == 1:
+                    again = self.divide(atom.numerator, atom.denominator)
+                    left = left + (again - _polynomial([(monomial, 1)])) * c
+        return q + left
+
+    def _common(self, e: Dim, d: Dim) -> list[Dim]:
+        """Proper factors of d that divide some term of e."""
+        found: list[Dim] = []
+        if isinstance(d, Symbolic) and len(d.terms) == 1:
+            monomial, c = d.terms[0]
+            found = [symbol(a) for a, _ in monomial if isinstance(a, str) and (len(monomial) > 1 or c != 1)]
+            found += [c] if c > 1 else []
+            found += [_polynomial([(monomial, 1)])] if c > 1 and len(monomial) > 1 else []
+            found += [
+                _polynomial([(tuple(x for x in monomial if x[0] != a), 1)]) for a, _ in monomial if len(monomial) > 2
+            ]
+        elif isinstance(d, int):
+            found = sorted({gcd(c, d) for _, c in _terms(e)} - {1, d})
+        return [f for f in found if self._split(d, f)[1] == 0]
+
+    # ------------------------------------------------------------ entailment
+
+    def entails(self, given: Conditions, e: Dim, deep: bool = False) -> bool:
+        """Whether e >= 0 follows from `given` and the ranges; Z3 is asked if `deep`."""
+        if self.nonnegative(e):
+            return True
+        if e in given or any(self.nonnegative(e - g) for g in given):
+            return True
+        if not deep:
+            return False
+        key = (given, e)
+        if key not in self._known:
+            self.step(20)
+            from taso_mirage.meanings.integers import follows
+
+            self._known[key] = follows(self, given, [e])
+        return self._known[key]
+
+    def contradictory(self, given: Conditions, e: Dim, deep: bool = False) -> bool:
+        """Whether e >= 0 cannot hold under `given`."""
+        return self.entails(given, -e - 1, deep)
+
+    def joined(self, given: Conditions, more: Iterable[Dim]) -> Conditions | None:
+        """The conjunction without what is implied; None where it cannot hold."""
+        for e in more:
+            if e in given:
+                continue
+            if self.contradictory(given, e):
+                return None
+            if not self.entails(given, e):
+                given = (*given, e)
+        return given
+
+
+def _terms(e: Dim) -> tuple[Any, ...]:
+    if isinstance(e, Symbolic):
+        return e.terms
+    return (((), e),) if e else ()
+
+
+def _lift(e: Dim) -> Symbolic:
+    return e if isinstance(e, Symbolic) else Symbolic((((), e),))
+
+
+def _over(term: Any, divisor: Any) -> Dim | None:
+    """term / divisor where the monomial divides and a whole multiple of the coefficient can be taken out."""
+    powers = dict(term[0])
+    for atom, power in divisor[0]:
+        powers[atom] = powers.get(atom, 0) - power
+        if powers[atom] < 0:
+            return None
+    c, left = divmod(term[1], divisor[1])
+    if c == 0 or (left and any(powers.values())):
+        return None
+    return _polynomial([(tuple((a, p) for a, p in powers.items() if p), c)])

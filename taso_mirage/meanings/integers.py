@@ -1,0 +1,69 @@
+"""Z3 on the integers of a proof: what follows from conditions, index ranges and sizes of at least 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taso_mirage.dims import Dim, Floor
+from taso_mirage.meanings.indices import Conditions, Indices, Position
+
+RLIMIT = 400_000
+"""Z3's own measure of work, a question; it does not depend on the machine."""
+
+
+class _Translation:
+    """Dims as Z3 integers; `facts` collects what holds of every variable met."""
+
+    def __init__(self, indices: Indices) -> None:
+        self.indices = indices
+        self.known: dict[Any, Any] = {}
+        self.facts: list[Any] = []
+
+    def __call__(self, e: Dim) -> Any:
+        import z3
+
+        if isinstance(e, int):
+            return z3.IntVal(e)
+        terms = []
+        for monomial, c in e.terms:
+            product = z3.IntVal(c)
+            for atom, power in monomial:
+                for _ in range(power):
+                    product = product * self._atom(atom)
+            terms.append(product)
+        return z3.Sum(terms)
+
+    def _atom(self, atom: str | Floor | Position) -> Any:
+        import z3
+
+        if atom in self.known:
+            return self.known[atom]
+        value = self.known[atom] = z3.Int(f"v{len(self.known)}")
+        if isinstance(atom, Floor):
+            numerator, denominator = self(atom.numerator), self(atom.denominator)
+            self.facts += [value * denominator <= numerator, numerator < value * denominator + denominator]
+        elif isinstance(atom, str):
+            extent = self.indices.extents.get(atom)
+            self.facts += [value >= 1] if extent is None else [value >= 0, value < self(extent)]
+        return value
+
+
+def follows(indices: Indices, given: Conditions, alternatives: Iterable[Dim]) -> bool:
+    """Whether under `given` one of `alternatives` is >= 0, for all values; False where Z3 does not know."""
+    return covers(indices, given, [[a] for a in alternatives])
+
+
+def covers(indices: Indices, given: Conditions, alternatives: Iterable[Iterable[Dim]]) -> bool:
+    """Whether under `given` one of the conjunctions in `alternatives` holds, for all values."""
+    import z3
+
+    translate = _Translation(indices)
+    solver = z3.Solver()
+    solver.set("rlimit", RLIMIT)
+    goals = [translate(g) >= 0 for g in given]
+    goals += [z3.Not(z3.And([translate(c) >= 0 for c in each])) for each in alternatives]
+    solver.add(*goals, *translate.facts)
+    return bool(solver.check() == z3.unsat)
+
+

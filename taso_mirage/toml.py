@@ -1,0 +1,67 @@
+"""Plain values as TOML, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import OutputError
+
+
+def table(head: str, fields: Mapping[str, Any]) -> str:
+    """A table with its head (`[name]` or `[[name]]`), one field a line; fields that are None are left out."""
+    return "".join(["\n", head, "\n", *(f"{_key(k)} = {toml(v)}\n" for k, v in fields.items() if v is not None)])
+
+
+def comment(text: str) -> str:
+    """Lines of text as comments."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def toml(value: Any) -> str:
+    """A plain value as TOML on one line: text, numbers, booleans, sequences, and mappings as inline tables."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + "".join(_escaped(c) for c in value) + '"'
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items() if v is not None)
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(toml, value))}]"
+    raise TypeError(f"{value!r} of type {type(value).__name__} has no form in TOML")
+
+
+def _key(key: str) -> str:
+    plain = key != "" and all(c.isascii() and (c.isalnum() or c in "_-") for c in key)
+    return key if plain else toml(key)
+
+
+def _escaped(c: str) -> str:
+    short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return short.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file beside its target, flush it, then rename: never half a file. OutputError where that fails."""
+    name = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            name = file.name
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+        name = None
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""Z3 on scalars: whether two normal forms are equal reals, with maxima and comparisons as case distinctions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from taso_mirage.meanings.indices import Conditions
+from taso_mirage.meanings.scalars import Atom, Monomial, Poly
+from taso_mirage.verify.matching import Matching
+
+RLIMIT = 3_000_000
+SMALL = 60
+"""Larger polynomials are not asked about."""
+DECIDABLE = ("positive", "zero", "max")
+
+
+def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
+    """Whether p = q for all reals, by Z3; False where it does not know. Folds and reads are unknowns, other functions uninterpreted."""
+    if len(p.terms) + len(q.terms) > SMALL or not (_mentions(p) or _mentions(q)):
+        return False
+    import z3
+
+    matching.indices.step(100)
+    translate = _Translation(matching, given)
+    solver = z3.Solver()
+    solver.set("rlimit", RLIMIT)
+    solver.add(translate(p) != translate(q), *translate.facts)
+    return bool(solver.check() == z3.unsat)
+
+
+def _mentions(p: Poly) -> bool:
+    """Whether something is there that Z3 knows more of than the normal form: an order."""
+    return any(
+        a.kind in DECIDABLE or any(isinstance(x, Poly) and _mentions(x) for x in a.args) for m in p.terms for a, _ in m
+    )
+
+
+class _Translation:
+    """Normal forms as Z3 reals; equal folds and reads are one unknown."""
+
+    def __init__(self, matching: Matching, given: Conditions) -> None:
+        self.matching, self.given = matching, given
+        self.known: list[tuple[Atom, Any]] = []
+        self.facts: list[Any] = []
+
+    def __call__(self, p: Poly) -> Any:
+        import z3
+
+        total = z3.RealVal(0)
+        for m, c in p.terms.items():
+            total = total + self._monomial(m) * z3.Q(Fraction(c).numerator, Fraction(c).denominator)
+        return total
+
+    def _monomial(self, m: Monomial) -> Any:
+        import z3
+
+        product = z3.RealVal(1)
+        for a, power in m:
+            value = self._atom(a)
+            for _ in range(abs(power)):
+                product = product * value if power > 0 else product / value
+        return product
+
+    def _atom(self, a: Atom) -> Any:
+        for other, value in self.known:
+            if self.matching.same_atom(other, a, self.given):
+                return value
+        value = self._new(a)
+        self.known.append((a, value))
+        return value
+
+    def _new(self, a: Atom) -> Any:
+        import z3
+
+        if a.kind in ("positive", "zero"):
+            inner = self(a.args[0])
+            return z3.If(inner > 0 if a.kind == "positive" else inner == 0, z3.RealVal(1), z3.RealVal(0))
+        if a.kind == "max" and not any(b or c for b, c, _ in a.args):
+            first, *others = [self(p) for _, _, p in a.args]
+            for other in others:
+                first = z3.If(first >= other, first, other)
+            return first
+        polys = [self(x) for x in a.args if isinstance(x, Poly)]
+        if polys and a.kind not in ("sum", "prod", "max"):
+            value = z3.Function(a.kind, *[z3.RealSort()] * (len(polys) + 1))(*polys)
+        else:
+            value = z3.Real(f"u{len(self.known)}.{a.id}")
+        self._note(a, value, polys)
+        return value
+
+    def _note(self, a: Atom, value: Any, polys: list[Any]) -> None:
+        import z3
+
+        if a.kind in ("exp", "size"):
+            self.facts.append(value > 0 if a.kind == "exp" else value >= 0 if a.names & self._indices() else value >= 1)
+        elif a.kind == "inv":
+            self.facts.append(z3.Implies(polys[0] != 0, value * polys[0] == 1))
+        elif a.kind == "sqrt":
+            self.facts += [value >= 0, value * value == z3.If(polys[0] >= 0, polys[0], -polys[0])]
+        elif a.kind == "read" and a.args[0][0] == "bool":
+            self.facts.append(z3.Or(value == 0, value == 1))
+
+    def _indices(self) -> frozenset[str]:
+        return frozenset(self.matching.indices.extents)

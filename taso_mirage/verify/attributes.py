@@ -1,0 +1,215 @@
+"""Random values for the attributes of a rule's terms, legal for the operands that were drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any
+
+from taso_mirage.dims import product
+from taso_mirage.equation import REST
+from taso_mirage.errors import IllTyped
+from taso_mirage.expressions import Expr
+from taso_mirage.ir import Node, Tensor
+from taso_mirage.ops import Op, get
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other attributes, and its given value."""
+
+    op: Op
+    shapes: tuple[tuple[int, ...], ...]
+    known: Mapping[str, Any]
+    given: Any
+    rng: Random
+
+    @property
+    def rank(self) -> int:
+        return len(self.shapes[0])
+
+
+def draw_attributes(
+    node: Node, operands: Sequence[Node], names: dict[str, Any], given: Mapping[str, Any], rng: Random
+) -> None:
+    """Values for the names of one pattern term's attributes, into `names`; `given` has those at the given typing."""
+    op = get(node.op)
+    shapes = tuple(tuple(int(n) for n in o.shape) if isinstance(o.type, Tensor) else () for o in operands)
+    known: dict[str, Any] = {k: v(names) if isinstance(v, Expr) and v.name is None else v for k, v in node.attrs}
+    known = {k: names.get(v.source, v) if isinstance(v, Expr) else v for k, v in known.items()}
+    rest = known.pop(REST, None)
+    if isinstance(rest, Expr):
+        at_given = dict(given.get(rest.source, ()))
+        values: dict[str, Any] = {}
+        for key in sorted(op.attributes.keys() - known.keys(), key=_order):
+            values[key] = known[key] = _drawn(Spot(op, shapes, known, at_given.get(key), rng), key)
+        names[rest.source] = tuple(sorted(values.items()))
+    for key in sorted((k for k, v in known.items() if isinstance(v, Expr)), key=_order):
+        name = known[key].source
+        names[name] = known[key] = _drawn(Spot(op, shapes, known, given.get(name), rng), key)
+
+
+def _order(key: str) -> tuple[bool, str]:
+    """Axes and starts first: the others depend on them."""
+    return key not in ("axes", "axis", "kernel", "starts", "strides"), key
+
+
+def _drawn(spot: Spot, key: str) -> Any:
+    how = DRAWN.get(f"{spot.op.name}.{key}") or DRAWN.get(key)
+    return how(spot) if how else _from_examples(spot, key)
+
+
+def _from_examples(spot: Spot, key: str) -> Any:
+    choices = _examples(spot.op.name, key)
+    if spot.given is not None and (not choices or spot.rng.random() < 0.5):
+        return spot.given
+    return spot.rng.choice(choices)
+
+
+@cache
+def _examples(name: str, key: str) -> tuple[Any, ...]:
+    op = get(name)
+    found = dict.fromkeys(op.normalise(dict(e.attrs))[key] for e in op.examples)
+    kind, _ = op.attributes[key]
+    return tuple(dict.fromkeys([*found, 0.5, 2.0, 1e-3])) if kind is float else tuple(found)
+
+
+def _axis(spot: Spot) -> int:
+    rank = max(spot.rank, 1)
+    if isinstance(spot.given, int) and spot.given < rank and spot.rng.random() < 0.3:
+        return spot.given
+    return spot.rng.randrange(rank)
+
+
+def _any_axis(spot: Spot) -> int:
+    """An axis that may count from the end."""
+    axis = _axis(spot)
+    return axis - spot.rank if spot.rng.random() < 0.2 else axis
+
+
+def _axes(spot: Spot) -> tuple[int, ...]:
+    given = spot.given or ()
+    if given and max(given) < spot.rank and spot.rng.random() < 0.3:
+        return tuple(given)
+    count = len(given) if given and spot.rng.random() < 0.5 else spot.rng.randint(1, 3)
+    return tuple(sorted(spot.rng.sample(range(spot.rank), min(count, spot.rank))))
+
+
+def _perm(spot: Spot) -> tuple[int, ...]:
+    if spot.given is not None and len(spot.given) == spot.rank and spot.rng.random() < 0.4:
+        return tuple(spot.given)
+    return tuple(spot.rng.sample(range(spot.rank), spot.rank))
+
+
+def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Callable[[Spot], tuple[int, ...]]:
+    """A number for every spatial axis (`times` of them), most of them as given."""
+
+    def draw(spot: Spot) -> tuple[int, ...]:
+        spatial = spot.rank - 2
+        given = tuple(spot.given or (max(low, 0),) * (spatial * times))
+        each = len(given) // times
+        kept = [given[t * each + min(i, each - 1)] for t in range(times) for i in range(spatial) if each]
+        kind = spot.rng.random()
+        if kind < 0.4:
+            return tuple(kept)
+        if kind < 0.7:  # alike on all axes: what is wrong for a stride of 3 and a dilation of 2 needs both
+            return (spot.rng.randint(low, high),) * len(kept)
+        return tuple(spot.rng.randint(low, high) if spot.rng.random() < change * 2 else n for n in kept)
+
+    return draw
+
+
+def _group(spot: Spot) -> int:
+    """What the shapes ask for."""
+    if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes) < 2:
+        return 1
+    groups, rest = divmod(spot.shapes[0][1], max(spot.shapes[1][1], 1))
+    return max(groups, 1) if rest == 0 else 1
+
+
+def _pads(spot: Spot) -> tuple[int, ...]:
+    count = 2 * spot.rank
+    if spot.given is not None and len(spot.given) == count and spot.rng.random() < 0.4:
+        return tuple(spot.given)
+    low = -1 if spot.rng.random() < 0.2 else 0
+    return tuple(spot.rng.randint(low, 2) if spot.rng.random() < 0.5 else 0 for _ in range(count))
+
+
+def _parts(spot: Spot) -> tuple[int, ...]:
+    count = len(spot.given) if spot.given else 2
+    total = spot.shapes[0][spot.known["axis"]]
+    if spot.given and sum(spot.given) == total and spot.rng.random() < 0.5:
+        return tuple(spot.given)
+    if total < count:
+        raise IllTyped(f"{count} parts of {total}")
+    cuts = sorted(spot.rng.sample(range(1, total), count - 1))
+    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))
+
+
+def _shape(spot: Spot) -> tuple[int, ...]:
+    have = spot.shapes[0]
+    if spot.given is not None and product(spot.given) == product(have) and spot.rng.random() < 0.6:
+        return tuple(spot.given)
+    splits = [(i, f) for i, n in enumerate(have) for f in range(1, n + 1) if n % f == 0]
+    if splits and spot.rng.random() < 0.5:
+        i, factor = spot.rng.choice(splits)
+        return (*have[:i], factor, have[i] // factor, *have[i + 1 :])
+    i = spot.rng.randrange(max(len(have) - 1, 1))
+    return (*have[:i], have[i] * have[i + 1], *have[i + 2 :]) if i + 1 < len(have) else have
+
+
+def _wider(spot: Spot) -> tuple[int, ...]:
+    """What the operand broadcasts to."""
+    have = spot.shapes[0]
+    given = spot.given or ()
+    fits = len(given) >= len(have) and all(n in (1, m) for n, m in zip(have[::-1], given[::-1], strict=False))
+    if fits and spot.rng.random() < 0.6:
+        return tuple(given)
+    grown = tuple(spot.rng.randint(1, 3) if n == 1 else n for n in have)
+    return (spot.rng.randint(1, 3), *grown) if spot.rng.random() < 0.4 else grown
+
+
+def _bounds(spot: Spot, key: str) -> tuple[int, ...]:
+    """A range within each of `axes`; the two ends are drawn on their own, `ends` after `starts`."""
+    axes = spot.known["axes"]
+    sizes = [spot.shapes[0][a] for a in axes]
+    given = spot.given
+    if given is not None and len(given) == len(axes) and spot.rng.random() < 0.4:
+        return tuple(min(g, n) for g, n in zip(given, sizes, strict=True))
+    starts = spot.known.get("starts") if key == "ends" else None
+    lows = starts if isinstance(starts, tuple) and len(starts) == len(axes) else (0,) * len(axes)
+    return tuple(spot.rng.randint(min(low + 1, n), n) for low, n in zip(lows, sizes, strict=True))
+
+
+def _binary(spot: Spot) -> int:
+    return spot.rng.randint(0, 1)
+
+
+DRAWN: dict[str, Callable[[Spot], Any]] = {
+    "axis": _axis,
+    "softmax.axis": _any_axis,
+    "layer_norm.axis": _any_axis,
+    "rms_norm.axis": _any_axis,
+    "axes": _axes,
+    "perm": _perm,
+    "strides": _per_axis(1, 3),
+    "dilations": _per_axis(1, 3),
+    "kernel": _per_axis(1, 4),
+    "extra": _per_axis(0, 1, change=0.1),
+    "pads": _per_axis(0, 2, times=2),
+    "pad.pads": _pads,
+    "group": _group,
+    "split": _parts,
+    "shape": _shape,
+    "expand.shape": _wider,
+    "starts": lambda spot: tuple(b - 1 if spot.rng.random() < 0.5 and b > 1 else 0 for b in _bounds(spot, "starts")),
+    "ends": lambda spot: _bounds(spot, "ends"),
+    "steps": lambda spot: tuple(spot.rng.choice((1, 1, 2)) for _ in spot.known["axes"]),
+    "keepdims": _binary,
+    "count_include_pad": _binary,
+    "transA": _binary,
+    "transB": _binary,
+}
+"""How an attribute is drawn, by operator and name or by name; others come from the operator's examples."""

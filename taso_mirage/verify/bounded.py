@@ -1,0 +1,65 @@
+"""Proofs at fixed sizes: every element of both sides, folds spelled out, as polynomials; Z3 where those differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from taso_mirage.dims import Symbolic
+from taso_mirage.dims import product as volume
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir import Node, topological
+from taso_mirage.meanings.elements import Element, Elements
+from taso_mirage.meanings.indices import Unprovable
+from taso_mirage.meanings.scalars import infinite
+from taso_mirage.verify.arbiter import equal
+from taso_mirage.verify.counterexample import find
+from taso_mirage.verify.fingerprint import Refuted, fingerprint
+from taso_mirage.verify.matching import Matching
+from taso_mirage.verify.symbolic import Proved, Unproved, denoted
+
+BUDGET = 2_000_000
+ELEMENTS = 4096
+"""Outputs of more elements are not spelled out."""
+
+
+def prove_bounded(
+    lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
+) -> Proved | Refuted | Unproved:
+    """Whether all elements are equal at these sizes, which must be fixed. `Refuted` holds concrete inputs that show a difference."""
+    if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
+        return Unproved("the sizes are not fixed")
+    xp = Elements(budget, unroll=True)
+    try:
+        matching = Matching(xp.algebra)
+        for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
+            why = _differ(xp, matching, a, b)
+            if why is not None:
+                return _refuted(lhs, rhs) or Unproved(f"output {i}, {why}")
+    except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        return _refuted(lhs, rhs) or Unproved(str(error) or type(error).__name__)
+    return Proved(xp.indices.steps)
+
+
+def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | None:
+    if int(volume(a.shape)) > ELEMENTS:
+        raise Unprovable(f"{volume(a.shape)} elements")
+    for place in product(*[range(int(n)) for n in a.shape]):
+        ((_, p),), ((_, q),) = a.at(place), b.at(place)
+        if p == q and infinite(p) == infinite(q):
+            continue
+        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or equal(matching, p, q, ())):
+            return f"element {place}"
+    return None
+
+
+def _refuted(lhs: Sequence[Node], rhs: Sequence[Node]) -> Refuted | None:
+    """A difference that plain float64 arithmetic shows; a difference in the field alone is no refutation over the reals."""
+    try:
+        verdict = fingerprint(lhs, rhs)
+    except (IndexError, ValueError, TasoMirageError):
+        return None
+    if not isinstance(verdict, Refuted):
+        return None
+    found = find(lhs, rhs, verdict)
+    return None if found.note else Refuted(verdict.output, str(found))

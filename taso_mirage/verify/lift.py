@@ -1,0 +1,245 @@
+"""A concrete typing with its sizes replaced by symbols wherever the terms still have types, so that a proof covers every size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from taso_mirage.dims import Dim, Symbolic, evaluate, fixed, product, symbol, symbols
+from taso_mirage.errors import IllTyped, Undecidable, Unsupported
+from taso_mirage.ir import ABSENT, LEAVES, Node, Tensor, topological
+from taso_mirage.ops import get
+
+ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
+Place = tuple[Node, int]
+"""A leaf and one of its axes."""
+TRIES = 200
+PROBE = 20
+"""Sizes above this are taken to tell symbols apart from the numbers of a typing."""
+
+
+def lift(lhs: Sequence[Node], rhs: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+    """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one symbol where they can.
+
+    What attributes fix (groups, pads, kernels that must be numbers) stays a number. None where no dim can be a symbol.
+    """
+    outputs = (*lhs, *rhs)
+    order = topological(outputs)
+    leaves = [n for n in order if n.op in LEAVES and isinstance(n.type, Tensor)]
+    places = [(n, i) for n in leaves for i, d in enumerate(n.shape) if isinstance(d, int) and d > 1]
+    search = _Search(outputs, order)
+    for value in sorted({_size(p) for p in places}, reverse=True):
+        search.widen([p for p in places if _size(p) == value], value)
+    if not search.chosen or search.built is None:
+        return None
+    return search.built[: len(lhs)], search.built[len(lhs) :]
+
+
+def _size(place: Place) -> int:
+    return int(place[0].shape[place[1]])  # type: ignore[arg-type]
+
+
+class _Search:
+    """Dims chosen so far; `widen` adds what still has a type."""
+
+    def __init__(self, outputs: tuple[Node, ...], order: list[Node]) -> None:
+        self.outputs, self.order = outputs, order
+        self.chosen: dict[Place, Dim] = {}
+        self.built: tuple[Node, ...] | None = None
+        self.tries = TRIES
+        self.count = 0
+        self.factors = _factors(order)
+
+    def widen(self, places: list[Place], value: int) -> None:
+        """All places of one size at once, else the smallest sets of them that can vary alone."""
+        if self._try(places, value):
+            return
+        left = list(places)
+        for width in (1, 2, 3):
+            for some in combinations(left, width):
+                if width < len(places) and all(p in left for p in some) and self._try(list(some), value):
+                    left = [p for p in left if p not in some]
+
+    def _try(self, places: list[Place], value: int) -> bool:
+        for dim in self._dims(value):
+            if self.tries <= 0:
+                return False
+            self.tries -= 1
+            trial = {**self.chosen, **dict.fromkeys(places, dim)}
+            built = _rebuilt(self.outputs, self.order, trial)
+            if built is not None:
+                self.chosen, self.built = trial, built
+                self.count += 1
+                return True
+        return False
+
+    def _dims(self, value: int) -> Iterator[Dim]:
+        """A symbol; where a reshape cuts this size, a product of two, or of a number and a symbol."""
+        one, two = symbol(f"d{self.count}"), symbol(f"e{self.count}")
+        yield one
+        inner = [f for f in self.factors if value % f == 0 and f not in (1, value)]
+        if inner:
+            yield one * two
+        for f in inner:
+            yield one * f
+
+
+def _factors(order: Sequence[Node]) -> list[int]:
+    """The numbers in attributes that could divide a size: heads, groups, dims of a reshape."""
+    found: set[int] = set()
+    for node in order:
+        for _, value in node.attrs if node.op not in (*LEAVES, "constant") else ():
+            parts = value if isinstance(value, tuple) else (value,)
+            found |= {v for v in parts if isinstance(v, int) and v > 1}
+            found |= {v * v for v in parts if isinstance(v, int) and v > 1 and node.op.endswith(("depth", "space"))}
+    return sorted(found)
+
+
+def _rebuilt(outputs: tuple[Node, ...], order: list[Node], dims: Mapping[Place, Dim]) -> tuple[Node, ...] | None:
+    """The terms over the new leaves, if each has the type that the old one had up to symbols; both sides' types equal."""
+    done: dict[Node, Node] = {}
+    try:
+        for node in order:
+            done[node] = _term(node, done, dims)
+    except ILLEGAL:
+        return None
+    built = tuple(done[o] for o in outputs)
+    half = len(built) // 2
+    same = all(a.type == b.type for a, b in zip(built[:half], built[half:], strict=True))
+    return built if same and _legal_elsewhere(built) else None
+
+
+def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
+    """Whether the terms have a type at other sizes too: a symbol broadcasts against any number, a size does not."""
+    order = topological(outputs)
+    found = sorted({s for n in order if n.op in LEAVES for d in n.shape for s in symbols(d)})
+    sizes = {name: 2 * PROBE + 6 * k + 1 for k, name in enumerate(found)}
+    done: dict[Node, Node] = {}
+    try:
+        for node in order:
+            if node.op in LEAVES:
+                shape = tuple(evaluate(d, sizes) for d in node.shape)
+                done[node] = Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
+            elif node.args and node is not ABSENT:
+                attrs = {k: fixed(v, sizes) for k, v in node.attrs}
+                done[node] = get(node.op).term(*[done[a] for a in node.args], **attrs)
+            else:
+                done[node] = node
+    except ILLEGAL:
+        return False
+    return True
+
+
+def _term(node: Node, done: Mapping[Node, Node], dims: Mapping[Place, Dim]) -> Node:
+    if node.op in LEAVES:
+        shape = tuple(dims.get((node, i), d) for i, d in enumerate(node.shape))
+        return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
+    if not node.args or node is ABSENT:
+        return node
+    args = tuple(done[a] for a in node.args)
+    if args == node.args:
+        return node
+    attrs = dict(node.attrs)
+    old = [a.shape if isinstance(a.type, Tensor) else () for a in node.args]
+    new = [a.shape if isinstance(a.type, Tensor) else () for a in args]
+    lifted = _LIFTED.get(node.op)
+    if lifted is not None:
+        attrs = {**attrs, **lifted(attrs, old, new, dims)}
+    return get(node.op).term(*args, **attrs)
+
+
+Shapes = list[tuple[Dim, ...]]
+
+
+def _reshape(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
+    return {"shape": _regrouped(old[0], new[0], attrs["shape"])}
+
+
+def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided among the new ones."""
+    result: list[Dim] = list(want)
+    i = j = 0
+    while i < len(have) or j < len(want):
+        a, b = i, j
+        left: Any = have[i] if i < len(have) else 1
+        right: Any = want[j] if j < len(want) else 1
+        i, j = min(i + 1, len(have)), min(j + 1, len(want))
+        while left != right:
+            if left < right and i < len(have):
+                left, i = left * have[i], i + 1
+            elif j < len(want):
+                right, j = right * want[j], j + 1
+            else:
+                raise IllTyped("no regrouping")
+        result[b:j] = _shared(lifted[a:i], have[a:i], want[b:j])
+    return tuple(result)
+
+
+def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...]) -> list[Dim]:
+    total = product(lifted)
+    wide = [k for k, n in enumerate(want) if n != 1]
+    kept = [m for m, n in zip(lifted, have, strict=True) if n != 1]
+    if len(wide) <= 1 or total == product(have):
+        return [total if wide and k == wide[0] and total != product(have) else n for k, n in enumerate(want)]
+    if [n for n in have if n != 1] == [want[k] for k in wide]:
+        values = iter(kept)
+        return [next(values) if k in wide else n for k, n in enumerate(want)]
+    if isinstance(total, Symbolic) and len(wide) == 2 and len(total.terms) == 1:
+        atoms = [symbol(str(a)) for a, _ in total.terms[0][0]]
+        if len(atoms) == 2 and total == atoms[0] * atoms[1]:
+            values = iter(atoms)
+            return [next(values) if k in wide else n for k, n in enumerate(want)]
+    known: list[Dim] = list(want)
+    for old, new in zip(have, lifted, strict=True):  # a dim that is there before and after keeps its symbol
+        if isinstance(new, Symbolic) and old in want and known.count(old) == 1:
+            known[known.index(old)] = new
+    if product(known) == total:
+        return known
+    for k in reversed(wide):
+        rest = product(n for m, n in enumerate(known) if m != k)
+        found = total // rest
+        if found * rest == total:
+            return [found if m == k else n for m, n in enumerate(known)]
+    raise IllTyped("no sharing")
+
+
+def _expand(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
+    shape = list(attrs["shape"])
+    behind = len(shape) - len(old[0])
+    for k, (n, m) in enumerate(zip(old[0], new[0], strict=True)):
+        if n == shape[behind + k] and n != 1:
+            shape[behind + k] = m
+    names = {_size(p): d for p, d in dims.items()}
+    return {"shape": tuple(names.get(n, n) if isinstance(n, int) and k < behind or n != 1 else n for k, n in enumerate(shape))}
+
+
+def _slice(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
+    names = {_size(p): d for p, d in dims.items()}
+    found: dict[str, list[Dim]] = {"starts": [], "ends": []}
+    for start, end, axis in zip(attrs["starts"], attrs["ends"], attrs["axes"], strict=True):
+        n, m = old[0][axis], new[0][axis]
+        if n == m:
+            found["starts"].append(start)
+            found["ends"].append(end)
+            continue
+        cut = [names.get(v, v) if v > 1 else v for v in (start, end)]
+        found["starts"].append(m - (n - start) if start == n - 1 and end == -1 else cut[0])
+        found["ends"].append(m if end == n else cut[1])
+    return {k: tuple(v) for k, v in found.items()}
+
+
+def _split(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
+    axis, parts = attrs["axis"], list(attrs["split"])
+    n, m = old[0][axis], new[0][axis]
+    if n == m:
+        return {}
+    names = {_size(p): d for p, d in dims.items()}
+    lifted = [names.get(v, v) for v in parts]
+    if sum(lifted[1:], lifted[0]) != m:
+        lifted = [*lifted[:-1], m - sum(lifted[:-1])]
+    return {"split": tuple(lifted)}
+
+
+_LIFTED = {"reshape": _reshape, "expand": _expand, "slice": _slice, "split": _split}
+"""Operators with attributes that hold sizes; those of the others are numbers."""

@@ -1,0 +1,612 @@
+"""The library of substitutions: its files, its commands, its pictures, its ONNX pairs, and the optimizer that reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from typer.testing import CliRunner
+
+from taso_mirage import library
+from taso_mirage.cli_substitutions import app
+from taso_mirage.dims import symbol
+from taso_mirage.drawing import draw
+from taso_mirage.equation import NoMatch, Rules, apply, matches
+from taso_mirage.errors import CheckFailed, InvalidOption, OutputError, SyntaxProblem, TasoMirageError, Unsupported
+from taso_mirage.explain import chosen, find, words
+from taso_mirage.generate.readme import readme, refresh, write_timings
+from taso_mirage.ir import Tensor, topological, users, variable
+from taso_mirage.library import Evidence, Proof, Rejected, Rule, rule_name
+from taso_mirage.model import random_inputs
+from taso_mirage.onnx_io import load, serialize
+from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
+from taso_mirage.ops import term
+from taso_mirage.optimize import pipeline
+from taso_mirage.optimize.passes import Context, can_shrink, simplify
+from taso_mirage.optimize.search import directions, rewrites
+from taso_mirage.text import laws, parse_equation
+from taso_mirage.verify.fuzz import typings
+
+MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+
+
+def rule(family: str, operators: int, given: str, attributes: str, text: str, proof: str = "symbolic") -> Rule:
+    equation = parse_equation(text)
+    equation = replace(equation, name=rule_name(family, equation), evidence="library")
+    evidence = Evidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
+    pairs = library.parse_given(given), library.parse_attributes(attributes)
+    return Rule(equation.name, operators, *pairs, equation, evidence)
+
+
+SAME = "strides: (1, 1), pads: (1, 1, 1, 1), dilations: (1, 1)"
+RULES = (
+    rule(
+        "taso",
+        3,
+        "x: (n, c, h, w), v: (o, c, 3, 3), w: (p, c, 3, 3)",
+        f"a: {{{SAME}}}",
+        "concat(conv(x, v, group=1, **a), conv(x, w, group=1, **a), axis=1) == conv(x, concat(v, w, axis=0), group=1, **a) "
+        "where shape(v)[1:] == shape(w)[1:]",
+    ),
+    rule(
+        "taso",
+        4,
+        "x: (n, c), v: (c, o), w: (c, p)",
+        "",
+        "(matmul(x, v), relu(matmul(x, w))) == (item(split(matmul(x, concat(v, w, axis=1)), axis=1, split=(dim(v, 1), "
+        "dim(w, 1))), index=0), relu(item(split(matmul(x, concat(v, w, axis=1)), axis=1, split=(dim(v, 1), dim(w, 1))), "
+        "index=1))) where rank(v) == 2 and rank(w) == 2 and dim(v, 0) == dim(w, 0)",
+        "laws",
+    ),
+    rule("attention", 2, "x: (n, 2*m)", "p: (1, 0), q: (1, 0)",
+         "transpose(transpose(x, perm=p), perm=q) == transpose(x, perm=compose(p, q))"),
+    rule("attention", 2, "x: (n, c, h)", "s: (n*c, h), t: (n, c*h)",
+         "reshape(reshape(x, shape=s), shape=t) == reshape(x, shape=t)", "bounded"),
+    rule("norm", 5, "x: (n, c)", "", "mul(0.5, mul(x, add(1, tanh(mul(x, 0.5))))) == mul(x, sigmoid(x))"),
+    rule("elementwise", 2, "x: (n, c)", "", "max(relu(x), 0) == relu(x)"),
+    rule("elementwise", 2, "x: (), y: (n)", "", "sub(x, neg(y)) == add(x, y) where rank(x) < 2 and rank(y) > 0"),
+    rule("attention", 2, "x: (n, c), i: int64 (k)", "", "gather(relu(x), i, axis=0) == relu(gather(x, i, axis=0))"),
+    rule("elementwise", 2, "x: (n, c), w: (c, o), c: ()", "",
+         "mul(matmul(x, w), c) == matmul(x, mul(w, c)) where is_weight(w) and is_constant(c)"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    for family in sorted({r.family for r in RULES}):
+        library.write(tmp_path / f"{family}.toml", [r for r in RULES if r.family == family], f"Rules of {family}.")
+    library.load.cache_clear()
+    yield tmp_path
+    library.load.cache_clear()
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_rules_are_read_as_they_were_written(folder: Path) -> None:
+    read = library.load(folder)
+    assert sorted(read, key=lambda r: r.name) == sorted(RULES, key=lambda r: r.name)
+    assert [r.family for r in read] == sorted(r.family for r in read)
+    before = {f.name: f.read_bytes() for f in folder.iterdir()}
+    for file in sorted(folder.glob("*.toml")):
+        library.write(file, library.read(file), f"Rules of {file.stem}.")
+    assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
+
+
+def test_a_file_of_rules_reads_well(tmp_path: Path) -> None:
+    library.write(tmp_path / "taso.toml", RULES[:1], "Family taso.\n\nTwo lines.")
+    assert (tmp_path / "taso.toml").read_text() == (
+        '# Family taso.\n#\n# Two lines.\n\n[[rule]]\nname = "taso.concat_to_conv.9cd5"\noperators = 3\n'
+        'given = "x: (n, c, h, w), v: (o, c, 3, 3), w: (p, c, 3, 3)"\n'
+        'attributes = "a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}"\n'
+        'lhs = "concat(conv(x, v, group=1, **a), conv(x, w, group=1, **a), axis=1)"\n'
+        'rhs = "conv(x, concat(v, w, axis=0), group=1, **a)"\n'
+        'where = "shape(v)[1:] == shape(w)[1:]"\n'
+        'evidence = { trials = 16, typings = 512, proof = "symbolic", bound = "every size of \\"3\\" typings", steps = 1234 }\n'
+    )
+
+
+@pytest.mark.parametrize("each", RULES, ids=lambda r: r.name)
+def test_both_sides_have_a_type_at_the_typing(each: Rule) -> None:
+    lhs, rhs = each.instance()
+    assert [n.type for n in lhs] == [n.type for n in rhs]
+    assert all(isinstance(n.type, Tensor) for n in lhs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x: (n, c, 3), i: int64 (2*n)",
+        "x: (), y: bool (n), z: (n + 1, 4)",
+        "x: float16 (), y: (((h + 1)//(2)), h*h)",
+    ],
+)
+def test_typings_print_and_parse_back(text: str) -> None:
+    assert library.show_given(library.parse_given(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "i: 1, p: (1, 0), a: {strides: (1, 1)}",
+        "s: (n, c*h), q: (), v: -inf, t: 'edge', z: None, y: (3,), f: 1e-05",
+    ],
+)
+def test_attributes_print_and_parse_back(text: str) -> None:
+    assert library.show_attributes(library.parse_attributes(text)) == text
+
+
+def test_a_captured_rest_is_sorted_and_dims_are_symbols() -> None:
+    found = dict(library.parse_attributes("a: {strides: (1, 1), group: 2}, s: (n, 2)"))
+    assert found == {"a": (("group", 2), ("strides", (1, 1))), "s": (symbol("n"), 2)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("operators = 3\n", "", "rule taso.concat_to_conv.9cd5: the field operators is missing"),
+        ("operators = 3", "operators = true", "field operators: True is no int"),
+        ("operators = 3", "operator = 3", "no field is called operator"),
+        ("(o, c, 3, 3)", "(o, c, 3.5, 3)", "field given: 3.5 is no size"),
+        ("w: (p, c, 3, 3)", "w: float33 (p, c, 3, 3)", "field given: float33.*no dtype"),
+        (", w: (p, c, 3, 3)", "", "field where: the variables of the left side are v, w, x"),
+        ("a: {", "b: {", "field where: the attributes of the left side are a"),
+        ("concat(v, w", "concat(v, z", "field where: 'z' names z, which the left side does not have"),
+        ("shape(v)", "shape(q)", r"names q, which the left side does not have"),
+        ('lhs = "concat(', 'lhs = "concatt(', "field lhs: no operator concatt"),
+        ("strides: (1, 1)", "strides: (1, 1", "field attributes"),
+        ('proof = "symbolic"', 'proof = "trust"', "field evidence: the proof 'trust' is none of symbolic"),
+        ("trials = 16", "trails = 16", "field evidence: no part of evidence is called trails"),
+        ("[[rule]]", "[[rules]]", r"only \[\[rule\]\] is expected, not rules"),
+        ('name = "', 'name = ', "Invalid value"),
+    ],
+)  # fmt: skip
+def test_an_error_names_file_rule_and_field(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "taso.toml"
+    library.write(path, RULES[:1])
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(SyntaxProblem, match=message) as caught:
+        library.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_names_are_unique_in_a_file_and_in_a_folder(folder: Path) -> None:
+    library.write(folder / "zzz.toml", RULES[:1])
+    with pytest.raises(SyntaxProblem, match=r"zzz.toml: the rule taso.concat_to_conv.9cd5 is in taso.toml too"):
+        library.load(folder)
+    library.write(folder / "zzz.toml", [*RULES[:1], *RULES[:1]])
+    with pytest.raises(SyntaxProblem, match=r"2 rules are called taso.concat_to_conv.9cd5"):
+        library.read(folder / "zzz.toml")
+    with pytest.raises(InvalidOption, match="No such file"):
+        library.read(folder / "none.toml")
+
+
+def test_a_name_says_family_and_roots_and_is_never_taken_twice() -> None:
+    assert [r.name.rpartition(".")[0] for r in RULES[:3]] == [
+        "taso.concat_to_conv",
+        "taso.merge_matmul_relu",
+        "attention.transpose_to_transpose",
+    ]
+    name = rule_name("taso", RULES[0].equation)
+    longer = rule_name("taso", RULES[0].equation, {name})
+    assert name == RULES[0].name
+    assert longer.startswith(name)
+    assert len(longer) == len(name) + 1
+    assert rule_name("x", parse_equation("neg(neg(x)) == x")).startswith("x.neg_to_operand.")
+
+
+def test_rejected_candidates_keep_their_counterexample(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "x": [[1, -2], [0.5, 1e-30]],
+        "attributes": {"axis": 1, "mode of pad": "edge"},
+        "text": 'a "quoted"\\ line\nand\ttab\x01',
+        "deep": [{"at": [0, 1], "lhs": float("inf")}],
+        "flag": True,
+        "empty": [],
+    }
+    rejected = [Rejected("relu(x) == x", "typings", values), Rejected("neg(x) == x", "field", {})]
+    library.write_rejected(tmp_path / "rejected.toml", rejected, "Refuted.")
+    assert library.read_rejected(tmp_path / "rejected.toml") == tuple(rejected)
+    library.write(tmp_path / "taso.toml", RULES[:1])
+    assert len(library.load(tmp_path)) == 1
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "taso.toml").mkdir()
+    with pytest.raises(OutputError, match=r"taso.toml"):
+        library.write(tmp_path / "taso.toml", RULES[:1])
+    assert [f.name for f in tmp_path.iterdir()] == ["taso.toml"]
+    with pytest.raises(TypeError, match="has no form in TOML"):
+        library.write_rejected(tmp_path / "rejected.toml", [Rejected("a", "b", {"x": object()})])
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+def test_the_optimizer_reads_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: RULES)
+    assert pipeline.rules() == (*laws(), *(r.equation for r in RULES))
+
+
+def test_the_library_read_backwards_does_not_grow_a_graph() -> None:
+    """Laws go both ways; of a library there are too many ways up."""
+    x, y = (variable(n, Tensor("float32", (2, 3))) for n in "xy")
+    state = (term("relu", term("neg", term("add", x, y))),)
+    law = parse_equation("relu(neg(neg(neg(add(x, y))))) == relu(neg(add(x, y)))", "law.x")
+    for each, grows in ((replace(law, evidence="library"), False), (law, True)):
+        found = rewrites(state, Rules(directions((each,))), Rules([]), Context({"": 17}, {}))
+        assert {r.equation for r in found} == ({"law.x~"} if grows else set())
+
+
+def test_the_index_finds_what_trying_every_equation_finds() -> None:
+    equations = [*directions(laws()), *(r.equation for r in RULES)]
+    rules = Rules(equations)
+    terms = topological(load(MODEL).graph.outputs)[:60]
+    used_by = users(terms)
+    for node in terms:
+        every = [
+            (len(e.roots), results)
+            for e in equations
+            for found in matches(e, node, used_by)
+            if not isinstance(results := apply(e, found), NoMatch) and results != found.outputs
+        ]
+        single = [a.results for a in rules.applications(node)]
+        assert single == list(dict.fromkeys(r for n, r in every if n == 1))
+        assert [a.results for a in rules.joint_applications(node, used_by)] == [r for n, r in every if n > 1]
+
+
+def test_equations_that_cannot_shrink_a_graph_are_never_taken_by_the_passes() -> None:
+    def shrinks(text: str) -> bool:
+        return can_shrink(parse_equation(text))
+
+    assert shrinks("relu(relu(x)) == relu(x)")
+    assert shrinks("mul(conv(x, w, **a), c) == conv(x, mul(w, c), **a)")  # where w and c are weights
+    assert not shrinks("add(x, y) == add(y, x)")
+    assert not shrinks("matmul(x, neg(w)) == neg(matmul(x, w))")
+    assert not shrinks("relu(x) == max(x, 0)")
+    model = load(MODEL)
+    context = Context({"com.microsoft": 1, **model.opsets}, dict.fromkeys(model.symbols(), 4))
+    every, _ = simplify(model.graph.outputs, Rules(laws()), context)
+    some, _ = simplify(model.graph.outputs, Rules([e for e in laws() if can_shrink(e)]), context)
+    assert every == some
+
+
+# ---------------------------------------------------------------- ONNX pairs
+
+ROUNDING = 2e-4
+
+
+def agree(made: Pair, seed: int) -> bool:
+    """Both models in ONNX Runtime, as written: its own fusions would make the sides alike (and one of them is wrong for Pad)."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    inputs = random_inputs(made.lhs, seed)
+    if any(min(a.shape, default=2) < 2 for a in inputs.values()):  # 1 may be no index of such a dim
+        inputs = {name: a * 0 if a.dtype.kind == "i" else a for name, a in inputs.items()}
+    results = []
+    for side in (made.lhs, made.rhs):
+        try:
+            session = onnxruntime.InferenceSession(serialize(side), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            if "NOT_IMPLEMENTED" in str(error):
+                pytest.skip(str(error)[:200])
+            raise
+        results.append(session.run(None, inputs))
+    return all(close(a, b) for a, b in zip(*results, strict=True))
+
+
+def close(a: Any, b: Any) -> bool:
+    """Equal up to float32 rounding where both are numbers."""
+    if a.dtype.kind != "f":
+        return bool(np.array_equal(a, b))
+    both = np.isfinite(a) & np.isfinite(b)
+    scale = max(1.0, float(np.abs(a[both]).max(initial=0)))
+    return a.shape == b.shape and bool(np.allclose(a[both], b[both], rtol=1e-3, atol=ROUNDING * scale))
+
+
+def check_pairs(each: Rule, wanted: int) -> None:
+    """Both sides at legal sizes of the rule's typing, and at random legal typings."""
+    own = filter(None, (at_sizes(each, sizes) for sizes in small_sizes(each)))
+    drawn = ((t.lhs, t.rhs) for t in typings(each.equation, 5, 400, each.given, each.attributes))
+    legal = [*islice(own, 2), *islice(drawn, wanted)]
+    assert len(legal) > 1, "no legal typings"
+    try:
+        made = [models(*terms) for terms in legal]
+    except Unsupported as error:
+        pytest.skip(str(error))
+    assert all(agree(one, seed) for seed, one in enumerate(made))
+
+
+@pytest.mark.parametrize("each", RULES, ids=lambda r: r.name)
+def test_both_sides_give_equal_results_in_onnx_runtime(each: Rule) -> None:
+    check_pairs(each, 3)
+    made = pair(each)
+    assert (
+        made.lhs.input_names
+        == made.rhs.input_names
+        == tuple(sorted(name for name, _ in each.given if f"is_constant({name})" not in str(each.equation.where)))
+    )
+    assert made.lhs.output_names == made.rhs.output_names
+
+
+def test_a_pair_of_a_wrong_rule_differs() -> None:
+    wrong = rule("wrong", 2, "x: (n, c)", "", "relu(neg(x)) == neg(relu(x))")
+    assert not agree(pair(wrong), 0)
+
+
+def test_a_pair_takes_sizes_that_are_legal_and_different() -> None:
+    shapes = {n.attr("name"): n.shape for n in pair(RULES[0]).lhs.graph.inputs}
+    sizes = {*shapes["x"], shapes["v"][0], shapes["w"][0]}
+    assert len(sizes) == 6
+    with pytest.raises(TasoMirageError, match="no sizes up to 12"):
+        pair(rule("wrong", 1, "x: (n, c)", "", "relu(x) == neg(x) where dim(x, 0) > 99"))
+
+
+SHIPPED = library.load()
+
+
+@pytest.mark.parametrize("each", SHIPPED[:: max(1, len(SHIPPED) // 48)], ids=lambda r: r.name)
+def test_a_sample_of_the_shipped_pairs(each: Rule) -> None:
+    check_pairs(each, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", SHIPPED, ids=lambda r: r.name)
+def test_every_shipped_pair(each: Rule) -> None:
+    check_pairs(each, 5)
+
+
+def test_the_shipped_page_is_that_of_the_shipped_rules() -> None:
+    assert len({r.name for r in SHIPPED}) == len(SHIPPED)
+    assert all(r.evidence.proof is not None for r in SHIPPED)
+    shipped = library.data_folder("substitutions")
+    if not SHIPPED:
+        return
+    counts = json.loads((shipped / "counts.json").read_text())
+    rejected = shipped / "rejected.toml"
+    refuted = library.read_rejected(rejected) if rejected.exists() else ()
+    assert (shipped / "README.md").read_text() == readme(SHIPPED, refuted, counts)
+
+
+# ---------------------------------------------------------------- words and pictures
+
+
+def test_rules_are_found_by_text_operator_and_beginning() -> None:
+    assert [r.name for r in chosen(RULES, ["CONV", "axis=0"], ["conv", "concat"], [])] == [RULES[0].name]
+    assert {r.family for r in chosen(RULES, [], ["relu"], ["taso", "elementwise"])} == {"taso", "elementwise"}
+    assert chosen(RULES, [], ["softmax"], []) == []
+    assert find(RULES, "taso.con") is RULES[0]
+    with pytest.raises(InvalidOption, match=r"2 rules begin with 'taso': taso.concat_to_conv.9cd5, taso.merge"):
+        find(RULES, "taso")
+    with pytest.raises(
+        InvalidOption, match=r"no rule is called 'taso.concat_to_conf.9cd5'; did you mean taso.concat_to_"
+    ):
+        find(RULES, "taso.concat_to_conf.9cd5")
+    with pytest.raises(InvalidOption, match=r"did you mean taso.concat_to_conv"):
+        find(RULES, "to_conv")
+
+
+def test_a_rule_in_words() -> None:
+    assert list(words(RULES[1]))[:6] == [
+        f"{RULES[1].name} replaces 3 operators (relu, 2 matmul) by 4 operators (relu, split, matmul, concat).",
+        "It replaces 2 values at once.",
+        "Operands, at its typing: x [n, c], v [c, o], w [c, p].",
+        "It applies where:",
+        "  - the rank of v equals 2",
+        "  - the rank of w equals 2",
+    ]
+    assert list(words(RULES[5]))[-3:] == [
+        "It applies wherever the left side is found.",
+        "Evidence: 16 trials in finite fields; 512 random legal typings; proved for every size: every size of \"3\" typings "
+        "(1234 steps).",
+        "Work at c=2, n=3: 12 operations and 100 bytes moved before, 6 operations and 48 bytes moved after (terms over "
+        "weights alone cost nothing at run time).",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("each", RULES, ids=lambda r: r.name)
+def test_the_picture_shows_both_sides(each: Rule) -> None:
+    text = draw(each)
+    root = ET.fromstring(text)
+    svg = "{http://www.w3.org/2000/svg}"
+    said = [t.text or "" for t in root.iter(f"{svg}text")]
+    terms = [n for side in (each.equation.lhs, each.equation.rhs) for n in side]
+    wanted = [n.op for n in terms if n.op not in ("input", "splat", "item")]
+    assert sorted(t for t in said if t in wanted) == sorted(wanted)
+    assert each.name in said
+    edges = sum(len(n.args) for n in terms) + 2 * len(each.equation.roots)
+    assert len([p for p in root.iter(f"{svg}path") if p.get("marker-end")]) == edges
+    assert inside(root, svg)
+    assert draw(each) == text
+
+
+def inside(root: ET.Element, svg: str) -> bool:
+    """Boxes of one side do not overlap, and lie within the picture."""
+    for group in root.iter(f"{svg}g"):
+        x, y = map(float, group.get("transform", "")[10:-1].split(","))
+        boxes = [[float(r.get(k, "0")) for k in ("x", "y", "width", "height")] for r in group.iter(f"{svg}rect")]
+        for i, (a, b, w, h) in enumerate(boxes):
+            if (
+                a + x < 0
+                or b + y < 0
+                or a + x + w > float(root.get("width", "0"))
+                or b + y + h > float(root.get("height", "0"))
+            ):
+                return False
+            for c, d, v, g in boxes[i + 1 :]:
+                if a < c + v and c < a + w and b < d + g and d < b + h:
+                    return False
+    return True
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_counts_families_sizes_proofs_and_stages(folder: Path) -> None:
+    counts = {"taso": {"terms": 10, "classes": 4}, "norm": {"terms": 7}}
+    library.write_rejected(folder / "rejected.toml", [Rejected("relu(x) == x", "field", {})])
+    refresh(folder, counts)
+    page = (folder / "README.md").read_text()
+    assert "9 rules: 8 replace one value, 1 several at once." in page
+    assert "1 candidates were refuted" in page
+    assert "| family | 2 | 3 | 4 | 5 | all |" in page
+    assert "| taso | 0 | 1 | 1 | 0 | 2 |" in page
+    assert "| all | 6 | 1 | 1 | 1 | 9 |" in page
+    assert "| attention | 2 | 0 | 1 | 3 |" in page
+    assert "| stage | taso | norm |" in page
+    assert "| classes | 4 |  |" in page
+    refresh(folder)
+    assert (folder / "README.md").read_text() == page
+    write_timings(folder, {"b": 0.12345, "a": 1})
+    assert (folder / "timings.json").read_text() == '{\n "a": 1,\n "b": 0.123\n}\n'
+
+
+def test_the_page_of_an_empty_library() -> None:
+    assert "0 rules" in readme([], [], {})
+
+
+# ---------------------------------------------------------------- commands
+
+runner = CliRunner()
+
+
+def invoke(*args: str) -> str:
+    result = runner.invoke(app, args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_and_show(folder: Path) -> None:
+    lines = invoke("list", "--operator", "conv", "--operator", "concat", "--library", str(folder)).splitlines()
+    assert lines == [
+        "taso.concat_to_conv.9cd5  3  symbolic  concat(conv(x, v, group=1, **a), conv(x, w, group=1, **a), axis=1) == "
+        "conv(x, concat(v, w, axis=0), group=1, **a)  where shape(v)[1:] == shape(w)[1:]"
+    ]
+    found = json.loads(invoke("list", "--family", "norm", "--json", "--library", str(folder)))
+    assert [r["name"] for r in found["rules"]] == [RULES[4].name]
+    assert found["of"] == len(RULES)
+    assert "where shape(v)[1:] == shape(w)[1:]" in invoke("show", "taso.con", "--library", str(folder))
+    shown = json.loads(invoke("show", "taso.con", "--json", "--library", str(folder)))
+    assert shown["given"]["v"] == "float32[o, c, 3, 3]"
+    assert shown["attributes"] == {"a": "{dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}"}
+    for args, message in (
+        (("list", "--operator", "convolution"), "--operator convolution: no operator"),
+        (("list", "--family", "tasso"), "--family tasso: the families are attention, elementwise"),
+        (("show", "nothing"), "no rule is called 'nothing'"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            invoke(*args, "--library", str(folder))
+    with pytest.raises(InvalidOption, match="no such folder"):
+        invoke("list", "--library", str(folder / "none"))
+
+
+def test_explain_writes_a_picture_and_models_that_its_script_runs(folder: Path, tmp_path: Path) -> None:
+    name = RULES[0].name
+    said = invoke("explain", "taso.con", "-o", str(tmp_path / "out"), "--library", str(folder))
+    files = [f"{name}-lhs.onnx", f"{name}-rhs.onnx", f"{name}.npz", f"{name}.svg"]
+    assert sorted(f.name for f in (tmp_path / "out").iterdir()) == files
+    script = said[said.index("import numpy") :]
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "True\n"
+    again = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+    invoke("explain", name, "-o", str(tmp_path / "out"), "--library", str(folder))
+    assert {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()} == again
+
+
+class Wrong:
+    """What a ladder says of a refuted rule."""
+
+    counterexample: Mapping[str, Any] = types.MappingProxyType({"x": [1.0], "lhs": [0.0], "rhs": [1.0]})
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def test_verify_counts_proofs_and_fails_on_a_wrong_rule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def climb(each: Rule, seed: int, typings: int) -> object:
+        if each.family == "norm":
+            return Wrong()
+        return each.evidence
+
+    ladder = types.ModuleType("ladder")
+    monkeypatch.setattr(ladder, "climb", climb, raising=False)
+    monkeypatch.setitem(sys.modules, "taso_mirage.verify.ladder", ladder)
+    files = [str(f) for f in sorted(folder.glob("*.toml"))]
+    good = invoke("verify", *files[:1], "--workers", "1")
+    assert good.splitlines()[:3] == [
+        "family     symbolic      laws   bounded    failed     rules",
+        "attention         2         0         1         0         3",
+        "all               2         0         1         0         3",
+    ]
+    result = runner.invoke(app, ["verify", *files, "--workers", "1"])
+    assert isinstance(result.exception, CheckFailed)
+    assert result.exception.exit_code == 5
+    assert str(result.exception) == f"1 of 9 rules failed: {RULES[4].name}"
+    assert f"{RULES[4].name} is wrong:\n  x: [1.0]\n  lhs: [0.0]" in result.stdout
+    found = json.loads(invoke("verify", *files, "--rule", "taso", "--workers", "1", "--json"))
+    assert [v["proof"] for v in found["rules"]] == ["symbolic", "laws"]
+    with pytest.raises(InvalidOption, match="--rule q: no rule begins so"):
+        invoke("verify", *files, "--rule", "q")
+    library.write(folder / "empty.toml", [])
+    with pytest.raises(InvalidOption, match="there are no rules"):
+        invoke("verify", str(folder / "empty.toml"))
+
+
+LADDER = """
+import sys, types
+ladder = types.ModuleType("taso_mirage.verify.ladder")
+ladder.climb = lambda rule, seed, typings: rule.evidence
+sys.modules["taso_mirage.verify.ladder"] = ladder
+"""
+
+
+def test_verify_says_the_same_with_any_number_of_workers(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(LADDER)  # the workers start afresh, so no patch reaches them
+    command = [
+        sys.executable,
+        "-m",
+        "taso_mirage.cli",
+        "substitutions",
+        "verify",
+        *map(str, folder.glob("*.toml")),
+        "--json",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "path")}
+    said = []
+    for workers in ("1", "3"):
+        run = subprocess.run([*command, "--workers", workers], env=env, capture_output=True, text=True, check=True)
+        said.append([{**v, "seconds": 0} for v in json.loads(run.stdout)["rules"]])
+    assert said[0] == said[1]
+    assert [v["name"] for v in said[0]] == [r.name for f in folder.glob("*.toml") for r in library.read(f)]
+
+
+def test_generate_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken: list[Any] = []
+    fake = types.ModuleType("pipeline")
+    monkeypatch.setattr(fake, "Options", lambda *args: args, raising=False)
+    monkeypatch.setattr(fake, "generate", taken.append, raising=False)
+    monkeypatch.setitem(sys.modules, "taso_mirage.generate.pipeline", fake)
+    monkeypatch.setattr("taso_mirage.generate.pipeline", fake, raising=False)
+    options = "--ops 3 --family taso --family conv --seed 7 --workers 2 --resume -o"
+    invoke("generate", *options.split(), str(tmp_path))
+    assert taken == [(3, ("taso", "conv"), 7, 2, None, True, tmp_path)]
+    with pytest.raises(InvalidOption, match="exclude each other"):
+        invoke("generate", "--workers", "2", "--scheduler", "host:1")
