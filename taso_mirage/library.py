@@ -226,7 +226,12 @@ def load(folder: Path | None = None) -> tuple[Rule, ...]:
 
 def read(path: Path) -> tuple[Rule, ...]:
     """The rules of one file. SyntaxProblem names file, rule and field; InvalidOption where it cannot be read."""
-    found = tuple(_read_rule(path, i, entry) for i, entry in enumerate(_entries_of(path, "rule")))
+    return parse_rules(_text_of(path), str(path))
+
+
+def parse_rules(text: str, path: str = "rules") -> tuple[Rule, ...]:
+    """The rules of the text of a file, whose name is for errors."""
+    found = tuple(_read_rule(path, i, entry) for i, entry in enumerate(_entries_of(text, path, "rule")))
     counts = Counter(rule.name for rule in found)
     for name, count in counts.items():
         if count > 1:
@@ -234,12 +239,19 @@ def read(path: Path) -> tuple[Rule, ...]:
     return found
 
 
-def _entries_of(path: Path, table: str) -> list[dict[str, Any]]:
+def _text_of(path: Path) -> str:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidOption(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise SyntaxProblem(f"{path}: {error}") from None
+
+
+def _entries_of(text: str, path: str, table: str) -> list[dict[str, Any]]:
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise SyntaxProblem(f"{path}: {error}") from None
     entries = content.pop(table, [])
     if content or not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
@@ -247,7 +259,7 @@ def _entries_of(path: Path, table: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _read_rule(path: Path, i: int, entry: Mapping[str, Any]) -> Rule:
+def _read_rule(path: str, i: int, entry: Mapping[str, Any]) -> Rule:
     label = f"{path}: rule {entry.get('name', f'number {i + 1}')}"
     if unknown := sorted(entry.keys() - FIELDS):
         raise SyntaxProblem(f"{label}: no field is called {unknown[0]}; the fields are {', '.join(sorted(FIELDS))}")
@@ -326,7 +338,7 @@ def _typed(value: Any, kind: type) -> Any:
 def read_rejected(path: Path) -> tuple[Rejected, ...]:
     """What `write_rejected` wrote."""
     found: list[Rejected] = []
-    for i, entry in enumerate(_entries_of(path, "rejected")):
+    for i, entry in enumerate(_entries_of(_text_of(path), str(path), "rejected")):
         try:
             found.append(Rejected(entry["equation"], entry["why"], entry.get("counterexample", {})))
         except KeyError as error:
@@ -339,7 +351,7 @@ def read_rejected(path: Path) -> tuple[Rejected, ...]:
 
 def write(path: Path, rules: Iterable[Rule], header: str = "") -> None:
     """A file of rules, in their order, atomically. The same rules give the same bytes. OutputError where it fails."""
-    write_file(path, comment(header) + "".join(map(_show_rule, rules)))
+    write_file(path, comment(header) + "".join(map(show_rule, rules)))
 
 
 def write_rejected(path: Path, rejected: Iterable[Rejected], header: str = "") -> None:
@@ -347,7 +359,8 @@ def write_rejected(path: Path, rejected: Iterable[Rejected], header: str = "") -
     write_file(path, comment(header) + "".join(map(_show_rejected, rejected)))
 
 
-def _show_rule(rule: Rule) -> str:
+def show_rule(rule: Rule) -> str:
+    """A rule as an entry of a file, which `parse_rules` reads back."""
     lhs, rhs = sides(rule.equation)
     fields: dict[str, Any] = {"name": rule.name, "operators": rule.operators, "given": show_given(rule.given)}
     if rule.attributes:

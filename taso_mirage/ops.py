@@ -211,7 +211,7 @@ class Opaque:
 
 REGISTRY: dict[str, Op] = {}
 _KINDS: dict[Any, Callable[[Any], Any]] = {
-    int: int,
+    int: lambda v: v if isinstance(v, Symbolic) else int(v),  # a size, until the run fixes it
     float: float,
     str: lambda v: v.decode() if isinstance(v, bytes) else str(v),
     Ints: lambda v: tuple(int(x) for x in v),

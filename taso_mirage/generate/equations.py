@@ -1,4 +1,4 @@
-"""Single equations: pairs of one fingerprint class, pruned of common subgraphs and supergraphs, re-checked, and canonical under renaming."""
+"""Single equations: pairs of one fingerprint class, pruned of common subgraphs and supergraphs, re-checked, canonical."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def common_supergraph(table: Table, pairs: Pairs) -> NDArray[np.bool_]:
     same = (columns.op[pairs.left] == columns.op[pairs.right]) & (columns.op[pairs.left] != INPUT)
     commutative = np.array([o.commutative for o in table.family.operators])[columns.op[pairs.left]]
     swapped = commutative & (a[:, 0] == b[:, 1]) & (a[:, 1] == b[:, 0])
-    return same & ((a == b).all(axis=1) | swapped)
+    found: NDArray[np.bool_] = same & ((a == b).all(axis=1) | swapped)
+    return found
 
 
 def recheck(table: Table, pairs: Pairs, assignments: Sequence[Assignment], seed: int) -> NDArray[np.bool_]:
@@ -148,7 +149,7 @@ class _Again:
         return self.values.store[self._kind(chosen)][:, rows]
 
     def _kind(self, chosen: Ints) -> Kind:
-        return self.table.kinds[self.table.all.kind[chosen[0]]]
+        return self.table.kinds[int(self.table.all.kind[chosen[0]])]
 
     def _below(self, candidates: Ints) -> Ints:
         """The kept terms that candidates hang on."""
@@ -159,7 +160,7 @@ class _Again:
             args = np.unique(args[args >= 0])
             args = args[~found[args]]
             found[args] = True
-            front = self.table.candidate[args]
+            front = self.table.candidate[args].astype(np.int64)
         return np.flatnonzero(found)
 
     def _groups(self, candidates: Ints) -> list[tuple[Group | None, Ints]]:

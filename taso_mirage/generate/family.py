@@ -35,8 +35,9 @@ class Kind:
 class Operator:
     """One operator of a family: a pattern over operands in the order in which they occur in it.
 
-    `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut between its operands along that axis; `part_of`: one part
-    of the operand, which must be cut there in the middle; both parts are one node. `inputs_only`: operands are inputs.
+    `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut between its operands along that axis;
+    `part_of`: one part of the operand, which must be cut there in the middle; both parts are one node. `inputs_only`: operands are
+    inputs.
     """
 
     name: str
@@ -76,10 +77,10 @@ class Operator:
 
     def on(self, names: Mapping[str, Any]) -> Node:
         """The term on typed operands; letters are sizes."""
-        return instantiate(self.pattern, _Letters(names))[0]
+        return instantiate(self.pattern, Letters(names))[0]
 
 
-class _Letters(dict[str, Any]):
+class Letters(dict[str, Any]):
     """Names of operands; any other name is a size."""
 
     def __missing__(self, key: str) -> Symbolic:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.generate.equations import Classes, Pairs, Tree, Trees
-from taso_mirage.generate.terms import INPUT, Table
+from taso_mirage.generate.terms import Table
 
 Join = tuple[Tree, Tree, Tree, Tree]
 """Both left-hand sides and both right-hand sides, in canonical names."""
@@ -33,56 +33,63 @@ class _Merge:
 
 
 def merges(table: Table, classes: Classes) -> Pairs:
-    """All pairs of a class whose right-hand side has a variable more. The left-hand side is no bare variable: that matches
-    everywhere."""
+    """Pairs (by place in `classes`) of a smallest member of a class and a member with a variable more. A class with a bare variable has
+    none: that would match everywhere."""
     columns = table.all
-    mask = columns.mask[classes.members]
-    lengths = classes.lengths
-    least = np.bitwise_and.reduceat(mask, classes.starts) if len(mask) else mask
-    more = (mask & ~np.repeat(least, lengths)) != 0
-    lefts, rights = [], []
-    for start, length in zip(classes.starts, lengths, strict=True):
-        extra = np.flatnonzero(more[start : start + length]) + start
-        if len(extra):
-            a = np.repeat(np.arange(start, start + length), len(extra))
-            b = np.tile(extra, length)
-            lefts.append(a)
-            rights.append(b)
-    a = np.concatenate(lefts) if lefts else np.zeros(0, np.int64)
-    b = np.concatenate(rights) if rights else np.zeros(0, np.int64)
-    ok = (mask[b] & ~mask[a] != 0) & (columns.op[classes.members[a]] != INPUT)
-    a, b = a[ok], b[ok]
+    mask, size = columns.mask[classes.members], columns.size[classes.members]
+    lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for start, length in zip(classes.starts, classes.lengths, strict=True):
+        places = np.arange(start, start + length)
+        if size[start] == 0 or (mask[places] == mask[start]).all():
+            continue
+        left, right = np.meshgrid(places[size[places] == size[start]], places, indexing="ij")
+        more = (mask[right] & ~mask[left]) != 0
+        lefts.append(left[more])
+        rights.append(right[more])
+    a, b = np.concatenate(lefts), np.concatenate(rights)
     apart = ~_meet(classes.nodes[a], classes.nodes[b])
     return Pairs(a[apart], b[apart])
 
 
 def _meet(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:
-    return ((a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]).any(axis=(1, 2))
+    met: NDArray[np.bool_] = ((a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]).any(axis=(1, 2))
+    return met
 
 
 def joins(table: Table, classes: Classes, limit: int) -> dict[Join, tuple[int, int, int, int]]:
-    """All essential joins of at most so many operators on each side, canonical; with one instance (candidates) of each."""
-    found: dict[Join, tuple[int, int, int, int]] = {}
+    """All essential joins of at most so many operators on each side, canonical, with one instance (candidates) of each.
+
+    Of the joins of two classes that are split alike the smallest is taken: single equations give the others.
+    """
     trees = Trees(table)
     places = merges(table, classes)
     equations = [_merge(table, classes, int(a), int(b)) for a, b in zip(places.left, places.right, strict=True)]
+    best: dict[tuple[int, ...], tuple[tuple[int, ...], _Merge, _Merge]] = {}
     for one, two in _sharing(equations, limit):
         if _essential(one, two, limit) and _prefix(table, one, two):
-            sides = [trees.tree(c) for c in (one.left, two.left, one.right, two.right)]
-            forms = [trees.canonical(*sides), trees.canonical(sides[1], sides[0], sides[3], sides[2])]
-            a, b, c, d = min(forms, key=repr)
-            instance = one, two
-            if repr(forms[0]) > repr(forms[1]):
-                instance = two, one
-            candidates = (instance[0].left, instance[1].left, instance[0].right, instance[1].right)
-            found.setdefault((a, b, c, d), candidates)
+            first, second = sorted((one, two), key=lambda e: (e.left, e.right))
+            several = len(one.left_nodes | two.left_nodes), len(one.right_nodes | two.right_nodes)
+            rank = (*several, first.left, second.left, first.right, second.right)
+            roots = int(table.all.op[first.right]), int(table.all.op[second.right])
+            key = (int(table.all.hash[first.left]), int(table.all.hash[second.left]), *roots)
+            if key not in best or rank < best[key][0]:
+                best[key] = rank, first, second
+    found: dict[Join, tuple[int, int, int, int]] = {}
+    for _, one, two in sorted(best.values(), key=lambda b: b[0]):
+        a, b = trees.tree(one.left), trees.tree(two.left)
+        c, d = trees.tree(one.right), trees.tree(two.right)
+        straight, swapped = trees.canonical(a, b, c, d), trees.canonical(b, a, d, c)
+        if repr(straight) <= repr(swapped):
+            found.setdefault(straight, (one.left, two.left, one.right, two.right))  # type: ignore[arg-type]
+        else:
+            found.setdefault(swapped, (two.left, one.left, two.right, one.right))  # type: ignore[arg-type]
     return found
 
 
 def _merge(table: Table, classes: Classes, a: int, b: int) -> _Merge:
     left, right = int(classes.members[a]), int(classes.members[b])
-    nodes = [frozenset(int(n) for n in classes.nodes[i] if n >= 0) for i in (a, b)]
-    return _Merge(left, right, *nodes, int(table.all.mask[left]), int(table.all.mask[right]))
+    ours, theirs = (frozenset(int(n) for n in classes.nodes[i] if n >= 0) for i in (a, b))
+    return _Merge(left, right, ours, theirs, int(table.all.mask[left]), int(table.all.mask[right]))
 
 
 def _sharing(equations: list[_Merge], limit: int) -> Iterator[tuple[_Merge, _Merge]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.generate.equations import Tree, operators, variables
@@ -33,8 +33,8 @@ class Bank:
         if found is None:
             found = self._numbers[node] = len(self.nodes)
             self.nodes.append(node)
-            below = () if node[0] == "?" else node[1:]
-            self.sizes.append(0 if node[0] == "?" else 1 + sum(self.sizes[a] for a in below))  # type: ignore[index]
+            below: list[Id] = [] if node[0] == "?" else list(node[1:])  # type: ignore[arg-type]
+            self.sizes.append(0 if node[0] == "?" else 1 + sum(self.sizes[a] for a in below))
         return found
 
 
@@ -144,18 +144,12 @@ Equality = tuple[Tree, Tree]
 
 
 def minimise(
-    equations: Iterable[Equality],
-    commutative: set[str],
-    always: int = 2,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    equations: Iterable[Equality], derivation: Derivation, always: int = 2
 ) -> tuple[list[Equality], Derivation]:
-    """The equations that smaller kept ones do not derive, and the derivation. Those of up to `always` operators are kept
+    """The equations that smaller kept ones do not derive, and what they derive. Those of up to `always` operators are kept
     unless one rule alone gives them: longer derivations drop short useful rules in favour of detours."""
-    sized = sorted(equations, key=order)
     kept: list[Equality] = []
-    derivation = Derivation(commutative)
-    for i, (left, right) in enumerate(sized):
-        progress(i, len(sized))
+    for left, right in sorted(equations, key=order):
         small = max(operators(left), operators(right)) <= always
         if not derivation.derives(left, right, 1 if small else None):
             kept.append((left, right))

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from taso_mirage.dims import symbol
 from taso_mirage.generate.family import Family, Kind, Operator
+from taso_mirage.generate.pairs import uniting
 from taso_mirage.generate.values import CHUNK, Values
 from taso_mirage.ir import Node, Tensor
 
 Ints = NDArray[np.int64]
-BITS = 20
-"""Node numbers fit in so many bits; three of them are the key of a node set."""
 NODES = 4
 INPUT = -1
 
@@ -118,7 +117,8 @@ class Table:
         return self._kind_numbers[kind]
 
     def _fresh(self, kind: int) -> int:
-        return [v.keep(self.kinds[kind], v.fresh(self.kinds[kind])) for v in self.values][0]
+        rows = [v.keep(self.kinds[kind], v.fresh(self.kinds[kind])) for v in self.values]
+        return rows[0]
 
     def _input_hashes(self, kinds: list[int], rows: NDArray[np.int32]) -> NDArray[np.uint64]:
         parts = []
@@ -223,14 +223,14 @@ class Table:
         kinds = {name: self.kinds[k] for name, k in zip(operator.operands, group.kinds, strict=True)}
         return values.compute(group.term, kinds, [self.rows[column] for column in args.T])
 
-    def node_sets(self, columns: Columns, chosen: Ints) -> NDArray[np.int32]:
+    def node_sets(self, columns: Columns, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """The operator nodes of candidates, descending, at most four; -1 for none. Halves of one split are one node."""
         below = columns.args[chosen]
         sets = [self.nodes[column] * (column >= 0)[:, None] - (column < 0)[:, None] for column in below.T]
         own = self._own_nodes(columns, chosen)
         return _distinct(np.concatenate([*sets, own[:, None]], axis=1))
 
-    def _own_nodes(self, columns: Columns, chosen: Ints) -> NDArray[np.int32]:
+    def _own_nodes(self, columns: Columns, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         own = np.arange(self._next_node, self._next_node + len(chosen), dtype=np.int32)
         self._next_node += len(chosen)
         halved = np.array([-1 if o.part_of is None else o.part_of for o in self.family.operators])[columns.op[chosen]]
@@ -243,7 +243,7 @@ class Table:
 
     def _groups(self, size: int, last: bool, counts: Counts) -> Iterator[Group]:
         below = np.flatnonzero(self.all.size[self.candidate] == size - 1).astype(np.int32)
-        a, b = self._pairs(size - 1)
+        a, b = uniting(self.all.size[self.candidate], self.nodes, size - 1)
         counts.pairs = len(a)
         if last:
             below = below[self.prefix(self.all.mask[self.candidate[below]])]
@@ -254,28 +254,33 @@ class Table:
         yield from self._over(1, below[:, None])
         both = np.stack([a, b], axis=1)
         yield from self._over(2, both, swap=True)
-        for arity in sorted({len(o.operands) for o in self.family.operators if len(o.operands) > 2}):
-            yield from self._over(arity, self._with_inputs(both, below, arity, last))
+        for number, operator in enumerate(self.family.operators):
+            if len(operator.operands) > 2:
+                yield from self._over(len(operator.operands), self._wide(operator, both, last), only=number)
 
-    def _with_inputs(
-        self, pairs: NDArray[np.int32], below: NDArray[np.int32], arity: int, last: bool
-    ) -> NDArray[np.int32]:
-        """Operands of wider operators: any pair in both orders, and inputs for the rest."""
-        inputs = np.flatnonzero(self.all.size[self.candidate] == 0).astype(np.int32)
+    def _wide(self, operator: Operator, pairs: NDArray[np.int32], last: bool) -> NDArray[np.int32]:
+        """Operands of a wider operator, by its labels: any pair in both orders, and inputs for the rest."""
+        labels = np.array([k.label for k in self.kinds])[self.all.kind[self.candidate]]
+        size = self.all.size[self.candidate]
+        first, second, *rest = [labels == operator.kinds.get(name, "") for name in operator.operands]
         heads = np.concatenate([pairs, pairs[:, ::-1]])
-        wanted = {k for o in self.family.operators if len(o.operands) == arity for k in o.kinds.values()}
-        labels = [self.kinds[self.all.kind[self.candidate[i]]].label for i in inputs]
-        inputs = inputs[[label in wanted for label in labels]]
-        rest = [r for r in combinations_in_order(inputs, arity - 2)]
-        if not rest or not len(heads):
-            return np.zeros((0, arity), np.int32)
-        tails = np.array(rest, np.int32)
-        wide = np.concatenate([np.repeat(heads, len(tails), 0), np.tile(tails, (len(heads), 1))], axis=1)
+        heads = heads[first[heads[:, 0]] & second[heads[:, 1]]]
+        if operator.inputs_only:
+            heads = heads[(size[heads] == 0).all(axis=1)]
+        tails = list(product(*[np.flatnonzero(fits & (size == 0)).tolist() for fits in rest]))
+        tails = [t for t in tails if len(set(t)) == len(t)]
+        if not tails or not len(heads):
+            return np.zeros((0, len(operator.operands)), np.int32)
+        wide = np.concatenate([np.repeat(heads, len(tails), 0), np.tile(np.array(tails), (len(heads), 1))], axis=1)
+        wide = wide.astype(np.int32)
         return wide[self.prefix(self.masks(wide))] if last else wide
 
-    def _over(self, arity: int, args: NDArray[np.int32], swap: bool = False) -> Iterator[Group]:
-        """Groups of all operators of that arity on rows of operands; with `swap` in both orders."""
+    def _over(
+        self, arity: int, args: NDArray[np.int32], swap: bool = False, only: int | None = None
+    ) -> Iterator[Group]:
+        """Groups of all operators of that arity (or of one) on rows of operands; with `swap` in both orders."""
         operators = [(i, o) for i, o in enumerate(self.family.operators) if len(o.operands) == arity]
+        operators = [row for row in operators if only in (None, row[0])]
         if not operators or not len(args):
             return
         kinds = self.all.kind[self.candidate[args]].astype(np.int64)
@@ -286,9 +291,7 @@ class Table:
             row_kinds = tuple(int(k) for k in kinds[rows[0]])
             for number, operator in operators:
                 yield from self._group(number, operator, row_kinds, args[rows])
-                if swap and not operator.commutative:
-                    yield from self._group(number, operator, row_kinds[::-1], args[rows][:, ::-1])
-                elif swap and row_kinds[0] != row_kinds[1] and operator.kinds:
+                if (swap and not operator.commutative) or (swap and row_kinds[0] != row_kinds[1] and operator.kinds):
                     yield from self._group(number, operator, row_kinds[::-1], args[rows][:, ::-1])
 
     def _group(
@@ -332,63 +335,6 @@ class Table:
             ok &= (used & (used + np.uint64(1))) == 0
         return ok
 
-    def _pairs(self, nodes: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Unordered pairs of different kept terms whose operator nodes unite to exactly so many."""
-        size = self.all.size[self.candidate]
-        by_size = [np.flatnonzero(size == n).astype(np.int32) for n in range(nodes + 1)]
-        if nodes == 0:
-            a, b = _cross(by_size[0], by_size[0])
-            return a[a < b], b[a < b]
-        found = [_cross(by_size[nodes], by_size[0]), self._nested(by_size, nodes)]
-        if nodes == 2:
-            found.append(self._disjoint(by_size[1], by_size[1]))
-        if nodes == 3:
-            found += [self._disjoint(by_size[2], by_size[1]), self._sharing_one(by_size[2])]
-        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
-
-    def _nested(self, by_size: list[NDArray[np.int32]], nodes: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """One node set inside the other, or equal."""
-        inner = np.concatenate(by_size[1:])
-        keys = _set_keys(self.nodes[inner])
-        order = np.argsort(keys, kind="stable")
-        keys, inner = keys[order], inner[order]
-        outer, firsts, seconds = by_size[nodes], [], []
-        for count in range(1, nodes + 1):
-            for columns in combinations(range(nodes), count):
-                wanted = _set_keys(self.nodes[outer][:, list(columns)])
-                low, high = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
-                a = np.repeat(outer, high - low)
-                b = inner[_ranges(low, high)]
-                ok = a < b if count == nodes else np.ones(len(a), bool)
-                firsts.append(a[ok])
-                seconds.append(b[ok])
-        return np.concatenate(firsts), np.concatenate(seconds)
-
-    def _disjoint(self, xs: NDArray[np.int32], ys: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        a, b = _cross(xs, ys)
-        ok = np.ones(len(a), bool) if xs is not ys else a < b
-        for i, j in product(range(2), range(1)):
-            ok &= self.nodes[a, i] != self.nodes[b, j]
-        return a[ok], b[ok]
-
-    def _sharing_one(self, xs: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Pairs of terms of two nodes with exactly one in common."""
-        nodes = self.nodes[xs][:, :2]
-        flat, owner, other = nodes.ravel(), np.repeat(xs, 2), nodes[:, ::-1].ravel()
-        order = np.argsort(flat, kind="stable")
-        flat, owner, other = flat[order], owner[order], other[order]
-        high = np.searchsorted(flat, flat, "right")
-        low = np.arange(len(flat)) + 1
-        i, j = np.repeat(np.arange(len(flat)), high - low), _ranges(low, high)
-        ok = other[i] != other[j]
-        a, b = owner[i[ok]], owner[j[ok]]
-        return np.minimum(a, b), np.maximum(a, b)
-
-
-def combinations_in_order(items: NDArray[np.int32], count: int) -> Iterator[tuple[int, ...]]:
-    """Every sequence of that many different items."""
-    return (row for row in product(items.tolist(), repeat=count) if len(set(row)) == count)
-
 
 def combined(hashes: list[NDArray[np.uint64]], kind: int) -> NDArray[np.uint64]:
     """One fingerprint of the fingerprints at every assignment, and of the kind."""
@@ -420,7 +366,7 @@ def _sources(operator: Operator, kinds: list[Kind]) -> list[list[tuple[int, int]
     result: list[list[tuple[int, int]]] = [[] for _ in range(rank)]
     strange = symbol("cut_")
     places = [(i, axis) for i, k in enumerate(kinds) for axis in range(k.tensor.rank)]
-    tries = [(p,) for p in places]
+    tries: list[tuple[tuple[int, int], ...]] = [(p,) for p in places]
     tries += [pair for pair in combinations(places, 2) if pair[0][0] != pair[1][0] and pair[0][1] == pair[1][1]]
     for places_now in tries:
         changed = list(kinds)
@@ -438,25 +384,6 @@ def _sources(operator: Operator, kinds: list[Kind]) -> list[list[tuple[int, int]
 def _no_columns(width: int) -> Columns:
     kinds = (np.int16, np.int32, np.int16, np.int8, np.uint64, np.uint8, np.uint64, np.int32)
     return Columns(*[np.zeros((0, width) if i == 1 else 0, kind) for i, kind in enumerate(kinds)])
-
-
-def _cross(xs: NDArray[np.int32], ys: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    return np.repeat(xs, len(ys)), np.tile(ys, len(xs))
-
-
-def _ranges(low: Ints, high: Ints) -> Ints:
-    """The concatenation of range(low[i], high[i])."""
-    counts = high - low
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - low, counts)
-
-
-def _set_keys(nodes: NDArray[np.int32]) -> Ints:
-    """A number for every set of at most three nodes (descending, -1 for none)."""
-    key = np.zeros(len(nodes), np.int64)
-    for column in nodes.T[:3]:
-        key = np.where(column >= 0, key << BITS | (column.astype(np.int64) + 1), key)
-    return key
 
 
 def _distinct(nodes: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.dims import evaluate
 from taso_mirage.generate.family import Assignment, Family, Kind
-from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.ir import Node, Tensor, is_float, topological
 from taso_mirage.meanings.field import MODULI, Field, Residues
 from taso_mirage.ops import interpret
 
@@ -36,6 +36,8 @@ class Values:
         """Random residues of an input. In half of the trials all of one sign (residues above p/2 are negative): the largest of many
         numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) = max_pool(max_pool(relu(x))) would pass."""
         data = self.field.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor))).data.reshape(2, self.trials, -1)
+        if not is_float(kind.tensor.dtype):
+            return data.reshape(2, 1, self.trials, -1).astype(np.uint16)
         half = int(MODULI[0]) // 2
         signs = np.arange(self.trials) if data.shape[-1] == 1 else self.field.rng.permutation(self.trials)
         for trial, sign in enumerate(signs % (2 if data.shape[-1] == 1 else 4)):

@@ -7,24 +7,25 @@ element at an index of symbols is equality of the tensors, at every size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
+from functools import partial
 from itertools import product as combinations
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, product
-from taso_mirage.ir import Literal, Tensor, is_float
-from taso_mirage.meanings import folds
+from taso_mirage.dims import Dim, Shape
+from taso_mirage.ir import Literal, Tensor
+from taso_mirage.meanings import folds, maxima
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.meanings.cases import Cases, broadcast, decided, finite, merged, numeral, under
+from taso_mirage.meanings.functions import apply, converted, reshaped
 from taso_mirage.meanings.indices import Conditions, Indices, Unprovable, names
-from taso_mirage.meanings.scalars import LEAST, MOST, ONE, ZERO, Poly, Scalars, infinite, number, plain
+from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
+from taso_mirage.meanings.scalars import Scalars
 from taso_mirage.meanings.shapes import SHAPES
 
 Index = tuple[Dim, ...]
-Cases = tuple[tuple[Conditions, Poly], ...]
-"""Disjoint conditions that cover every index, and the scalar under each."""
 CASES = 300
 _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
@@ -48,7 +49,7 @@ class Element:
 
 
 class Elements(Meaning[Element]):
-    """One instance a proof. `unroll`: folds over ranges of fixed size are spelled out (the bounded proof)."""
+    """One instance a proof. `unroll`: folds over fixed ranges are spelled out (the bounded proof)."""
 
     def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
         self.indices = Indices(budget)
@@ -72,13 +73,13 @@ class Elements(Meaning[Element]):
         array = value.numpy()
         type = Tensor(value.dtype, value.shape)
         if array.size and bool((array == array.flat[0]).all()):
-            scalar = _number(array.flat[0])
+            scalar = numeral(array.flat[0])
             return Element(type, lambda index: (((), scalar),))
         key = ("bool" if value.dtype == "bool" else "", value)
 
         def read(index: Index) -> Cases:
             if all(isinstance(i, int) for i in index):
-                return (((), _number(array[tuple(int(i) for i in index)])),)
+                return (((), numeral(array[tuple(int(i) for i in index)])),)
             if not all(isfinite(float(v)) for v in array.flat):
                 raise Unprovable("a constant with elements that are not finite")
             return (((), self.algebra.poly("read", key, index)),)
@@ -103,10 +104,9 @@ class Elements(Meaning[Element]):
     def map(self, fn: Scalar, *xs: Element) -> Element:
         type = SHAPES.map(fn, *[x.type for x in xs])
         name, whole = scalar_name(fn), type.shape or ()
-        from taso_mirage.meanings.functions import apply
 
         def read(index: Index) -> Cases:
-            operands = [x.at(_broadcast(index, whole, x.shape)) for x in xs]
+            operands = [x.at(broadcast(index, whole, x.shape)) for x in xs]
             return self._combined(operands, lambda ps: apply(self.algebra, name, x_types, ps))
 
         x_types = [x.type.dtype for x in xs]
@@ -127,11 +127,9 @@ class Elements(Meaning[Element]):
                     found.append((joined, value))
         if len(found) > CASES:
             raise Unprovable(f"{len(found)} cases")
-        return _merged(found)
+        return merged(found)
 
     def cast(self, a: Element, dtype: str) -> Element:
-        from taso_mirage.meanings.functions import converted
-
         type = Tensor(dtype, a.shape)
         return Element(
             type,
@@ -146,6 +144,8 @@ class Elements(Meaning[Element]):
         extents: dict[str, Dim] = {}
         for letter, n in [*zip(letters_a, a.shape, strict=True), *zip(letters_b, b.shape, strict=True)]:
             extents[letter] = n if extents.get(letter, 1) == 1 else extents[letter]
+            if n not in (1, extents[letter]):
+                raise Unprovable(f"dims {n} and {extents[letter]} broadcast only at some sizes")
         bound = [c for c in extents if c not in result]
 
         def read(index: Index) -> Cases:
@@ -154,9 +154,7 @@ class Elements(Meaning[Element]):
                     tuple(0 if n == 1 else place[c] for c, n in zip(letters, x.shape, strict=True))
                     for letters, x in ((letters_a, a), (letters_b, b))
                 ]
-                return self._combined(
-                    [a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*_finite(ps))),)
-                )
+                return self._combined([a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*finite(ps))),))
 
             return self._folded("sum", bound, extents, dict(zip(result, index, strict=True)), inner)
 
@@ -167,7 +165,7 @@ class Elements(Meaning[Element]):
         axes = list(axes)
         extents = {f"r{i}": a.shape[i] for i in axes}
         kinds = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
-        if fn.__name__ not in kinds:
+        if fn.__name__ not in kinds or (fn is np.add and a.type.dtype == "bool"):
             raise Unprovable(f"a fold with {fn.__name__}")
 
         def read(index: Index) -> Cases:
@@ -206,8 +204,10 @@ class Elements(Meaning[Element]):
         if self.unroll and all(isinstance(extents[b], int) for b in bound):
             points = list(combinations(*[range(int(extents[b])) for b in bound]))
             self.indices.step(len(points))
-            cases = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
-            return self._combined([((c, p),) for each in cases for c, p in each], lambda ps: self._unrolled(kind, ps))
+            every = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
+            if any(len(each) != 1 or each[0][0] for each in every):
+                raise Unprovable("a distinction of cases at fixed sizes")
+            return (((), self._unrolled(kind, [each[0][1] for each in every])),)
         if any(extents[b] == 0 for b in bound):
             return (((), _EMPTY[kind]),)
         fresh = {b: self.indices.fresh(extents[b]) for b in bound}
@@ -215,15 +215,15 @@ class Elements(Meaning[Element]):
         mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
         return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
 
-    def _unrolled(self, kind: str, ps: list[Poly]) -> Cases:
+    def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:
         if kind in ("max", "min"):
-            return (((), self._extreme(kind, [((), (), p) for p in ps])),)
+            return self._extreme(kind, [((), (), p) for p in ps])
         if kind == "sum":
-            return (((), self.algebra.added(_finite(ps))),)
+            return self.algebra.added(finite(ps))
         total = ONE
-        for p in _finite(ps):
+        for p in finite(ps):
             total = self.algebra.mul(total, p)
-        return (((), total),)
+        return total
 
     def _fold(self, kind: str, bound: list[str], pieces: Cases) -> Poly:
         if kind in ("max", "min"):
@@ -232,7 +232,7 @@ class Elements(Meaning[Element]):
             raise Unprovable("a product with cases")
         total = ZERO
         for conditions, p in pieces:
-            total = total + folds.fold(self.algebra, kind, bound, conditions, _finite([p])[0])
+            total = total + folds.fold(self.algebra, kind, bound, conditions, finite([p])[0])
         return total
 
     def _extreme(self, kind: str, branches: list[Any]) -> Poly:
@@ -240,7 +240,7 @@ class Elements(Meaning[Element]):
         if any(infinite(p) and p is not ignored for _, _, p in branches):
             raise Unprovable("an infinite element wins")
         finite = [(b, c, p.scaled(sign)) for b, c, p in branches if p is not ignored]
-        found = folds.largest(self.algebra, finite)
+        found = maxima.largest(self.algebra, finite)
         return ignored if found is LEAST else found.scaled(sign)
 
     def _hoisted(self, cases: Cases, bound: list[str], fn: Callable[[Cases], Poly]) -> Cases:
@@ -250,40 +250,20 @@ class Elements(Meaning[Element]):
 
         def split(given: Conditions, left: list[Dim], pieces: Cases) -> None:
             if not left:
-                found.extend(self._decided(given, fn(pieces)))
+                found.extend(decided(self.indices, given, fn(pieces)))
                 return
             e, *others = left
             for condition in (e, -e - 1):
                 joined = self.indices.joined(given, [condition])
                 if joined is not None:
-                    split(joined, others, _under(self.indices, joined, pieces, free))
+                    split(joined, others, under(self.indices, joined, pieces, free))
 
         split((), free, cases)
-        return _merged(found)
-
-    def _decided(self, given: Conditions, p: Poly) -> list[tuple[Conditions, Poly]]:
-        """A factor that is 1 under conditions on free integers, and else 0, becomes a distinction of cases."""
-        atom = next((a for m in p.terms for a, _ in m if a.kind == "sum" and not a.args[0]), None)
-        if atom is None or infinite(p):
-            return [(given, p)]
-        without = {m: tuple(x for x in m if x[0] is not atom) for m in p.terms}
-        yes = ZERO
-        for m, c in p.terms.items():
-            yes = yes + Poly({without[m]: c})
-        no = Poly({m: c for m, c in p.terms.items() if len(without[m]) == len(m)})
-        tests = list(atom.args[1])
-        found: list[tuple[Conditions, Poly]] = []
-        for conditions, value in [(tests, yes), *(([*tests[:i], -e - 1], no) for i, e in enumerate(tests))]:
-            joined = self.indices.joined(given, conditions)
-            if joined is not None:
-                found += self._decided(joined, value)
-        return found
+        return merged(found)
 
     # ------------------------------------------------------------ structure
 
     def reshape(self, a: Element, shape: Sequence[Dim]) -> Element:
-        from taso_mirage.meanings.functions import reshaped
-
         place = reshaped(self.indices, a.shape, tuple(shape))
         return Element(Tensor(a.type.dtype, tuple(shape)), lambda index: a.at(place(index)))
 
@@ -293,7 +273,7 @@ class Elements(Meaning[Element]):
 
     def expand(self, a: Element, shape: Sequence[Dim]) -> Element:
         whole = tuple(shape)
-        return Element(Tensor(a.type.dtype, whole), lambda index: a.at(_broadcast(index, whole, a.shape)))
+        return Element(Tensor(a.type.dtype, whole), lambda index: a.at(broadcast(index, whole, a.shape)))
 
     def concat(self, xs: Sequence[Element], axis: int) -> Element:
         def read(index: Index) -> Cases:
@@ -302,7 +282,7 @@ class Elements(Meaning[Element]):
             for i, x in enumerate(xs):
                 at, n = index[axis] - start, x.shape[axis]
                 inside = [at] * (i > 0) + [n - 1 - at] * (i < len(xs) - 1)
-                found += self._where(inside, lambda x=x, at=at: x.at((*index[:axis], at, *index[axis + 1 :])))
+                found += self._where(inside, partial(x.at, (*index[:axis], at, *index[axis + 1 :])))
                 start = start + n
             return tuple(found)
 
@@ -332,11 +312,16 @@ class Elements(Meaning[Element]):
         return Element(SHAPES.slice(a.type, axis, start, stop, step), read)
 
     def pad(
-        self, a: Element, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
+        self,
+        a: Element,
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: float = 0,
+        interior: Sequence[int] | None = None,
     ) -> Element:
         type = SHAPES.pad(a.type, low, high, value, interior)
         inner = list(interior or [0] * len(a.shape))
-        fill = ((), _number(value))
+        fill = ((), numeral(value))
 
         def read(index: Index) -> Cases:
             found: list[tuple[Conditions, Poly]] = []
@@ -394,50 +379,10 @@ class Elements(Meaning[Element]):
             at = self.algebra.position(p, extent)
             if isinstance(at, int) and at < 0:
                 at = at + extent
-            found += [(c, v) for c, v in self._where(conditions, lambda at=at: read(at))]
+            elif not isinstance(at, int) and not self._inside(at, extent):
+                at = self.algebra.place(p, extent)
+            found += self._where(conditions, partial(read, at))
         return tuple(found)
 
-
-def _broadcast(index: Index, whole: Shape, shape: Shape) -> Index:
-    """An operand's index under broadcasting to `whole`."""
-    behind = len(whole) - len(shape)
-    for n, m in zip(shape, whole[behind:], strict=True):
-        if n != 1 and n != m:
-            raise Unprovable(f"dims {n} and {m} broadcast only at some sizes")
-    return tuple(0 if n == 1 else i for n, i in zip(shape, index[behind:], strict=True))
-
-
-def _under(indices: Indices, given: Conditions, pieces: Cases, free: list[Dim]) -> Cases:
-    """The cases that can hold under `given`, without the free conditions that it implies."""
-    kept = []
-    for conditions, p in pieces:
-        some = [e for e in conditions if e in free]
-        if any(indices.contradictory(given, e) for e in some):
-            continue
-        kept.append((tuple(e for e in conditions if e not in some or not indices.entails(given, e)), p))
-    return tuple(kept)
-
-
-def _merged(cases: Sequence[tuple[Conditions, Poly]]) -> Cases:
-    """One case where all have the same value and together cover everything."""
-    if len(cases) > 1 and all(p is cases[0][1] or (p == cases[0][1] and not infinite(p)) for _, p in cases):
-        return (((), cases[0][1]),)
-    return tuple(cases)
-
-
-def _finite(ps: list[Poly]) -> list[Poly]:
-    if any(infinite(p) for p in ps):
-        raise Unprovable("arithmetic on an infinite element")
-    return ps
-
-
-def _number(value: Any) -> Poly:
-    v = float(value)
-    if v != v:
-        raise Unprovable("a constant that is no number")
-    if not isfinite(v):
-        return LEAST if v < 0 else MOST
-    return number(plain(Fraction(int(value)) if isinstance(value, (bool, int, np.integer, np.bool_)) else Fraction(v)))
-
-
-__all__ = ["Cases", "Element", "Elements", "Unprovable", "is_float", "product"]
+    def _inside(self, at: Dim, extent: Dim) -> bool:
+        return self.indices.nonnegative(at) and self.indices.nonnegative(extent - 1 - at)

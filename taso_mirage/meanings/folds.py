@@ -1,17 +1,13 @@
-"""Folds in normal form: sums and maxima over bound integers under linear conditions (TensorRight's symbolic reductions)."""
+"""Sums in normal form, over bound integers under linear conditions (TensorRight's symbolic reductions)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from itertools import product
 
 from taso_mirage.dims import Dim, symbol
 from taso_mirage.meanings.indices import Conditions, Indices, linear, names
-from taso_mirage.meanings.scalars import LEAST, ONE, ZERO, Branch, Monomial, Poly, Scalars, floors, number, plain
-
-WITNESSES = 200
-"""So many points of a concrete range are tried to show that a window is not empty."""
+from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
+from taso_mirage.meanings.scalars import Scalars, floors
 
 
 def fold(algebra: Scalars, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
@@ -35,7 +31,7 @@ def _sum(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Mo
     indices = algebra.indices
     indices.step()
     monomial = _flattened(algebra, bound, conditions, monomial)
-    tidied = _tidied(indices, conditions)
+    tidied = decided_conditions(indices, conditions)
     if tidied is None:
         return ZERO
     step = _refinement(algebra, bound, tidied, monomial) or _equality(indices, bound, tidied)
@@ -47,9 +43,9 @@ def _sum(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Mo
     outside, inside = _split(algebra, set(bound), monomial)
     result = Poly({outside: 1})
     for part, some, atoms in _components(algebra, bound, tidied, inside):
-        if not some and not atoms:
-            for name in part:
-                result = algebra.mul(result, algebra.of_dim(indices.extents[name]))
+        count = None if atoms or len(part) != 1 else _count(indices, part[0], some)
+        if count is not None:
+            result = algebra.mul(result, algebra.of_dim(count))
         else:
             result = algebra.mul(result, _closed(algebra, "sum", part, some, atoms))
     return result
@@ -83,7 +79,7 @@ def opened(
     return fresh, tuple(indices.bind(e, mapping) for e in conditions), algebra.bind(poly, mapping)
 
 
-def _tidied(indices: Indices, conditions: Iterable[Dim]) -> list[Dim] | None:
+def decided_conditions(indices: Indices, conditions: Iterable[Dim]) -> list[Dim] | None:
     kept: list[Dim] = []
     for e in conditions:
         small = indices.tidy(e)
@@ -110,7 +106,7 @@ def _refinement(algebra: Scalars, bound: list[str], conditions: list[Dim], monom
         for name in bound:
             split = refined(algebra.indices, name, f.numerator, f.denominator)
             if split is not None:
-                return name, split, {n: () for n in names(split)}
+                return name, split, dict.fromkeys(names(split) & algebra.indices.extents.keys(), ())
     return None
 
 
@@ -162,7 +158,7 @@ def _split(algebra: Scalars, bound: set[str], monomial: Monomial) -> tuple[Monom
         if a.names.isdisjoint(bound):
             outside = algebra.times(outside, ((a, power),))
         elif a.kind == "exp":
-            free = Poly({m: c for m, c in a.args[0].terms.items() if _names(m).isdisjoint(bound)})
+            free = Poly({m: c for m, c in a.args[0].terms.items() if names_in(m).isdisjoint(bound)})
             rest = a.args[0] - free
             for m in algebra.exp(free).terms:
                 outside = algebra.times(outside, m)
@@ -172,7 +168,7 @@ def _split(algebra: Scalars, bound: set[str], monomial: Monomial) -> tuple[Monom
     return outside, tuple((next(iter(p.terms))[0][0], power) for p, power in inside)
 
 
-def _names(m: Monomial) -> frozenset[str]:
+def names_in(m: Monomial) -> frozenset[str]:
     return frozenset().union(*[a.names for a, _ in m])
 
 
@@ -199,18 +195,34 @@ def _components(
     return [*parts, ([], loose, ())] if loose else parts
 
 
+def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
+    """How many values satisfy the conditions, where those are at most one bound on each side and never cross."""
+    low: Dim = 0
+    high: Dim = indices.extents[name] - 1
+    for e in conditions:
+        slope, rest = linear(e, name) or (0, 0)
+        if slope == 1 and low == 0 and indices.nonnegative(-rest):
+            low = -rest
+        elif slope == -1 and high == indices.extents[name] - 1 and indices.nonnegative(high - rest):
+            high = rest
+        else:
+            return None
+    return high - low + 1 if not conditions or indices.nonnegative(high - low + 1) else None
+
+
 def _closed(algebra: Scalars, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
     """The atom, its bound integers named by their place, so that equal folds built alike are one atom."""
-    mapping = _renaming(algebra, bound, conditions, Poly({body: 1}))
+    mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
     if len(poly.terms) != 1 or next(iter(poly.terms.values())) != 1:
-        return fold(algebra, kind, [str(v) for v in mapping.values()], (), poly)
+        moved = tuple(algebra.indices.bind(e, mapping) for e in conditions)
+        return fold(algebra, kind, [str(v) for v in mapping.values()], moved, poly)
     (renamed,) = poly.terms
     some = sorted({algebra.indices.bind(e, mapping) for e in conditions}, key=str)
     return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
 
 
-def _renaming(algebra: Scalars, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
+def renaming(algebra: Scalars, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
     indices = algebra.indices
     level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
     order: list[str] = []
@@ -222,184 +234,12 @@ def _renaming(algebra: Scalars, bound: list[str], conditions: Sequence[Dim], bod
                 seen.add(name)
                 order.append(name)
     order += [b for b in bound if b not in seen]
-    return {
-        b: indices.variable(f"${level}.{i}<{indices.extents[b]}", indices.extents[b]) for i, b in enumerate(order)
-    }
+    return {b: indices.variable(f"${level}.{i}<{indices.extents[b]}", indices.extents[b]) for i, b in enumerate(order)}
 
 
-def _walk(a: object, bound: list[str]) -> Iterable[str]:
-    kind, args = getattr(a, "kind", ""), getattr(a, "args", ())
-    if kind == "read":
-        for i in args[1]:
+def _walk(a: Atom, bound: list[str]) -> Iterable[str]:
+    if a.kind == "read":
+        for i in a.args[1]:
             yield from (b for b in bound if b in names(i))
         return
-    yield from (b for b in bound if b in getattr(a, "names", ()))
-
-
-# ---------------------------------------------------------------- maxima
-
-
-def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
-    """The maximum over branches, each a bound maximum; empty ranges are minus infinity."""
-    flat: list[Branch] = []
-    for branch in branches:
-        flat += _unfolded(algebra, branch)
-    kept: list[Branch] = []
-    for branch in flat:
-        small = _small(algebra, branch)
-        if small is not None and small not in kept:
-            kept.append(small)
-    kept = _undominated(algebra, kept)
-    if not kept:
-        return LEAST
-    shift = _shift(kept)
-    scale = _scale([p - shift for _, _, p in kept])
-    kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
-    if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
-        return kept[0][2].scaled(scale) + shift
-    kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
-    closed = tuple(dict.fromkeys(_closed_branch(algebra, b) for b in kept))
-    return algebra.poly("max", *closed).scaled(scale) + shift
-
-
-def _unfolded(algebra: Scalars, branch: Branch) -> list[Branch]:
-    """A positive multiple of a maximum inside a branch joins it."""
-    bound, conditions, p = branch
-    for m, c in p.terms.items():
-        if c > 0 and len(m) == 1 and m[0][1] == 1 and m[0][0].kind == "max":
-            rest = Poly({k: v for k, v in p.terms.items() if k is not m})
-            result: list[Branch] = []
-            for inner in m[0][0].args:
-                fresh, some, body = opened(algebra, *inner)
-                result += _unfolded(
-                    algebra, ((*bound, *fresh), (*conditions, *some), rest + body.scaled(c))
-                )
-            return result
-    return [branch]
-
-
-def _small(algebra: Scalars, branch: Branch) -> Branch | None:
-    """Conditions decided, quotients refined, binders dropped that do not matter."""
-    bound, conditions, p = branch
-    tidied = _tidied(algebra.indices, conditions)
-    if tidied is None:
-        return None
-    found = [f for e in tidied for f in floors(e)] + [f for m in p.terms for a, _ in m for f in a.floors]
-    for f in found:
-        for name in bound:
-            split = refined(algebra.indices, name, f.numerator, f.denominator)
-            if split is not None:
-                mapping = {name: split}
-                names_ = (*(b for b in bound if b != name), *sorted(names(split) & algebra.indices.extents.keys()))
-                some = tuple(algebra.indices.bind(e, mapping) for e in tidied)
-                return _small(algebra, (names_, some, algebra.bind(p, mapping)))
-    only = forced(algebra.indices, bound, tidied)
-    if only is not None:
-        name, value = only
-        ranges = (value, algebra.indices.extents[name] - 1 - value)
-        some = tuple(algebra.indices.bind(e, {name: value}) for e in (*tidied, *ranges))
-        return _small(algebra, (tuple(b for b in bound if b != name), some, algebra.bind(p, {name: value})))
-    keep: list[str] = []
-    left = list(tidied)
-    for group, some in _linked(bound, tidied):
-        if p.names & set(group) or not inhabited(algebra.indices, group, some):
-            keep += group
-        else:
-            left = [e for e in left if e not in some]
-    return tuple(keep), tuple(left), p
-
-
-def _linked(bound: Sequence[str], conditions: list[Dim]) -> list[tuple[list[str], list[Dim]]]:
-    groups: list[set[str]] = [{b} for b in bound]
-    for e in conditions:
-        touched = [g for g in groups if g & names(e)]
-        if touched:
-            groups = [g for g in groups if g not in touched] + [set().union(*touched)]
-    return [([b for b in bound if b in g], [e for e in conditions if names(e) & g]) for g in groups]
-
-
-def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
-    """Whether some value of `bound` satisfies the conditions, whatever the free integers are."""
-    if not all(indices.nonnegative(indices.extents[b] - 1) for b in bound):
-        return False
-    if not conditions:
-        return True
-    choices = []
-    for b in bound:
-        extent = indices.extents[b]
-        choices.append(list(range(extent)) if isinstance(extent, int) and extent <= WITNESSES else [0, extent - 1])
-    points = list(product(*choices))[:WITNESSES]
-    cases = [[indices.bind(e, dict(zip(bound, p, strict=True))) for e in conditions] for p in points]
-    if any(all(indices.nonnegative(e) for e in case) for case in cases):
-        return True
-    from taso_mirage.meanings.integers import covers
-
-    indices.step(50)
-    return covers(indices, (), cases)
-
-
-def _undominated(algebra: Scalars, branches: list[Branch]) -> list[Branch]:
-    """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x, max(x, -x, 0) = max(x, -x)."""
-    plain_ = [b for b in branches if not b[0] and not b[1]]
-    kept = list(branches)
-    for b in plain_:
-        others = [o[2] for o in plain_ if o is not b and o in kept]
-        pairs = [a + c - b[2].scaled(2) for i, a in enumerate(others) for c in others[:i]]
-        if any(nonnegative(d) for d in [*(o - b[2] for o in others), *pairs]):
-            kept.remove(b)
-    return kept
-
-
-def nonnegative(p: Poly) -> bool:
-    """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with such a branch."""
-    return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
-
-
-def _positive(a: object) -> bool:
-    kind, args = getattr(a, "kind", ""), getattr(a, "args", ())
-    if kind in ("exp", "size", "sqrt", "positive", "zero"):
-        return True
-    if kind == "inv":
-        return nonnegative(args[0])
-    if kind == "sum":
-        return all(power % 2 == 0 or _positive(x) for x, power in args[2])
-    if kind == "max":
-        ps = [p for b, c, p in args if not b and not c]
-        return any(nonnegative(p) for p in ps) or any(nonnegative(p + q) for i, p in enumerate(ps) for q in ps[:i])
-    return False
-
-
-def _shift(branches: list[Branch]) -> Poly:
-    """The terms that all branches share and that hang on nothing bound."""
-    bound = {n for b in branches for n in b[0]}
-    first = branches[0][2].terms
-    return Poly(
-        {
-            m: c
-            for m, c in first.items()
-            if _names(m).isdisjoint(bound) and all(b[2].terms.get(m) == c for b in branches[1:])
-        }
-        if len(branches) > 1 or branches[0][0]
-        else {}
-    )
-
-
-def _scale(polys: list[Poly]) -> int | Fraction:
-    from math import gcd
-
-    top, bottom = 0, 1
-    for p in polys:
-        for c in p.terms.values():
-            f = Fraction(c)
-            top, bottom = gcd(top, f.numerator), bottom * f.denominator // gcd(bottom, f.denominator)
-    return plain(Fraction(top, bottom)) if top else 1
-
-
-def _closed_branch(algebra: Scalars, branch: Branch) -> Branch:
-    bound, conditions, p = branch
-    mapping = _renaming(algebra, list(bound), conditions, p)
-    some = tuple(sorted((algebra.indices.bind(e, mapping) for e in conditions), key=str))
-    return tuple(str(v) for v in mapping.values()), some, algebra.bind(p, mapping)
-
-
-__all__ = ["ONE", "fold", "inhabited", "largest", "nonnegative", "number", "opened", "refined", "symbol"]
+    yield from (b for b in bound if b in a.names)

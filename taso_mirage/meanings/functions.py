@@ -8,18 +8,20 @@ from typing import Any
 
 from taso_mirage.dims import Dim, Shape, product
 from taso_mirage.ir import is_float
-from taso_mirage.meanings import folds
-from taso_mirage.meanings.field import _widens as widens
+from taso_mirage.meanings import maxima
+from taso_mirage.meanings.cases import Cases
 from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
-from taso_mirage.meanings.scalars import LEAST, MOST, ONE, ZERO, Poly, Scalars, infinite, number
-
-Cases = tuple[tuple[Conditions, Poly], ...]
+from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite, number
+from taso_mirage.meanings.scalars import Scalars
 
 
 def apply(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly]) -> Cases:
     """A numpy function on every element, by name; what has no rule here is uninterpreted."""
+    algebra.indices.step(1 + sum(len(p.terms) for p in ps))
     if any(infinite(p) for p in ps):
         return (((), _infinite(name, ps)),)
+    if dtypes[0] == "bool" and name in ("add", "subtract", "negative"):
+        name = _BOOLEAN[name]
     if name in _DECIDED:
         return _compared(algebra, name, ps)
     if name in _POLYNOMIAL:
@@ -61,7 +63,7 @@ def _infinite(name: str, ps: list[Poly]) -> Poly:
 
 
 def _maximum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
-    return folds.largest(algebra, [((), (), a), ((), (), b)])
+    return maxima.largest(algebra, [((), (), a), ((), (), b)])
 
 
 def _minimum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
@@ -101,6 +103,8 @@ _POLYNOMIAL: dict[str, Callable[..., Poly]] = {
     "logical_or": _or,
     "logical_xor": _xor,
 }
+_BOOLEAN = {"add": "logical_or", "subtract": "logical_xor", "negative": "logical_not"}
+"""What arithmetic on booleans is (numpy has only the sum)."""
 _DECIDED: dict[str, Callable[[Any, Any], bool]] = {
     "less": operator.lt,
     "less_equal": operator.le,
@@ -137,10 +141,20 @@ def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) ->
     return tuple(kept)
 
 
+_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+
+
+def _widens(old: str, new: str) -> bool:
+    """Whether every number of `old` is one of `new`, as the field has it: to a float of more digits, and from integers to floats."""
+    if is_float(new) and not is_float(old):
+        return True
+    return old in _WIDTH and new != "bfloat16" and _WIDTH[old] < _WIDTH.get(new, 0)
+
+
 def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
     """A conversion: the identity where it widens, a test for zero to bool, else a function of its own."""
     integers = not is_float(old) and not is_float(new) and new != "bool"
-    if old == new or widens(old, new) or integers:
+    if old == new or _widens(old, new) or integers:
         return (((), p),)
     if infinite(p):
         raise Unprovable(f"a conversion of an infinite element to {new}")
@@ -168,10 +182,8 @@ def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim,
 
     for mine, theirs in groups:  # extents that are known to be products
         for j in theirs:
-            for i in mine:
-                if len(mine) == 2 and len(theirs) == 1:
-                    inner = have[mine[1]]
-                    indices.quotients[(want[j], inner)] = have[mine[0]]
+            if len(mine) == 2 and len(theirs) == 1:
+                indices.quotients[(want[j], have[mine[1]])] = have[mine[0]]
     return place
 
 
@@ -186,7 +198,8 @@ def _groups(have: Shape, want: Shape) -> list[tuple[list[int], list[int]]]:
                 (a, b)
                 for total in range(2, len(mine) + len(theirs) + 1)
                 for a in range(1, total)
-                if (b := total - a) <= len(theirs) and a <= len(mine)
+                if (b := total - a) <= len(theirs)
+                and a <= len(mine)
                 and product(have[i] for i in mine[:a]) == product(want[j] for j in theirs[:b])
             ),
             None,
@@ -197,6 +210,3 @@ def _groups(have: Shape, want: Shape) -> list[tuple[list[int], list[int]]]:
         groups.append((mine[:a], theirs[:b]))
         mine, theirs = mine[a:], theirs[b:]
     return groups
-
-
-__all__: list[Any] = ["apply", "converted", "reshaped"]

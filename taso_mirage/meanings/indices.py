@@ -94,6 +94,7 @@ class Indices:
         self.extents: dict[str, Dim] = {}
         self.quotients: dict[tuple[Dim, Dim], Dim] = {}
         self.steps, self.budget = 0, budget
+        self.context: Any = None
         self._nonnegative: dict[Dim, bool] = {}
         self._known: dict[tuple[Any, Dim], bool] = {}
 
@@ -204,7 +205,7 @@ class Indices:
         lead = d.terms[0] if isinstance(d, Symbolic) else ((), d)
         q: Dim = 0
         for _ in range(50):
-            found = next((t for t in map(lambda t: _over(t, lead), _terms(e)) if t is not None), None)
+            found = next((t for t in (_over(t, lead) for t in _terms(e)) if t is not None), None)
             if found is None:
                 break
             q, e = q + found, e - found * d

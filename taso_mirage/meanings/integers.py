@@ -12,11 +12,20 @@ RLIMIT = 400_000
 """Z3's own measure of work, a question; it does not depend on the machine."""
 
 
+def context(indices: Indices) -> Any:
+    """Z3's state for one proof: what it can show within the limit must not hang on earlier proofs."""
+    import z3
+
+    if indices.context is None:
+        indices.context = z3.Context()
+    return indices.context
+
+
 class _Translation:
     """Dims as Z3 integers; `facts` collects what holds of every variable met."""
 
     def __init__(self, indices: Indices) -> None:
-        self.indices = indices
+        self.indices, self.context = indices, context(indices)
         self.known: dict[Any, Any] = {}
         self.facts: list[Any] = []
 
@@ -24,10 +33,10 @@ class _Translation:
         import z3
 
         if isinstance(e, int):
-            return z3.IntVal(e)
+            return z3.IntVal(e, self.context)
         terms = []
         for monomial, c in e.terms:
-            product = z3.IntVal(c)
+            product = z3.IntVal(c, self.context)
             for atom, power in monomial:
                 for _ in range(power):
                     product = product * self._atom(atom)
@@ -39,7 +48,7 @@ class _Translation:
 
         if atom in self.known:
             return self.known[atom]
-        value = self.known[atom] = z3.Int(f"v{len(self.known)}")
+        value = self.known[atom] = z3.Int(f"v{len(self.known)}", self.context)
         if isinstance(atom, Floor):
             numerator, denominator = self(atom.numerator), self(atom.denominator)
             self.facts += [value * denominator <= numerator, numerator < value * denominator + denominator]
@@ -59,11 +68,10 @@ def covers(indices: Indices, given: Conditions, alternatives: Iterable[Iterable[
     import z3
 
     translate = _Translation(indices)
-    solver = z3.Solver()
+    solver = z3.Solver(ctx=translate.context)
     solver.set("rlimit", RLIMIT)
     goals = [translate(g) >= 0 for g in given]
-    goals += [z3.Not(z3.And([translate(c) >= 0 for c in each])) for each in alternatives]
+    true = z3.BoolVal(True, translate.context)
+    goals += [z3.Not(z3.And(true, *[translate(c) >= 0 for c in each])) for each in alternatives]
     solver.add(*goals, *translate.facts)
     return bool(solver.check() == z3.unsat)
-
-

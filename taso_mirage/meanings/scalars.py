@@ -1,4 +1,4 @@
-"""Normal forms of scalar expressions: polynomials with rational coefficients over atoms (a read, a function, a fold)."""
+"""Normal forms of scalar expressions: the rules by which polynomials over atoms (a read, a function, a fold) are built."""
 
 from __future__ import annotations
 
@@ -8,97 +8,8 @@ from math import gcd, isqrt
 from typing import Any
 
 from taso_mirage.dims import Dim, Floor, Symbolic, symbol
-from taso_mirage.meanings.indices import Conditions, Indices, Position, Unprovable, names
-
-Monomial = tuple[tuple["Atom", int], ...]
-Rational = int | Fraction
-Branch = tuple[tuple[str, ...], Conditions, "Poly"]
-
-
-class Atom:
-    """An interned factor. `names` are its free integers, `level` the depth of its binders, `skeleton` its form without integers."""
-
-    __slots__ = ("args", "floors", "id", "kind", "level", "names", "skeleton")
-    kind: str
-    args: tuple[Any, ...]
-    id: int
-    level: int
-    names: frozenset[str]
-    skeleton: int
-    floors: tuple[Floor, ...]
-
-    def __lt__(self, other: Atom) -> bool:
-        return self.id < other.id
-
-    def __repr__(self) -> str:
-        return f"{self.kind}{self.args}"
-
-
-class Poly:
-    """A sum of monomials with coefficients; equal polynomials over equal atoms are equal."""
-
-    __slots__ = ("_hash", "_names", "terms")
-
-    def __init__(self, terms: dict[Monomial, Rational]) -> None:
-        self.terms = terms
-        self._hash: int | None = None
-        self._names: frozenset[str] | None = None
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(frozenset(self.terms.items()))
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Poly) and self.terms == other.terms)
-
-    @property
-    def names(self) -> frozenset[str]:
-        if self._names is None:
-            self._names = frozenset().union(*[a.names for m in self.terms for a, _ in m])
-        return self._names
-
-    @property
-    def number(self) -> Rational | None:
-        """The value of a constant polynomial."""
-        if not self.terms:
-            return 0
-        return self.terms.get(()) if len(self.terms) == 1 else None
-
-    def __add__(self, other: Poly) -> Poly:
-        if len(self.terms) < len(other.terms):
-            self, other = other, self
-        terms = dict(self.terms)
-        for m, c in other.terms.items():
-            total = terms.get(m, 0) + c
-            if total:
-                terms[m] = total
-            else:
-                terms.pop(m, None)
-        return Poly(terms)
-
-    def __sub__(self, other: Poly) -> Poly:
-        return self + other.scaled(-1)
-
-    def scaled(self, c: Rational) -> Poly:
-        """c times this."""
-        return self if c == 1 else Poly({m: d * c for m, d in self.terms.items()} if c else {})
-
-    def __repr__(self) -> str:
-        return " + ".join(f"{c}{list(m)}" for m, c in self.terms.items()) or "0"
-
-
-def number(c: Rational) -> Poly:
-    return Poly({(): c} if c else {})
-
-
-ZERO, ONE = number(0), number(1)
-LEAST, MOST = Poly({(): -1}), Poly({(): 1})
-"""Minus and plus infinity, compared by identity; no arithmetic reaches them but what `infinite` allows."""
-
-
-def infinite(p: Poly) -> bool:
-    return p is LEAST or p is MOST
+from taso_mirage.meanings.indices import Indices, Position, Unprovable, names
+from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Monomial, Poly, Rational, number
 
 
 class Looked:
@@ -210,7 +121,7 @@ class Scalars:
             total = ZERO
             for a in exponents:
                 total = total + a.args[0].scaled(powers.pop(a))
-            for (merged, _), in self.exp(total).terms if total.terms else ():
+            for ((merged, _),) in self.exp(total).terms if total.terms else ():
                 powers[merged] = 1
         return tuple(sorted((a, 1 if _boolean(a) else p) for a, p in powers.items() if p))
 
@@ -229,7 +140,7 @@ class Scalars:
             top = gcd(top, v.numerator)
             bottom = bottom * v.denominator // gcd(bottom, v.denominator)
         c = Fraction(top, bottom)
-        return _plain(-c if sum(values) < 0 else c)
+        return plain(-c if sum(values) < 0 else c)
 
     def inverse(self, p: Poly) -> Poly:
         """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing cancels that may be 0."""
@@ -237,9 +148,9 @@ class Scalars:
             raise Unprovable("a division by zero")
         if len(p.terms) > 1:
             c = self.content(p)
-            return self.poly("inv", p.scaled(_plain(Fraction(1) / c))).scaled(_plain(1 / Fraction(c)))
+            return self.poly("inv", p.scaled(plain(Fraction(1) / c))).scaled(plain(1 / Fraction(c)))
         ((monomial, c),) = p.terms.items()
-        result = number(_plain(1 / Fraction(c)))
+        result = number(plain(1 / Fraction(c)))
         for a, power in monomial:
             if a.kind == "exp":
                 one = self.exp(a.args[0].scaled(-1))
@@ -262,7 +173,7 @@ class Scalars:
             root = _root(c)
             if root is None or root == 0:
                 return self.poly("sqrt", p) if p.terms else ZERO
-            return self.poly("sqrt", p.scaled(_plain(1 / Fraction(c)))).scaled(root)
+            return self.poly("sqrt", p.scaled(plain(1 / Fraction(c)))).scaled(root)
         ((monomial, c),) = p.terms.items()
         root = _root(c)
         result = number(root) if root is not None else self.poly("sqrt", number(c))
@@ -295,7 +206,7 @@ class Scalars:
     def _integer(self, atom: Floor | Position) -> Poly:
         if isinstance(atom, Position):
             raise Unprovable("an index read from data is used as a number")
-        return self.poly("floor", Symbolic(((((atom, 1),), 1),)))  # type: ignore[arg-type]
+        return self.poly("floor", Symbolic(((((atom, 1),), 1),)))
 
     def as_dim(self, p: Poly) -> Dim | None:
         """The integer that a polynomial over sizes and indices is; None for others."""
@@ -314,10 +225,14 @@ class Scalars:
         return total
 
     def position(self, p: Poly, extent: Dim) -> Dim:
-        """An index read from data. Raises Unprovable where it is no plain integer and could be out of range."""
+        """The index that a number is: a plain integer, or an unknown one within 0..extent-1 that hangs on the number."""
         e = self.as_dim(p)
-        if e is not None:
-            return e
+        return self.place(p, extent) if e is None else e
+
+    def place(self, p: Poly, extent: Dim) -> Dim:
+        """The unknown index: one for equal numbers and extents. What indexes from the end has been turned to the front."""
+        if extent == 1:
+            return 0
         key = (p, extent)
         if key not in self._places:
             text = f"@{len(self._places)}"
@@ -352,7 +267,7 @@ class Scalars:
         return self._bound[key]
 
     def _rebuilt(self, a: Atom, mapping: Mapping[str, Dim]) -> Poly:
-        from taso_mirage.meanings import folds
+        from taso_mirage.meanings import folds, maxima
 
         bind = self.indices.bind
         if a.kind == "read":
@@ -365,7 +280,7 @@ class Scalars:
             return folds.fold(self, a.kind, bound, conditions, self.bind_monomial(body, mapping))
         if a.kind == "max":
             branches = [(b, tuple(bind(e, mapping) for e in c), self.bind(p, mapping)) for b, c, p in a.args]
-            return folds.largest(self, branches)
+            return maxima.largest(self, branches)
         return self.apply(a.kind, *[self.bind(x, mapping) if isinstance(x, Poly) else x for x in a.args])
 
     def apply(self, kind: str, *args: Any) -> Poly:
@@ -385,8 +300,8 @@ class Scalars:
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
-        c = self.content(p)
-        return self.poly(kind, p.scaled(_plain(1 / Fraction(c if kind == "zero" else abs(c)))))
+        c = Fraction(self.content(p))
+        return self.poly(kind, p.scaled(plain(1 / (c if kind == "zero" else abs(c)))))
 
 
 def _parts(kind: str, args: tuple[Any, ...]) -> tuple[list[Dim], list[Poly], tuple[str, ...]]:
@@ -425,7 +340,7 @@ def _boolean(a: Atom) -> bool:
     return a.kind in ("positive", "zero") or (a.kind == "read" and a.args[0][0] == "bool")
 
 
-def _plain(c: Rational) -> Rational:
+def plain(c: Rational) -> Rational:
     return int(c) if c == int(c) else c
 
 
@@ -435,8 +350,4 @@ def _root(c: Rational) -> Rational | None:
     if f < 0:
         return None
     a, b = isqrt(f.numerator), isqrt(f.denominator)
-    return _plain(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None
-
-
-def plain(c: Rational) -> Rational:
-    return _plain(c)
+    return plain(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None

@@ -6,10 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 from taso_mirage.meanings.indices import Conditions
-from taso_mirage.meanings.scalars import Atom, Monomial, Poly
+from taso_mirage.meanings.integers import context
+from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
 from taso_mirage.verify.matching import Matching
 
-RLIMIT = 3_000_000
+RLIMIT = 500_000
 SMALL = 60
 """Larger polynomials are not asked about."""
 DECIDABLE = ("positive", "zero", "max")
@@ -23,7 +24,7 @@ def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
 
     matching.indices.step(100)
     translate = _Translation(matching, given)
-    solver = z3.Solver()
+    solver = z3.Solver(ctx=translate.context)
     solver.set("rlimit", RLIMIT)
     solver.add(translate(p) != translate(q), *translate.facts)
     return bool(solver.check() == z3.unsat)
@@ -41,21 +42,22 @@ class _Translation:
 
     def __init__(self, matching: Matching, given: Conditions) -> None:
         self.matching, self.given = matching, given
+        self.context = context(matching.indices)
         self.known: list[tuple[Atom, Any]] = []
         self.facts: list[Any] = []
 
     def __call__(self, p: Poly) -> Any:
         import z3
 
-        total = z3.RealVal(0)
+        total = z3.RealVal(0, self.context)
         for m, c in p.terms.items():
-            total = total + self._monomial(m) * z3.Q(Fraction(c).numerator, Fraction(c).denominator)
+            total = total + self._monomial(m) * z3.RealVal(str(Fraction(c)), self.context)
         return total
 
     def _monomial(self, m: Monomial) -> Any:
         import z3
 
-        product = z3.RealVal(1)
+        product = z3.RealVal(1, self.context)
         for a, power in m:
             value = self._atom(a)
             for _ in range(abs(power)):
@@ -75,7 +77,9 @@ class _Translation:
 
         if a.kind in ("positive", "zero"):
             inner = self(a.args[0])
-            return z3.If(inner > 0 if a.kind == "positive" else inner == 0, z3.RealVal(1), z3.RealVal(0))
+            return z3.If(
+                inner > 0 if a.kind == "positive" else inner == 0, *(z3.RealVal(n, self.context) for n in (1, 0))
+            )
         if a.kind == "max" and not any(b or c for b, c, _ in a.args):
             first, *others = [self(p) for _, _, p in a.args]
             for other in others:
@@ -83,9 +87,9 @@ class _Translation:
             return first
         polys = [self(x) for x in a.args if isinstance(x, Poly)]
         if polys and a.kind not in ("sum", "prod", "max"):
-            value = z3.Function(a.kind, *[z3.RealSort()] * (len(polys) + 1))(*polys)
+            value = z3.Function(a.kind, *[z3.RealSort(self.context)] * (len(polys) + 1))(*polys)
         else:
-            value = z3.Real(f"u{len(self.known)}.{a.id}")
+            value = z3.Real(f"u{len(self.known)}.{a.id}", self.context)
         self._note(a, value, polys)
         return value
 

@@ -11,21 +11,19 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, topological
 from taso_mirage.meanings.elements import Element, Elements
 from taso_mirage.meanings.indices import Unprovable
-from taso_mirage.meanings.scalars import infinite
+from taso_mirage.meanings.polynomials import infinite
 from taso_mirage.verify.arbiter import equal
 from taso_mirage.verify.counterexample import find
 from taso_mirage.verify.fingerprint import Refuted, fingerprint
 from taso_mirage.verify.matching import Matching
 from taso_mirage.verify.symbolic import Proved, Unproved, denoted
 
-BUDGET = 2_000_000
+BUDGET = 200_000
 ELEMENTS = 4096
 """Outputs of more elements are not spelled out."""
 
 
-def prove_bounded(
-    lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
-) -> Proved | Refuted | Unproved:
+def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Refuted | Unproved:
     """Whether all elements are equal at these sizes, which must be fixed. `Refuted` holds concrete inputs that show a difference."""
     if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
         return Unproved("the sizes are not fixed")
@@ -35,9 +33,9 @@ def prove_bounded(
         for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
             why = _differ(xp, matching, a, b)
             if why is not None:
-                return _refuted(lhs, rhs) or Unproved(f"output {i}, {why}")
+                return _judged(lhs, rhs, f"output {i}, {why}")
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-        return _refuted(lhs, rhs) or Unproved(str(error) or type(error).__name__)
+        return _judged(lhs, rhs, str(error) or type(error).__name__)
     return Proved(xp.indices.steps)
 
 
@@ -53,13 +51,11 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
     return None
 
 
-def _refuted(lhs: Sequence[Node], rhs: Sequence[Node]) -> Refuted | None:
-    """A difference that plain float64 arithmetic shows; a difference in the field alone is no refutation over the reals."""
+def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: str) -> Refuted | Unproved:
+    """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none over the reals."""
     try:
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):
-        return None
-    if not isinstance(verdict, Refuted):
-        return None
-    found = find(lhs, rhs, verdict)
-    return None if found.note else Refuted(verdict.output, str(found))
+        return Unproved(why)
+    found = find(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
+    return Unproved(why) if found is None or found.note else Refuted(found.output, str(found))

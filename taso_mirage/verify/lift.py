@@ -19,10 +19,13 @@ PROBE = 20
 """Sizes above this are taken to tell symbols apart from the numbers of a typing."""
 
 
-def lift(lhs: Sequence[Node], rhs: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+def lift(
+    lhs: Sequence[Node], rhs: Sequence[Node], apart: bool = True
+) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
     """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one symbol where they can.
 
-    What attributes fix (groups, pads, kernels that must be numbers) stays a number. None where no dim can be a symbol.
+    What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`, equal sizes that cannot vary
+    together may vary alone; a guard on them may then fail. None where no dim can be a symbol.
     """
     outputs = (*lhs, *rhs)
     order = topological(outputs)
@@ -30,14 +33,14 @@ def lift(lhs: Sequence[Node], rhs: Sequence[Node]) -> tuple[tuple[Node, ...], tu
     places = [(n, i) for n in leaves for i, d in enumerate(n.shape) if isinstance(d, int) and d > 1]
     search = _Search(outputs, order)
     for value in sorted({_size(p) for p in places}, reverse=True):
-        search.widen([p for p in places if _size(p) == value], value)
+        search.widen([p for p in places if _size(p) == value], value, apart)
     if not search.chosen or search.built is None:
         return None
     return search.built[: len(lhs)], search.built[len(lhs) :]
 
 
 def _size(place: Place) -> int:
-    return int(place[0].shape[place[1]])  # type: ignore[arg-type]
+    return int(place[0].shape[place[1]])
 
 
 class _Search:
@@ -51,9 +54,9 @@ class _Search:
         self.count = 0
         self.factors = _factors(order)
 
-    def widen(self, places: list[Place], value: int) -> None:
+    def widen(self, places: list[Place], value: int, apart: bool) -> None:
         """All places of one size at once, else the smallest sets of them that can vary alone."""
-        if self._try(places, value):
+        if self._try(places, value) or not apart:
             return
         left = list(places)
         for width in (1, 2, 3):
@@ -211,7 +214,7 @@ def _expand(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Pl
         if n == shape[behind + k] and n != 1:
             shape[behind + k] = m
     names = {_size(p): d for p, d in dims.items()}
-    return {"shape": tuple(names.get(n, n) if isinstance(n, int) and k < behind or n != 1 else n for k, n in enumerate(shape))}
+    return {"shape": tuple(names.get(n, n) if n != 1 else n for n in shape)}
 
 
 def _slice(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:

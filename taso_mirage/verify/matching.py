@@ -9,7 +9,8 @@ from itertools import permutations
 from taso_mirage.dims import Dim, Symbolic, bind, symbol
 from taso_mirage.meanings.folds import opened
 from taso_mirage.meanings.indices import Conditions, linear, names
-from taso_mirage.meanings.scalars import Atom, Monomial, Poly, Scalars
+from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
+from taso_mirage.meanings.scalars import Scalars
 
 CANDIDATES = 60
 """So many changes of bound integers are tried for one pair of folds."""
@@ -25,9 +26,12 @@ class Matching:
     def same(self, p: Poly, q: Poly, given: Conditions) -> bool:
         """Whether p = q: terms that are equal are counted together, and all counts must be 0."""
         difference = p - q
+        if not difference.terms or (not given and all(a.level == 0 for m in difference.terms for a, _ in m)):
+            return not difference.terms  # without folds and conditions the normal form decides
         classes: list[tuple[Monomial, int, Fraction]] = []
         for m, c in difference.terms.items():
             form = self.algebra.monomial_form(m)
+            self.indices.step()
             for i, (other, of, total) in enumerate(classes):
                 if of == form and self._same_monomial(other, m, given):
                     classes[i] = (other, of, total + Fraction(c))
@@ -244,9 +248,7 @@ def _determinant(rows: list[list[int]]) -> int:
     if not rows:
         return 1
     first, *others = rows
-    return sum(
-        (-1) ** k * c * _determinant([r[:k] + r[k + 1 :] for r in others]) for k, c in enumerate(first) if c
-    )
+    return sum((-1) ** k * c * _determinant([r[:k] + r[k + 1 :] for r in others]) for k, c in enumerate(first) if c)
 
 
 def _inverse(mine: list[str], theirs: list[str], change: dict[str, Dim]) -> dict[str, Dim] | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from taso_mirage.dims import Dim
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.ir import Node, topological
 from taso_mirage.meanings.elements import Element, Elements
 from taso_mirage.meanings.folds import forced, refined
 from taso_mirage.meanings.indices import Conditions, Unprovable, names
-from taso_mirage.meanings.scalars import Poly, floors, infinite
+from taso_mirage.meanings.polynomials import Poly, infinite
+from taso_mirage.meanings.scalars import floors
 from taso_mirage.ops import interpret
 from taso_mirage.verify.arbiter import equal
 from taso_mirage.verify.matching import Matching
@@ -58,7 +59,11 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
 def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
     """The elements of the outputs of both sides, several parts one after the other. Raises Unprovable on types that differ."""
     outputs = [*lhs, *rhs]
-    env = {n: xp.leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")}
+    env = {
+        n: xp.leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")
+    }
+    if len({n.attr("name") for n in env}) < len(env):
+        raise Unprovable("two leaves of one name")
     values = interpret(outputs, xp, env)
     pairs: list[tuple[Element, Element]] = []
     for left, right in zip(lhs, rhs, strict=True):
@@ -123,6 +128,3 @@ def _refinement(xp: Elements, *sides: tuple[tuple[Conditions, Poly], ...]) -> di
 def _shown(p: Poly) -> str:
     text = "infinite" if infinite(p) else repr(p)
     return text if len(text) <= 300 else text[:297] + "..."
-
-
-__all__ = ["Proved", "Tensor", "Unproved", "denoted", "prove_symbolic"]

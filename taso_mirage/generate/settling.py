@@ -1,0 +1,178 @@
+"""From a candidate to a rule: generalised by fuzz, then proved; and which proved rules the others make superfluous."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from time import perf_counter
+
+from taso_mirage.equation import Equation, Rules, instantiate
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.generate.candidates import Candidate
+from taso_mirage.generate.family import Letters
+from taso_mirage.generate.generalise import generalise
+from taso_mirage.ir import Node, substitute, topological, users, variable
+from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.text import parse_equation
+from taso_mirage.verify.fuzz import typings
+from taso_mirage.verify.ladder import climb, different
+
+ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate: a proved rule (its text), a refutation, or neither (`why`); plain data, for a checkpoint."""
+
+    rule: str | None
+    rejected: tuple[str, str, dict[str, object]] | None
+    why: str
+    seconds: float
+
+
+def settle(candidate: Candidate, family: str, seed: int, typings: int = 512) -> Outcome:
+    """Generalise and prove one candidate. What has no proof is no rule."""
+    start = perf_counter()
+    try:
+        with time_limit(SECONDS):
+            found = _settled(candidate, family, seed, typings)
+    except ERRORS as error:
+        found = f"{type(error).__name__}: {error}"
+    except TooLong:
+        found = f"no proof in {SECONDS} seconds"
+    seconds = perf_counter() - start
+    if isinstance(found, Rule):
+        return Outcome(show_rule(found), None, "", seconds)
+    if isinstance(found, Rejected) and found.counterexample:
+        return Outcome(None, (found.equation, found.why, dict(found.counterexample)), "", seconds)
+    return Outcome(None, None, found.why if isinstance(found, Rejected) else found, seconds)
+
+
+class TooLong(BaseException):
+    """A candidate took longer than any that is ever proved: a proof is found in seconds or not at all."""
+
+
+SECONDS = 90
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TooLong after so many seconds. Without effect where the system has no alarm signal."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TooLong
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule | Rejected | str:
+    equation, given = parse_equation(candidate.text), parse_given(candidate.given)
+    rule = generalise(equation, given, seed, family, candidate.operators)
+    if isinstance(rule, Rejected):
+        return rule
+    evidence = climb(rule, seed + 1, typings)
+    if isinstance(evidence, Rejected):
+        return evidence
+    if not isinstance(evidence, Evidence):
+        return f"no proof: {evidence.why}"
+    proved = replace(rule, evidence=evidence)
+    return parse_rules(show_rule(proved))[0]
+
+
+# ---------------------------------------------------------------- what the others derive
+
+State = tuple[Node, ...]
+
+
+class Needed:
+    """The rules that are needed so far: a rule that they derive is superfluous. Rules of up to two operators are superfluous only as an
+    instance of one other; longer derivations would drop short useful rules."""
+
+    def __init__(self, seed: int, depth: int = 3, width: int = 150) -> None:
+        self.seed, self.depth, self.width = seed, depth, width
+        self.rules: list[Rule] = []
+        self._equations: list[Equation] = []
+        self._known = Rules(())
+
+    def offer(self, rule: Rule) -> bool:
+        """Keep a proved rule, unless what is kept derives it at its own typing and at others of different structure."""
+        cases = list(islice(self._cases(rule), 4))
+        if cases and all(self._derives(a, b, rule.operators) for a, b in cases):
+            return False
+        self.rules.append(rule)
+        self._equations += [e for e in (rule.equation, rule.equation.reverse()) if e is not None]
+        self._known = Rules(self._equations)
+        return True
+
+    def derives(self, candidate: Candidate) -> bool:
+        """Whether the kept rules give a candidate already, as it was found."""
+        equation = parse_equation(candidate.text)
+        names = Letters({name: variable(name, type) for name, type in parse_given(candidate.given)})
+        try:
+            left, right = instantiate(equation.lhs, names), instantiate(equation.rhs, names)
+        except ERRORS:
+            return False
+        return self._derives(left, right, candidate.operators)
+
+    def _derives(self, left: State, right: State, operators: int) -> bool:
+        return _derives(self._known, left, right, 1 if operators <= 2 else self.depth, self.width)
+
+    def _cases(self, rule: Rule) -> Iterator[tuple[State, State]]:
+        with suppress(*ERRORS):
+            yield rule.instance()
+        drawn = typings(rule.equation, self.seed, 300, rule.given, rule.attributes)
+        yield from ((t.lhs, t.rhs) for t in different(list(islice(drawn, 60)), 3))
+
+
+def _derives(rules: Rules, left: State, right: State, depth: int, width: int) -> bool:
+    """Whether rewriting from the left, and for more than one step from the right too, meets."""
+    seen: list[dict[State, None]] = [{left: None}, {right: None}]
+    front = [[left], [right]]
+    if left == right:
+        return True
+    for round in range(depth):
+        for side in (0, 1) if depth > 1 else (round,):
+            new: list[State] = []
+            for state in front[side]:
+                for other in _rewritten(state, rules):
+                    if other in seen[1 - side]:
+                        return True
+                    if other not in seen[side] and len(seen[side]) < width:
+                        seen[side][other] = None
+                        new.append(other)
+            front[side] = new
+    return False
+
+
+def _rewritten(state: State, rules: Rules) -> Iterator[State]:
+    order = topological(state)
+    used_by = users(order)
+    for node in order:
+        for application in (*rules.applications(node), *rules.joint_applications(node, used_by)):
+            yield substitute(state, dict(zip(application.found.outputs, application.results, strict=True)))
+
+
+def renamed(rules: Sequence[Rule]) -> list[Rule]:
+    """Rules under names of their own: of two with one name the later one has a longer hash."""
+    from taso_mirage.library import rule_name
+
+    taken: set[str] = set()
+    found = []
+    for rule in rules:
+        name = rule_name(rule.family, rule.equation, taken)
+        taken.add(name)
+        found.append(replace(rule, name=name, equation=replace(rule.equation, name=name)))
+    return found
