@@ -147,7 +147,7 @@ class Oracle:
 
     def joins(self, limit: int) -> set[Any]:
         """Essential joins: l1 = r1 and l2 = r2 with at most so many nodes a side, both r with a variable that its own l lacks, sharing a
-        node, all of their variables in l1 or l2; canonical under renaming."""
+        node, all of their variables in l1 or l2, each l a smallest term of its class; canonical under renaming."""
         by_key: dict[Any, list[Term]] = defaultdict(list)
         for term in self.types:
             by_key[self.keys[term]].append(term)
@@ -155,7 +155,10 @@ class Oracle:
             (left, right)
             for terms in by_key.values()
             for left, right in itertools.permutations(terms, 2)
-            if self.nodes[left] and not self.nodes[left] & self.nodes[right] and names(right) - names(left)
+            if self.nodes[left]
+            and len(self.nodes[left]) == min(len(self.nodes[t]) for t in terms)
+            and not self.nodes[left] & self.nodes[right]
+            and names(right) - names(left)
         ]
         return {
             canonical((a, b, c, d), self.group)

@@ -20,6 +20,7 @@ from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rul
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import climb, different
+from taso_mirage.verify.symbolic import Unproved
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -79,17 +80,23 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 
 def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule | Rejected | str:
+    """A form that passes the fuzz of its own making may still fail on new typings: then other ones are drawn from the start."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
-    rule = generalise(equation, given, seed, family, candidate.operators)
-    if isinstance(rule, Rejected):
-        return rule
-    evidence = climb(rule, seed + 1, typings)
-    if isinstance(evidence, Rejected):
-        return evidence
-    if not isinstance(evidence, Evidence):
-        return f"no proof: {evidence.why}"
-    proved = replace(rule, evidence=evidence)
-    return parse_rules(show_rule(proved))[0]
+    evidence: Evidence | Rejected | Unproved | None = None
+    for attempt in range(ATTEMPTS):
+        rule = generalise(equation, given, seed + 10 * attempt, family, candidate.operators, typings * (1 + attempt))
+        if isinstance(rule, Rejected):
+            return rule
+        evidence = climb(rule, seed + 10 * attempt + 1, typings)
+        if isinstance(evidence, Evidence):
+            return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
+        if not isinstance(evidence, Rejected):
+            return f"no proof: {evidence.why}"
+    assert isinstance(evidence, Rejected)
+    return evidence
+
+
+ATTEMPTS = 3
 
 
 # ---------------------------------------------------------------- what the others derive

@@ -180,14 +180,16 @@ class Elements(Meaning[Element]):
         return Element(type, read)
 
     def cumulate(self, fn: np.ufunc, a: Element, axis: int) -> Element:
-        if fn is not np.add:
+        if fn is not np.add or a.type.dtype == "bool":
             raise Unprovable(f"a running fold with {fn.__name__}")
 
         def read(index: Index) -> Cases:
             def inner(place: dict[str, Dim]) -> Cases:
                 inside = index[axis] - place["r"]
                 found = a.at((*index[:axis], place["r"], *index[axis + 1 :]))
-                return self._combined([found, self._case(inside, ONE, ZERO)], lambda ps: (((), self.algebra.mul(*ps)),))
+                return self._combined(
+                    [found, self._case(inside, ONE, ZERO)], lambda ps: (((), self.algebra.mul(*finite(ps))),)
+                )
 
             return self._folded("sum", ["r"], {"r": a.shape[axis]}, {}, inner)
 

@@ -1,0 +1,110 @@
+"""The generator from end to end: the same files whatever the workers, resumed where it stopped, clear errors, nothing unproved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.generate.candidates import Candidate, propose
+from taso_mirage.generate.pipeline import Options, generate
+from taso_mirage.generate.settling import Needed, Outcome, TooLong, settle, time_limit
+from taso_mirage.library import parse_given, parse_rules, read
+
+FILES = ("elementwise.toml", "rejected.toml", "counts.json", "README.md")
+
+
+def options(folder: Path, workers: int = 1, resume: bool = False) -> Options:
+    return Options(1, ("elementwise",), 0, workers, None, resume, folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    generate(options(folder))
+    return folder
+
+
+def test_every_rule_is_proved_and_reads_back(one: Path) -> None:
+    rules = read(one / "elementwise.toml")
+    assert len(rules) >= 5
+    assert all(r.evidence.proof is not None and r.evidence.typings >= 100 for r in rules)
+    assert not (one / ".partial").exists()
+    counts = json.loads((one / "counts.json").read_text())["elementwise"]
+    assert counts["kept: not derived by the others"] == len(rules)
+
+
+def test_files_are_the_same_for_every_number_of_workers(one: Path, tmp_path: Path) -> None:
+    generate(options(tmp_path, workers=2))
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
+
+
+def test_a_run_goes_on_where_it_stopped(one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from taso_mirage.generate import pipeline
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            generate(options(tmp_path))
+    assert not (tmp_path / "elementwise.toml").exists()
+    outcomes = tmp_path / ".partial" / "outcomes-1-0.jsonl"
+    lines = outcomes.read_text().splitlines()
+    outcomes.write_text(
+        "\n".join(lines[:-1]) + "\n" + lines[-1][:20]
+    )  # as an interrupt in the middle of a line leaves it
+    generate(options(tmp_path, resume=True))
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
+
+
+def test_wrong_options_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="1 to 4"):
+        generate(Options(5, (), 0, 1, None, False, tmp_path))
+    with pytest.raises(InvalidOption, match="no family 'tasso'"):
+        generate(Options(2, ("tasso",), 0, 1, None, False, tmp_path))
+
+
+def test_a_false_candidate_is_refuted_with_values() -> None:
+    wrong = Candidate("relu(neg(x)) == neg(relu(x))", "x: (m, k)", 2)
+    outcome = settle(wrong, "elementwise", 0)
+    assert outcome.rule is None
+    assert outcome.rejected is not None
+    assert outcome.rejected[2]
+
+
+def test_what_the_rules_derive_is_superfluous() -> None:
+    needed = Needed(0)
+    texts = ("add(add(x, y), z) == add(x, add(y, z))", "relu(add(add(x, y), z)) == relu(add(x, add(y, z)))")
+    first, second = (settle(Candidate(t, "x: (m, k), y: (m, k), z: (m, k)", n), "f", 0) for n, t in enumerate(texts, 2))
+    assert isinstance(first, Outcome)
+    assert first.rule
+    assert second.rule
+    assert needed.offer(parse_rules(first.rule)[0])
+    assert not needed.offer(parse_rules(second.rule)[0])
+    assert needed.derives(Candidate(texts[1], "x: (m, k), y: (m, k), z: (m, k)", 3))
+    assert not needed.derives(Candidate("relu(x) == x", "x: (m, k)", 1))
+
+
+def test_sixteen_merges_of_three_operators() -> None:
+    """Convolutions, with relu too, and matrix products share data or weights (6); pools, relu, scale and transpose on two axes
+    each (10). Depthwise convolutions share weights as the dense ones do, so they are counted with them."""
+    found = [c.text for c in propose("taso", 3, 0).candidates if c.text.startswith("(")]
+    merges = [t for t in found if "group=c" not in t]
+    assert len(merges) == 16
+    assert len(found) == 18
+
+
+def test_time_limit() -> None:
+    with pytest.raises(TooLong), time_limit(1):
+        sum(iter(int, 1))  # forever
+
+
+def test_given_of_a_candidate_reads_back() -> None:
+    for candidate in propose("norm", 1, 0).candidates:
+        assert parse_given(candidate.given)
