@@ -3,7 +3,8 @@
     python bench/generate.py [--ops 3 4] [--workers 2] [--no-verify]
 
 Prints a table and writes bench/results/generate-cpu2.json; the unit is seconds. Every row runs in a fresh process; peak memory
-is that process's. The baseline is TASO's own generator (public C++ code, one thread, measured once: 249 s and 7.1 GB for 3 operators; it cannot do 4).
+is that process's. The baseline is TASO's own generator (public C++ code, one thread,
+measured once: 249 s and 7.1 GB for 3 operators; it cannot do 4).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.family import Letters
 from taso_mirage.generate.generalise import generalise
+from taso_mirage.generate.pins import pinned
 from taso_mirage.ir import Node, substitute, topological, users, variable
 from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rules, show_rule
 from taso_mirage.text import parse_equation
@@ -87,7 +88,8 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
         rule = generalise(equation, given, seed + 10 * attempt, family, candidate.operators, typings * (1 + attempt))
         if isinstance(rule, Rejected):
             return rule
-        evidence = climb(rule, seed + 10 * attempt + 1, typings)
+        rule = pinned(rule)
+        evidence = climb(rule, seed + 10 * attempt + 1, 3 * typings)
         if isinstance(evidence, Evidence):
             return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
         if not isinstance(evidence, Rejected):
@@ -150,8 +152,11 @@ def _derives(rules: Rules, left: State, right: State, depth: int, width: int) ->
     front = [[left], [right]]
     if left == right:
         return True
-    for round in range(depth):
-        for side in (0, 1) if depth > 1 else (round,):
+    sides = (
+        (0, 1) if depth > 1 and len(left) == 1 else (0,)
+    )  # backwards, the parts of a merge fall apart: that makes no merge
+    for _ in range(depth):
+        for side in sides:
             new: list[State] = []
             for state in front[side]:
                 for other in _rewritten(state, rules):

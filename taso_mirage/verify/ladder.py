@@ -23,7 +23,7 @@ from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
 TRIALS = 16
 WANTED = 512
-CHOSEN = 6
+CHOSEN = 32
 """So many structurally different typings are proved."""
 KINDS = ("symbolic", "laws", "bounded")
 """From the strongest to the weakest; a rule has the weakest that one of its typings needed."""
