@@ -89,7 +89,7 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
         if isinstance(rule, Rejected):
             return rule
         rule = pinned(rule)
-        evidence = climb(rule, seed + 10 * attempt + 1, 3 * typings)
+        evidence = climb(rule, seed + 10 * attempt + 1, typings)
         if isinstance(evidence, Evidence):
             return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
         if not isinstance(evidence, Rejected):
@@ -121,10 +121,14 @@ class Needed:
         cases = list(islice(self._cases(rule), 4))
         if cases and all(self._derives(a, b, rule.operators) for a, b in cases):
             return False
-        self.rules.append(rule)
-        self._equations += [e for e in (rule.equation, rule.equation.reverse()) if e is not None]
-        self._known = Rules(self._equations)
+        self.adopt([rule])
         return True
+
+    def adopt(self, rules: Sequence[Rule]) -> None:
+        """Keep rules without asking."""
+        self.rules += rules
+        self._equations += [e for r in rules for e in (r.equation, r.equation.reverse()) if e is not None]
+        self._known = Rules(self._equations)
 
     def derives(self, candidate: Candidate) -> bool:
         """Whether the kept rules give a candidate already, as it was found."""
