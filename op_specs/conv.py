@@ -13,6 +13,7 @@ def conv(xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, group:
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "group": group}
     spatial = xp.rank(x) - 2
     if b is not None:
+        check_bias(xp, b, xp.shape(w)[0])
         channels = (1, xp.shape(w)[0], *(1,) * spatial)
         return add(xp, conv(xp, x, w, **attrs), reshape(xp, b, shape=channels))
     check_window(xp, x, w, strides, pads, dilations)
@@ -26,6 +27,12 @@ def conv(xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, group:
     at, kernel = "xyz"[:spatial], "ijk"[:spatial]
     result = xp.contract(f"ngc{at}{kernel},goc{kernel}->ngo{at}", views, weights)
     return xp.reshape(result, (n, o, *rest[:spatial]))
+
+
+def check_bias(xp, b, channels) -> None:
+    """One number for each output channel."""
+    if xp.shape(b) != (channels,):
+        raise IllTyped(f"bias of shape {xp.shape(b)} for {channels} output channels")
 
 
 def check_window(xp, x, w, strides: Ints, pads: Ints, dilations: Ints) -> None:

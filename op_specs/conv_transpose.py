@@ -1,7 +1,7 @@
 """Transposed convolution."""
 
 from op_specs.arithmetic import add
-from op_specs.conv import check_window
+from op_specs.conv import check_bias, check_window
 from op_specs.reshape import reshape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ops import Call, Ints, op
@@ -18,6 +18,7 @@ def conv_transpose(
     spatial = xp.rank(x) - 2
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "output_padding": output_padding}
     if b is not None:
+        check_bias(xp, b, group * xp.shape(w)[1])
         result = conv_transpose(xp, x, w, **attrs, group=group)
         return add(xp, result, reshape(xp, b, shape=(1, xp.shape(b)[0], *(1,) * spatial)))
     check_window(xp, x, w, strides, pads, dilations)

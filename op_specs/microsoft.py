@@ -40,21 +40,25 @@ def _(call: Call) -> Node:
 @op(onnx="SkipLayerNormalization", domain="com.microsoft", since=1)
 def skip_layer_norm(xp, x, skip, scale, offset=None, bias=None, *, epsilon: float = 1e-12):
     """layer_norm(x + skip + bias, scale, offset) over the last axis"""
-    total = _skip(xp, x, skip, bias)
+    total = _skip(xp, x, skip, bias, scale, offset)
     return layer_norm(xp, total, scale, offset, axis=xp.rank(x) - 1, epsilon=epsilon)
 
 
 @op(onnx="SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1)
 def skip_rms_norm(xp, x, skip, scale, bias=None, *, epsilon: float = 1e-12):
     """rms_norm(x + skip + bias, scale) over the last axis"""
-    return rms_norm(xp, _skip(xp, x, skip, bias), scale, axis=xp.rank(x) - 1, epsilon=epsilon)
+    return rms_norm(xp, _skip(xp, x, skip, bias, scale), scale, axis=xp.rank(x) - 1, epsilon=epsilon)
 
 
-def _skip(xp, x, skip, bias):
+def _skip(xp, x, skip, bias, *scales):
+    """x + skip + bias. The runtime takes ranks 2 and 3, and scales, offset and bias of the last axis only."""
+    if xp.rank(x) not in (2, 3):
+        raise IllTyped(f"data of rank {xp.rank(x)}; the runtime takes 2 and 3")
     if xp.shape(skip) != xp.shape(x):
         raise IllTyped(f"skip of shape {xp.shape(skip)} for {xp.shape(x)}")
-    if bias is not None and xp.shape(bias) != xp.shape(x)[-1:]:
-        raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
+    for each in (bias, *scales):
+        if each is not None and xp.shape(each) != xp.shape(x)[-1:]:
+            raise IllTyped(f"scale, offset or bias of shape {xp.shape(each)} for {xp.shape(x)}")
     return add(xp, x, skip) if bias is None else add(xp, add(xp, x, bias), skip)
 
 

@@ -23,7 +23,11 @@ def _lowest(dtype: str) -> float:
 
 def _windows(xp, x, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, value: float = 0):
     spatial = len(kernel)
-    if xp.rank(x) != spatial + 2 or not len(strides) == len(dilations) == spatial == len(pads) / 2:
+    if (
+        not 1 <= spatial <= 3
+        or xp.rank(x) != spatial + 2
+        or not len(strides) == len(dilations) == spatial == len(pads) / 2
+    ):
         raise IllTyped(f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {pads} for rank {xp.rank(x)}")
     padded = xp.pad(x, (0, 0, *pads[:spatial]), (0, 0, *pads[spatial:]), value)
     return xp.window(padded, range(2, spatial + 2), kernel, strides, dilations)

@@ -19,28 +19,40 @@ def rotary_embedding(
     The pairs that turn are the halves, or neighbours if `interleaved`; without positions cos and sin are (b,s,r/2).
     """
     flat = xp.rank(x) == 3
-    heads_axis = 2 if flat else 1
     if flat:
         b, s, n = xp.shape(x)
         if num_heads == 0 or n % num_heads != 0:
             raise IllTyped(f"{n} columns for {num_heads} heads")
         split = reshape(xp, x, shape=(b, s, num_heads, n // num_heads))
     else:
+        b, _, s, _ = xp.shape(x)
         split = x
-    angles = [_at(xp, table, positions, heads_axis) for table in (cos, sin)]
     size = xp.shape(split)[3]
     turned = rotary_embedding_dim or size
+    if turned % 2 != 0:
+        raise IllTyped(f"{turned} elements of each head cannot be turned in pairs")
+    angles = [_at(xp, table, positions, (b, s, turned // 2), 2 if flat else 1) for table in (cos, sin)]
     result = _turned(xp, _part(xp, split, 0, turned), *angles, turned, interleaved)
     if turned != size:
         result = concat(xp, result, _part(xp, split, turned, size), axis=3)
     return reshape(xp, result, shape=xp.shape(x)) if flat else result
 
 
-def _at(xp, table, positions, heads_axis):
-    """The rows of a table, with an axis of 1 for the heads."""
-    rows = table if positions is None else gather(xp, table, positions, axis=0)
-    shape = list(xp.shape(rows))
-    return reshape(xp, rows, shape=(*shape[:heads_axis], 1, *shape[heads_axis:]))
+def _at(xp, table, positions, wanted, heads_axis):
+    """The rows of a table, with an axis of 1 for the heads. The runtime takes no sequence longer than the table."""
+    if positions is None:
+        rows = table
+    else:
+        if xp.rank(table) != 2 or _less(xp.shape(table)[0], wanted[1]):
+            raise IllTyped(f"a table of shape {xp.shape(table)} for {wanted[1]} positions")
+        rows = gather(xp, table, positions, axis=0)
+    if xp.shape(rows) != wanted:
+        raise IllTyped(f"angles of shape {xp.shape(rows)}, expected {wanted}")
+    return reshape(xp, rows, shape=(*wanted[:heads_axis], 1, *wanted[heads_axis:]))
+
+
+def _less(a, b) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a < b
 
 
 def _part(xp, x, start, end, step=1):

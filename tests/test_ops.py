@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-from taso_mirage.errors import Unsupported
+from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, numpy_dtype, variable
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.field import Field, Residues
@@ -230,3 +231,54 @@ def test_degree_tells_what_is_linear() -> None:
     assert interpret([get("relu").term(a)], DEGREE, noted)[get("relu").term(a)][1] == {"a": float("inf")}
     assert run(get("neg").term(a), DEGREE, [noted[a]])[1] == {"a": 1}
     assert count(a.tensor) == 16
+
+
+WINDOW = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+REFUSED: list[tuple[str, list[tuple[int, ...]], dict[str, Any], dict[str, Any]]] = [
+    ("conv", [(1, 2, 4, 4), (3, 2, 1, 1), (1, 3)], {**WINDOW, "group": 1}, {}),
+    ("conv_transpose", [(1, 2, 4, 4), (2, 3, 1, 1), (1, 3)], {**WINDOW, "group": 1, "output_padding": (0, 0)}, {}),
+    ("max_pool", [(2, 3)], {"kernel": (), "strides": (), "pads": (), "dilations": ()}, {"kernel_shape": (1,)}),
+    ("skip_layer_norm", [(1, 1, 2, 4), (1, 1, 2, 4), (4,)], {}, {}),
+    ("skip_layer_norm", [(1, 2, 4), (1, 2, 4), (1, 4)], {}, {}),
+    ("skip_rms_norm", [(1, 2, 4), (1, 2, 4), (1,)], {}, {}),
+    ("attention", [(1, 2, 3, 4)] * 3, {"q_num_heads": 1, "kv_num_heads": 1}, {"q_num_heads": 1, "kv_num_heads": 1}),
+    ("rotary_embedding", [(1, 2, 3, 4), (3, 2), (3, 2)], {}, {}),
+    ("rotary_embedding", [(1, 2, 3, 4), (1, 3, 1), (1, 3, 1)], {}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "attributes", "stated"), REFUSED)
+def test_what_the_runtime_refuses_has_no_type(
+    name: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], stated: dict[str, Any]
+) -> None:
+    op = get(name)
+    leaves = [variable(f"x{i}", Tensor("float32", shape)) for i, shape in enumerate(shapes)]
+    with pytest.raises(IllTyped):
+        op.term(*leaves, **attributes)
+    names = [f"x{i}" for i in range(len(shapes))]
+    node = onnx.helper.make_node(op.onnx or "", names, ["y"], domain=op.domain, **stated)
+    inputs = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in zip(names, shapes, strict=True)]
+    outputs = [onnx.helper.make_tensor_value_info("y", 1, None)]
+    opset = [onnx.helper.make_opsetid("", 23), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", inputs, outputs), opset_imports=opset, ir_version=10
+    )
+    values = {n: np.ones(s, np.float32) for n, s in zip(names, shapes, strict=True)}
+    with pytest.raises(Exception, match=r"ONNXRuntimeError"):
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, values)
+
+
+def test_an_order_between_numbers_equal_modulo_p_alone_decides_nothing() -> None:
+    """Otherwise max(x, y) and max(y, x) would differ modulo q."""
+    xp = Field(3)
+    x = xp.fresh(Tensor("float32", (3,)))
+    data = x.data.copy()
+    data[0, 1, 0] = data[0, 1, 1]
+    data[0, 2, 2] = 0
+    tied = replace(x, data=data)
+    assert list(xp.reduce(np.maximum, tied, [0]).valid) == [True, data[0, 1, 2] > data[0, 1, 0], True]
+    first, second = xp.slice(tied, 0, 0, 1), xp.slice(tied, 0, 1, 2)
+    assert list(xp.map(np.minimum, first, second).valid) == [True, False, True]
+    assert list(xp.map(np.abs, tied).valid) == [True, True, False]
+    assert xp.map(np.abs, replace(tied, full=False)).valid.all()
+    assert xp.map(np.less, first, second).valid.all()
