@@ -30,7 +30,7 @@ SQRT_P, SQRT_Q = (3 * P - 1) // 4, (Q + 1) // 4  # both odd: an even exponent wo
 @dataclass(frozen=True, slots=True)
 class Residues:
     """`data` is (2, trials, *shape) of int64 residues; `full` says whether the mod-q side is defined (not behind an exp);
-    `valid` marks the trials without a zero denominator."""
+    `valid` marks the trials that decide: no zero denominator, and no order between numbers equal mod p alone."""
 
     data: Array
     dtype: str
@@ -109,6 +109,8 @@ class Field(Meaning[Residues]):
             data = _EXACT[fn](*arrays) % _moduli(max(a.ndim for a in arrays) - 2)
         elif fn in _BY_ORDER:
             data = _by_order(_BY_ORDER[fn], arrays)
+            if full and fn in _TIES:
+                valid = valid & ~_TIES[fn](arrays).reshape(self.trials, -1).any(axis=1)
         elif any(is_float(x.dtype) for x in xs):
             return self._oracle(scalar_name(fn), arrays, dtype, valid)
         else:
@@ -172,16 +174,18 @@ class Field(Meaning[Residues]):
         return self._make(data, a.dtype, a.full and b.full, a.valid & b.valid)
 
     def reduce(self, fn: np.ufunc, a: Residues, axes: Sequence[int], keepdims: bool = True) -> Residues:
-        data = a.data
+        data, valid = a.data, a.valid
         for axis in axes:
-            data = _fold(fn, data, axis + 2)
-        return replace(a, data=data if keepdims else data.squeeze(tuple(i + 2 for i in axes)))
+            folded = _fold(fn, data, axis + 2)
+            if a.full and fn in (np.maximum, np.minimum):
+                tied = (data[0] == folded[0]) & (data[1] != folded[1])
+                valid = valid & ~tied.reshape(self.trials, -1).any(axis=1)
+            data = folded
+        return replace(a, data=data if keepdims else data.squeeze(tuple(i + 2 for i in axes)), valid=valid)
 
     def cumulate(self, fn: np.ufunc, a: Residues, axis: int) -> Residues:
-        parts = [
-            _fold(fn, a.data[(slice(None),) * (axis + 2) + (slice(0, i + 1),)], axis + 2) for i in range(a.shape[axis])
-        ]
-        return replace(a, data=np.concatenate(parts, axis + 2) if parts else a.data)
+        parts = [self.reduce(fn, self.slice(a, axis, 0, i + 1), [axis]) for i in range(a.shape[axis])]
+        return self.concat(parts, axis) if parts else a
 
     # ------------------------------------------------------------ structure
 
@@ -273,6 +277,13 @@ _BY_ORDER: dict[Any, Callable[..., Array]] = {
     np.greater: _comparison(np.greater),
     np.greater_equal: _comparison(np.greater_equal),
 }
+
+_TIES: dict[Any, Callable[[list[Array]], Array]] = {
+    np.maximum: lambda arrays: (arrays[0][0] == arrays[1][0]) & (arrays[0][1] != arrays[1][1]),
+    np.abs: lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
+}
+_TIES[np.minimum] = _TIES[np.maximum]
+"""Where the order mod p leaves open which residue mod q is chosen: such a trial decides nothing."""
 
 
 def _whole_exponent(exponents: Array) -> int | None:
