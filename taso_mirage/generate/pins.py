@@ -15,25 +15,34 @@ from typing import Any
 from taso_mirage.dims import symbol
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import Expr, names
+from taso_mirage.generate.ties import ties
 from taso_mirage.ir import Graph, Tensor
 from taso_mirage.library import Rule
 from taso_mirage.verify.symbolic import Proved, prove_symbolic
 
 
 def pinned(rule: Rule) -> Rule:
-    """The rule with every such number in its guard, or in letters."""
+    """The rule with every such number in its guard, or in letters; with the ties and ranks that its proof needs."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
     freed = _in_letters(rule)
-    if freed is not None:
-        return _guarded(freed, open_names)
-    dims = [
-        f"dim({name}, {axis}) == {_relative(size, anchors)}"
-        for name, type in rule.given
-        for axis, size in enumerate(type.shape or ())
-        if isinstance(size, int) and anchors.get(size) != f"dim({name}, {axis})"
-    ]
-    return _guarded(rule, open_names + dims)
+    if freed is None:
+        open_names += [
+            f"dim({name}, {axis}) == {_relative(size, anchors)}"
+            for name, type in rule.given
+            for axis, size in enumerate(type.shape or ())
+            if isinstance(size, int) and anchors.get(size) != f"dim({name}, {axis})"
+        ]
+    rule = _guarded(freed or rule, open_names)
+    rule = _guarded(rule, [f"{p} == {q}" for p, q in ties(rule)])
+    return _guarded(rule, _ranks(rule))
+
+
+def _ranks(rule: Rule) -> list[str]:
+    """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank 4, may say `i < 2` in truth, and what
+    fails at other ranks is rare among the typings."""
+    guard = rule.equation.where.source if rule.equation.where is not None else ""
+    return [f"rank({name}) == {type.rank}" for name, type in rule.given if f"< rank({name})" in guard]
 
 
 COUNT = 4

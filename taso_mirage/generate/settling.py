@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -58,26 +58,28 @@ class TooLong(BaseException):
     """A candidate took longer than any that is ever proved: a proof is found in seconds or not at all."""
 
 
-SECONDS = 90
+SECONDS = 240
 
 
 @contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TooLong after so many seconds. Without effect where the system has no alarm signal."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TooLong in this thread after so many seconds (between two steps of Python: what runs in C ends first)."""
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
 
-    def stop(number: int, frame: object) -> None:
-        raise TooLong
+    def stop() -> None:
+        with lock:
+            if not over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TooLong))
 
-    old = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        with lock:
+            over = True
+        timer.cancel()
 
 
 def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule | Rejected | str:
@@ -89,7 +91,7 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
         if isinstance(rule, Rejected):
             return rule
         rule = pinned(rule)
-        evidence = climb(rule, seed + 10 * attempt + 1, typings)
+        evidence = _climbed(rule, seed + 100 * attempt, typings)
         if isinstance(evidence, Evidence):
             return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
         if not isinstance(evidence, Rejected):
@@ -98,7 +100,19 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
     return evidence
 
 
+def _climbed(rule: Rule, seed: int, typings: int) -> Evidence | Rejected | Unproved:
+    """The evidence of the first of several climbs, or what the first one that fails says."""
+    found = [climb(rule, seed + CLIMBS[0], typings)]
+    for other in CLIMBS[1:]:
+        if not isinstance(found[-1], Evidence):
+            return found[-1]
+        found.append(climb(rule, seed + other, typings))
+    return found[0] if isinstance(found[-1], Evidence) else found[-1]
+
+
 ATTEMPTS = 3
+CLIMBS = (1, 5)
+"""Seeds of the whole ladder: what fails on few typings of many thousands may pass the first one."""
 
 
 # ---------------------------------------------------------------- what the others derive
