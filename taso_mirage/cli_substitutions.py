@@ -179,7 +179,8 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same files, byte for byte.")] = 0,
     workers: Workers = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Take the work's chunks from and to this scheduler.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work (tcp://host:8786)."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files of rules go.")] = Path(

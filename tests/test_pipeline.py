@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import distributed
 import pytest
 
 from taso_mirage.errors import InvalidOption
@@ -43,6 +46,19 @@ def test_files_are_the_same_for_every_number_of_workers(one: Path, tmp_path: Pat
     generate(options(tmp_path, workers=2))
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
+
+
+def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> None:
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **quiet) as cluster:
+        generate(replace(options(tmp_path), scheduler=cluster.scheduler_address))
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
+    with pytest.raises(InvalidOption, match="start one with"):
+        generate(replace(options(tmp_path), scheduler="nothing://here"))
+    two = distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, **quiet)
+    with two as cluster, pytest.raises(InvalidOption, match="--nthreads 1"):
+        generate(replace(options(tmp_path), scheduler=cluster.scheduler_address))
 
 
 def test_a_run_goes_on_where_it_stopped(one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

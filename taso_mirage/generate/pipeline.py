@@ -158,7 +158,13 @@ def _executor(options: Options) -> Iterator[Executor]:
             from distributed import Client
         except ImportError:
             raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
-        with Client(options.scheduler) as client:
+        try:
+            found = Client(options.scheduler, timeout=10)
+        except (OSError, ValueError) as error:
+            raise InvalidOption(f"--scheduler {options.scheduler}: {error}; start one with `dask scheduler`") from None
+        with found as client:
+            if any(threads > 1 for threads in client.nthreads().values()):
+                raise InvalidOption(f"{options.scheduler}: start its workers with one thread each (--nthreads 1)")
             yield client.get_executor()
         return
     pool = ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn"))
