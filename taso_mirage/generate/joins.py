@@ -1,12 +1,15 @@
 """Rules with several outputs: joins of single equations that share what they compute (TASO section 2.2; GENERATOR, "Joins").
 
 A join (l1, l2) = (r1, r2) is *essential* if some r has a variable that its own l lacks and the other l has: conv(x, v) and conv(x, w)
-become the halves of conv(x, concat(v, w)). Any other join is its single equations, applied one after the other.
+become the halves of conv(x, concat(v, w)). Any other join is its single equations, applied one after the other. Only joins that cut their
+right-hand sides out of one term are looked for: others compute each side from more variables than before. A join is *composed* if what
+is split has more operators than one on concatenated variables, and single equations give both left-hand sides its root: then a smaller
+join of that root follows on them (an enlarged convolution merges with another one).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -30,6 +33,10 @@ class _Merge:
     right_nodes: frozenset[int]
     left_mask: int
     right_mask: int
+
+
+_Key = tuple[tuple[int, int], ...]
+"""What is joined: the class of either side, and which part of the whole it becomes."""
 
 
 def merges(table: Table, classes: Classes) -> Pairs:
@@ -64,18 +71,23 @@ def joins(table: Table, classes: Classes, limit: int) -> dict[Join, tuple[int, i
     trees = Trees(table)
     places = merges(table, classes)
     equations = [_merge(table, classes, int(a), int(b)) for a, b in zip(places.left, places.right, strict=True)]
-    best: dict[tuple[int, ...], tuple[tuple[int, ...], _Merge, _Merge]] = {}
+    best: dict[_Key, tuple[tuple[int, ...], _Merge, _Merge]] = {}
+    composed: set[_Key] = set()
+    roots = _roots(table, equations)
     for one, two in _sharing(equations, limit):
-        if _essential(one, two, limit) and _prefix(table, one, two):
+        if not _cut(table, one, two):
+            continue
+        key = tuple(sorted((int(table.all.hash[e.left]), int(table.all.op[e.right])) for e in (one, two)))
+        if _composed(table, one, two, roots):
+            composed.add(key)
+        elif _essential(one, two, limit) and _prefix(table, one, two):
             first, second = sorted((one, two), key=lambda e: (e.left, e.right))
             several = len(one.left_nodes | two.left_nodes), len(one.right_nodes | two.right_nodes)
             rank = (*several, first.left, second.left, first.right, second.right)
-            roots = int(table.all.op[first.right]), int(table.all.op[second.right])
-            key = (int(table.all.hash[first.left]), int(table.all.hash[second.left]), *roots)
             if key not in best or rank < best[key][0]:
                 best[key] = rank, first, second
     found: dict[Join, tuple[int, int, int, int]] = {}
-    for _, one, two in sorted(best.values(), key=lambda b: b[0]):
+    for _, one, two in sorted((b for key, b in best.items() if key not in composed), key=lambda b: b[0]):
         a, b = trees.tree(one.left), trees.tree(two.left)
         c, d = trees.tree(one.right), trees.tree(two.right)
         straight, swapped = trees.canonical(a, b, c, d), trees.canonical(b, a, d, c)
@@ -123,6 +135,42 @@ def _essential(one: _Merge, two: _Merge, limit: int) -> bool:
         return False
     bound = one.left_mask | two.left_mask
     return not (one.right_mask | two.right_mask) & ~bound
+
+
+def _roots(table: Table, equations: list[_Merge]) -> dict[int, set[str]]:
+    """By class of a left-hand side the symbols that its members have at the root."""
+    hashes = np.unique(table.all.hash[[e.left for e in equations]])
+    members = np.flatnonzero(np.isin(table.all.hash, hashes) & (table.all.op >= 0))
+    found: dict[int, set[str]] = {}
+    for value, operator in set(zip(table.all.hash[members].tolist(), table.all.op[members].tolist(), strict=True)):
+        found.setdefault(value, set()).add(table.family.operators[operator].symbol)
+    return found
+
+
+def _cut(table: Table, one: _Merge, two: _Merge) -> bool:
+    """Whether both right-hand sides are functions of one term alone: its parts."""
+    args = table.all.args[[one.right, two.right]]
+    return bool((args[0] == args[1]).all() and (args[:, 1:] < 0).all())
+
+
+def _composed(table: Table, one: _Merge, two: _Merge, roots: Mapping[int, set[str]]) -> bool:
+    columns, operators = table.all, table.family.operators
+    whole = int(table.candidate[columns.args[one.right, 0]])
+    if columns.op[whole] < 0:
+        return False
+    symbol = operators[int(columns.op[whole])].symbol
+    if any(symbol not in roots[int(columns.hash[e.left])] for e in (one, two)):
+        return False
+    return not all(_concatenated(table, int(a)) for a in columns.args[whole] if a >= 0)
+
+
+def _concatenated(table: Table, term: int) -> bool:
+    """Whether a kept term is a variable, or variables one behind the other."""
+    columns, place = table.all, int(table.candidate[term])
+    if columns.op[place] < 0:
+        return True
+    pattern = table.family.operators[int(columns.op[place])].pattern
+    return pattern.outputs[0].op == "concat" and int(columns.size[place]) == 1
 
 
 def _prefix(table: Table, one: _Merge, two: _Merge) -> bool:
