@@ -20,7 +20,7 @@ from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.expressions import Expr, names
 from taso_mirage.ir import Node, Tensor, constant, numpy_dtype, variable, weight
 from taso_mirage.ops import data_folder
-from taso_mirage.text import parse_equation, show_equation
+from taso_mirage.text import parse_equation, parse_value, show_equation
 from taso_mirage.toml import comment, table, write_file
 
 PROOF_KINDS = ("symbolic", "laws", "bounded")
@@ -177,14 +177,10 @@ def _show_tensor(type: Tensor) -> str:
 
 def _parse_attribute(tree: ast.expr) -> Any:
     match tree:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id="inf" | "nan" as name):
-            return float(name)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
-            return float("-inf")
+        case ast.Constant() | ast.Name(id="inf" | "nan"):
+            return parse_value(tree)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id="inf")):
+            return parse_value(tree)
         case ast.Tuple(elts=elements):
             return tuple(map(_parse_attribute, elements))
         case ast.Dict():

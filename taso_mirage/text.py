@@ -98,7 +98,7 @@ def _graph_term(tree: ast.expr, env: Mapping[str, Node]) -> Node:
         case ast.Call(func=ast.Name(id="input" | "weight" as kind), args=[ast.Constant(value=str(name)), type]):
             return Node(kind, (), (("name", name),), parse_type(type))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            attrs = {k.arg or REST: _parse_value(k.value) for k in keywords}
+            attrs = {k.arg or REST: parse_value(k.value) for k in keywords}
             return _operator(name).term(*[_graph_term(a, env) for a in args], **attrs)
     raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no term")
 
@@ -122,25 +122,26 @@ def parse_type(tree: ast.expr | str) -> Tensor:
 
 
 def _parse_dim(tree: ast.expr) -> Dim:
-    value = _parse_value(tree)
+    value = parse_value(tree)
     return parse_dim(value) if isinstance(value, str) else value
 
 
-def _parse_value(tree: ast.expr) -> Any:
+def parse_value(tree: ast.expr) -> Any:
+    """A number, a text, None, inf, a dim, an array, or a tuple of these."""
     match tree:
         case ast.Constant(value=value):
             return value
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_parse_value(operand)
+            return -parse_value(operand)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return tuple(_parse_value(e) for e in elements)
+            return tuple(parse_value(e) for e in elements)
         case ast.Call(func=ast.Name(id="dim"), args=[ast.Constant(value=str(text))]):
             return parse_dim(text)
         case ast.Call(func=ast.Name(id="array"), args=[dtype, shape, data]):
-            values = _parse_value(data)
-            return Literal.of(np.array(values, numpy_dtype(_parse_value(dtype))).reshape(_parse_value(shape)))
+            values = parse_value(data)
+            return Literal.of(np.array(values, numpy_dtype(parse_value(dtype))).reshape(parse_value(shape)))
     raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no value")
 
 
@@ -215,7 +216,7 @@ def _pattern_term(name: str, args: list[ast.expr], keywords: list[ast.keyword]) 
 
 def _pattern_value(tree: ast.expr) -> Any:
     try:
-        return _parse_value(tree)
+        return parse_value(tree)
     except SyntaxProblem:
         return Expr(ast.unparse(tree))
 

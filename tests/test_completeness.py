@@ -10,6 +10,11 @@ from taso_mirage.library import load
 
 CONV = "strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1"
 POINT = "strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1"
+THIN = "strides=(1, 1), pads=(0, 1, 0, 1), dilations=(1, 1), group=1"
+ENLARGED = "pad(y, pads=(0, 0, 1, 0, 0, 0, 1, 0))"
+FACTOR = "div(z, sqrt(add(w, 9.999999747378752e-06)))"
+FIRST, SECOND = (f"slice(x, starts=({a},), ends=({b},), axes=(3,), steps=(1,))" for a, b in (("0", "d"), ("d", "2*d")))
+COS, SIN = (f"reshape({each}, shape=(n, 1, s, d))" for each in "yz")
 LN = "axes=(2,), keepdims=1"
 SPLIT = "item(split({merged}, axis={axis}, split=({first}, {second})), index={i})"
 
@@ -104,6 +109,89 @@ KNOWN = {
         "x: (b, s, d), y: (b, s, d), z: (d)",
     ),
     "SiLU": ("mul(x, sigmoid(x)) == swish(x, alpha=1.0)", "x: (m, k)"),
+    "GELU from its parts": (
+        "mul(mul(x, add(erf(mul(x, 0.7071067690849304)), 1.0)), 0.5) == gelu(x)",
+        "x: (m, k)",
+    ),
+    "GELU by tanh": (
+        "mul(mul(x, add(tanh(mul(add(x, mul(mul(mul(x, x), x), 0.044714998453855515)), 0.7978845834732056)), 1.0)), 0.5) == "
+        "gelu(x, approximate='tanh')",
+        "x: (m, k)",
+    ),
+    "GELU with a bias": ("gelu(add(x, y)) == bias_gelu(x, y)", "x: (m, k), y: (k)"),
+    "hard swish": ("mul(div(x, 6.0), clip(add(x, 3.0), 0.0, 6.0)) == hard_swish(x)", "x: (m, k)"),
+    "Mish": ("mul(x, tanh(softplus(x))) == mish(x)", "x: (m, k)"),
+    "enlarge and merge": (
+        f"(conv(x, y, {THIN}), conv(x, z, {CONV})) == "
+        + halves(f"conv(x, concat({ENLARGED}, z, axis=0), {CONV})", 1, "dim(y, 0)", "dim(z, 0)"),
+        "x: (n, c, h, w), y: (a, c, 1, 3), z: (b, c, 3, 3)",
+    ),
+    "a pointwise convolution, then another": (
+        f"conv(conv(x, y, {POINT}), z, {CONV}) == conv(x, transpose(reshape(matmul(transpose(reshape(y, shape=(2*g, 2*g)), perm=(1, 0)), "
+        f"reshape(transpose(z, perm=(1, 0, 2, 3)), shape=(2*g, 18*g))), shape=(2*g, 2*g, 3, 3)), perm=(1, 0, 2, 3)), {CONV})",
+        "x: (n, 2*g, h, w), y: (2*g, 2*g, 1, 1), z: (2*g, 2*g, 3, 3)",
+    ),
+    "a convolution, then a pointwise one": (
+        f"conv(conv(x, z, {CONV}), y, {POINT}) == "
+        f"conv(x, reshape(matmul(reshape(y, shape=(2*g, 2*g)), reshape(z, shape=(2*g, 18*g))), shape=(2*g, 2*g, 3, 3)), {CONV})",
+        "x: (n, 2*g, h, w), y: (2*g, 2*g, 1, 1), z: (2*g, 2*g, 3, 3)",
+    ),
+    "scale of each output into weights": (
+        f"mul(conv(x, y, {CONV}), reshape(z, shape=(2*g, 1, 1))) == conv(x, mul(y, reshape(z, shape=(2*g, 1, 1, 1))), {CONV})",
+        "x: (n, 2*g, h, w), y: (2*g, 2*g, 3, 3), z: (2*g)",
+    ),
+    "batch normalization into weights": (
+        f"batch_norm(conv(x, y, t, {CONV}), z, v, u, w, epsilon=1e-05) == add(conv(x, mul(y, reshape({FACTOR}, shape=(2*g, 1, 1, 1))), "
+        f"{CONV}), reshape(sub(v, mul(sub(u, t), {FACTOR})), shape=(2*g, 1, 1)))",
+        "x: (n, 2*g, h, w), y: (2*g, 2*g, 3, 3), z: (2*g), w: (2*g), v: (2*g), u: (2*g), t: (2*g)",
+    ),
+    "scale of columns into the weights of a matmul": (
+        "mul(matmul(x, y), z) == matmul(x, mul(y, z))",
+        "x: (m, k), y: (k, a), z: (a)",
+    ),
+    "product and bias as Gemm": ("add(matmul(x, y), z) == gemm(x, y, z)", "x: (m, k), y: (k, a), z: (a)"),
+    "transpose into Gemm": ("matmul(x, transpose(y, perm=(1, 0))) == gemm(x, y, transB=1)", "x: (m, k), y: (a, k)"),
+    "projections side by side": (
+        "concat(matmul(x, y), matmul(x, z), axis=2) == matmul(x, concat(y, z, axis=1))",
+        "x: (n, s, 2*d), y: (2*d, a), z: (2*d, b)",
+    ),
+    "merged projections through reshape and transpose": (
+        "slice(transpose(reshape(matmul(x, concat(y, z, axis=1)), shape=(n, s, 4, d)), perm=(0, 2, 1, 3)), starts=(0,), ends=(2,), "
+        "axes=(1,), steps=(1,)) == transpose(reshape(matmul(x, y), shape=(n, s, 2, d)), perm=(0, 2, 1, 3))",
+        "x: (n, s, 2*d), y: (2*d, 2*d), z: (2*d, 2*d)",
+    ),
+    "query, key and value in one attention": (
+        "multi_head_attention(matmul(x, y), matmul(x, z), matmul(x, w), v, num_heads=2, scale=0.5) == "
+        "packed_attention(x, concat(y, z, w, axis=1), v, num_heads=2, scale=0.5)",
+        "x: (n, s, 2*d), y: (2*d, 2*d), z: (2*d, 2*d), w: (2*d, 2*d), v: (6*d)",
+    ),
+    "biases of query, key and value": (
+        "multi_head_attention(add(x, y), add(z, w), add(v, u), num_heads=2, scale=0.5) == "
+        "multi_head_attention(x, z, v, concat(y, w, u, axis=0), num_heads=2, scale=0.5)",
+        "x: (n, s, 2*d), y: (2*d), z: (n, a, 2*d), w: (2*d), v: (n, a, 2*d), u: (2*d)",
+    ),
+    "softmax without its shift": (
+        "softmax(sub(x, reduce_max(x, axes=(3,))), axis=3) == softmax(x, axis=3)",
+        "x: (n, 2, s, t)",
+    ),
+    "rotary embedding from its parts": (
+        f"concat(sub(mul({FIRST}, {COS}), mul({SECOND}, {SIN})), add(mul({FIRST}, {SIN}), mul({SECOND}, {COS})), axis=3) == "
+        "rotary_embedding(x, y, z)",
+        "x: (n, 2, s, 2*d), y: (n, s, d), z: (n, s, d)",
+    ),
+    "rotary embedding by rotated halves": (
+        "add(mul(x, reshape(concat(y, y, axis=2), shape=(n, 1, s, 2*d))), "
+        f"mul(concat(neg({SECOND}), {FIRST}, axis=3), reshape(concat(z, z, axis=2), shape=(n, 1, s, 2*d)))) == rotary_embedding(x, y, z)",
+        "x: (n, 2, s, 2*d), y: (n, s, d), z: (n, s, d)",
+    ),
+    "rotary embedding by positions": (
+        "rotary_embedding(x, gather(y, z, axis=0), gather(w, z, axis=0)) == rotary_embedding(x, y, w, z)",
+        "x: (n, 2, s, 2*d), y: (3, d), z: int64 (n, s), w: (3, d)",
+    ),
+    "layer norm and its offset": (
+        "add(layer_norm(x, y, axis=2, epsilon=1e-5), z) == layer_norm(x, y, z, axis=2, epsilon=1e-5)",
+        "x: (b, s, d), y: (d), z: (d)",
+    ),
 }
 
 
