@@ -41,7 +41,7 @@ def generate(found: dict[str, Any]) -> list[str]:
     for row in found["rows"]:
         memory = f"{row['gigabytes']} GB" if "gigabytes" in row else ""
         peer = ", ".join(f"{v:.0f} s, 7.1 GB" for v in row["baselines"].values())
-        lines.append(f"| {row['case']} | {row['ours']:.1f} | {memory} | {peer} | {row['note']} |")
+        lines.append(f"| {row['case']} | {row['ours']:.3g} | {memory} | {peer} | {row['note']} |")
     return lines
 
 

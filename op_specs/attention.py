@@ -97,7 +97,7 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
     if flat:
         q, k, v = split_heads(xp, q, q_heads), split_heads(xp, k, kv_heads), split_heads(xp, v, kv_heads)
     for x, heads in ((q, q_heads), (k, kv_heads), (v, kv_heads)):
-        if heads is not None and xp.shape(x)[1] != heads:
+        if xp.rank(x) != 4 or (heads is not None and xp.shape(x)[1] != heads):
             raise IllTyped(f"{heads} heads for a tensor of shape {xp.shape(x)}")
     past = 0 if past_key is None else xp.shape(past_key)[2]
     k = k if past_key is None else concat(xp, past_key, k, axis=2)

@@ -101,8 +101,12 @@ def multi_head_attention(
     xp, q, k, v, bias=None, mask=None, *, num_heads: int, scale: float | None = None, unidirectional: int = 0
 ):
     """(b,s,n*d), (b,t,n*d), (b,t,n*e), (2*n*d + n*e), (b,n,s,t) -> (b,s,n*e): biases are added, then attention"""
+    if any(xp.rank(x) != 3 for x in (q, k, v)):
+        raise IllTyped(f"data of ranks {[xp.rank(x) for x in (q, k, v)]}; all three are 3")
     if bias is not None:
         d, e = xp.shape(q)[2], xp.shape(v)[2]
+        if xp.shape(bias) != (d + d + e,):
+            raise IllTyped(f"bias of shape {xp.shape(bias)} for {d} + {d} + {e} columns")
         starts, ends = (0, d, d + d), (d, d + d, d + d + e)
         parts = [
             slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)
@@ -133,6 +137,8 @@ def _(node: Node, opset: int) -> Call:
 @op(onnx="Attention", domain="com.microsoft", since=1)
 def packed_attention(xp, x, w, b, mask=None, *, num_heads: int, scale: float | None = None):
     """(b,s,k), (k,3*n*d), (3*n*d), (b,n,s,s) -> (b,s,n*d): self-attention of x w + b, split in three"""
+    if xp.rank(x) != 3 or xp.rank(w) != 2 or xp.shape(b) != xp.shape(w)[1:]:
+        raise IllTyped(f"weights {xp.shape(w)} and bias {xp.shape(b)} for data {xp.shape(x)}")
     width = xp.shape(w)[1] // 3
     packed = add(xp, matmul(xp, x, w), b)
     ends = ((0, width), (width, width + width), (width + width, width * 3))

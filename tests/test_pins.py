@@ -8,10 +8,13 @@ import pytest
 
 from taso_mirage.equation import instantiate
 from taso_mirage.generate.pins import pinned
-from taso_mirage.ir import variable
+from taso_mirage.ir import Tensor, constant, variable
 from taso_mirage.library import Rule, parse_attributes, parse_given
+from taso_mirage.ops import term
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.fingerprint import Refuted, fingerprint
+from taso_mirage.verify.fuzz import Typing
+from taso_mirage.verify.ladder import refutation
 
 
 class Wrong(NamedTuple):
@@ -55,6 +58,32 @@ WRONG = [
         "a: {group: 1, strides: (2, 2)}, p: (2, 2, 2, 2)",
         "dim(y, 2) == 1 and dim(y, 3) == 1",
     ),
+    Wrong(  # 2 + 1 columns against 1 + 2 rows: the sums meet, the parts do not
+        "x: (k, a), y: (k, b), z: (m, a), w: (m, b)",
+        "",
+        "matmul(concat(x, y, axis=rank(x) - 1), transpose(concat(z, w, axis=rank(z) - 1), perm=(1, 0))) == "
+        "matmul(concat(y, x, axis=rank(y) - 1), transpose(concat(w, z, axis=rank(w) - 1), perm=(1, 0)))",
+        "x: (3, 2), y: (3, 1), z: (1, 1), w: (1, 2)",
+        "",
+        "dim(x, 1) == dim(z, 1)",
+    ),
+    Wrong(  # axis 1 of kernels in batches is no column
+        "x: (n, s, 2*d), y: (2*d, 2*d), z: (2*d, a)",
+        "i: 1, a: {axes: (2,), ends: (2*d,)}",
+        "slice(matmul(x, concat(y, z, axis=i)), starts=(0,), steps=(1,), **a) == matmul(x, y) where i > 0 and i == 1",
+        "x: (2, 1, 2), y: (2, 1, 2, 2), z: (2, 1, 2, 2)",
+        "i: 1, a: {axes: (2,), ends: (1,)}",
+        "rank(y)",
+    ),
+    Wrong(  # a vector on the left of a product
+        "x: (k, b), y: (k, k), z: (b, a)",
+        "i: 1",
+        "concat(add(x, matmul(y, x)), matmul(add(x, matmul(y, x)), z), axis=i) == "
+        "add(concat(x, matmul(x, z), axis=i), matmul(y, concat(x, matmul(x, z), axis=i)))",
+        "x: (2, 2, 2), y: (2,), z: (2, 2, 2)",
+        "i: 2",
+        "rank(y)",
+    ),
 ]
 
 
@@ -70,10 +99,32 @@ def test_a_wrong_rule_is_stopped_by_its_guard(wrong: Wrong) -> None:
     assert left[0].type == right[0].type
     assert isinstance(fingerprint(left, right), Refuted)
 
-    guard = pinned(rule).equation.where
+    found = pinned(rule)
+    assert isinstance(found, Rule)
+    guard = found.equation.where
     assert guard is not None
     assert wrong.guard in guard.source
     assert not guard(names)
+
+
+def test_a_proof_outweighs_the_order_of_the_field() -> None:
+    """The largest residue plus one is the smallest: a trial in some thousands meets it."""
+    x = variable("x", Tensor("float32", (40, 50)))
+    one = constant(1.0, "float32")
+    sides = (term("reduce_max", term("add", x, one), axes=(0,)),), (term("add", term("reduce_max", x, axes=(0,)), one),)
+    rule = Rule(
+        "test.rule",
+        2,
+        (("x", x.tensor),),
+        (),
+        parse_equation("reduce_max(add(x, 1), axes=i) == add(reduce_max(x, axes=i), 1)"),
+    )
+    for seed in range(200):
+        verdict = fingerprint(*sides, seed=seed, trials=64)
+        if isinstance(verdict, Refuted):
+            break
+    assert isinstance(verdict, Refuted)
+    assert refutation(rule, Typing(*sides), verdict, seed) is None
 
 
 def test_a_right_rule_needs_no_more_guard() -> None:
@@ -88,4 +139,6 @@ def test_a_right_rule_needs_no_more_guard() -> None:
             "attention(x, mul(y, 0.5), z, q_num_heads=None, kv_num_heads=None, softmax_precision=None, **a)"
         ),
     )
-    assert pinned(rule).equation.where is None
+    found = pinned(rule)
+    assert isinstance(found, Rule)
+    assert found.equation.where is None

@@ -15,14 +15,15 @@ from typing import Any
 from taso_mirage.dims import symbol
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import Expr, names
+from taso_mirage.generate.ranks import ranks
 from taso_mirage.generate.ties import ties
 from taso_mirage.ir import Graph, Tensor
-from taso_mirage.library import Rule
+from taso_mirage.library import Rejected, Rule
 from taso_mirage.verify.symbolic import Proved, prove_symbolic
 
 
-def pinned(rule: Rule) -> Rule:
-    """The rule with every such number in its guard, or in letters; with the ties and ranks that its proof needs."""
+def pinned(rule: Rule, seed: int = 0) -> Rule | Rejected:
+    """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
     freed = _in_letters(rule)
@@ -35,10 +36,14 @@ def pinned(rule: Rule) -> Rule:
         ]
     rule = _guarded(freed or rule, open_names)
     rule = _guarded(rule, [f"{p} == {q}" for p, q in ties(rule)])
-    return _guarded(rule, _ranks(rule))
+    rule = _guarded(rule, _bounded_ranks(rule))
+    condition = ranks(rule, seed)
+    if condition is None or isinstance(condition, Rejected):
+        return condition or rule
+    return _guarded(rule, [condition])
 
 
-def _ranks(rule: Rule) -> list[str]:
+def _bounded_ranks(rule: Rule) -> list[str]:
     """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank 4, may say `i < 2` in truth, and what
     fails at other ranks is rare among the typings."""
     guard = rule.equation.where.source if rule.equation.where is not None else ""

@@ -21,7 +21,6 @@ from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rul
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import climb, different
-from taso_mirage.verify.symbolic import Unproved
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -85,34 +84,25 @@ def time_limit(seconds: float) -> Iterator[None]:
 def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule | Rejected | str:
     """A form that passes the fuzz of its own making may still fail on new typings: then other ones are drawn from the start."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
-    evidence: Evidence | Rejected | Unproved | None = None
+    rejected = Rejected(candidate.text, "not tried", {})
     for attempt in range(ATTEMPTS):
         rule = generalise(equation, given, seed + 10 * attempt, family, candidate.operators, typings * (1 + attempt))
         if isinstance(rule, Rejected):
             return rule
-        rule = pinned(rule)
-        evidence = _climbed(rule, seed + 100 * attempt, typings)
+        rule = pinned(rule, seed + 100 * attempt + 5)
+        if isinstance(rule, Rejected):
+            rejected = rule
+            continue
+        evidence = climb(rule, seed + 100 * attempt + 1, typings)
         if isinstance(evidence, Evidence):
             return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
         if not isinstance(evidence, Rejected):
             return f"no proof: {evidence.why}"
-    assert isinstance(evidence, Rejected)
-    return evidence
-
-
-def _climbed(rule: Rule, seed: int, typings: int) -> Evidence | Rejected | Unproved:
-    """The evidence of the first of several climbs, or what the first one that fails says."""
-    found = [climb(rule, seed + CLIMBS[0], typings)]
-    for other in CLIMBS[1:]:
-        if not isinstance(found[-1], Evidence):
-            return found[-1]
-        found.append(climb(rule, seed + other, typings))
-    return found[0] if isinstance(found[-1], Evidence) else found[-1]
+        rejected = evidence
+    return rejected
 
 
 ATTEMPTS = 3
-CLIMBS = (1, 5)
-"""Seeds of the whole ladder: what fails on few typings of many thousands may pass the first one."""
 
 
 # ---------------------------------------------------------------- what the others derive

@@ -43,7 +43,9 @@ def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Reject
     drawn = _drawn(rule, seed, typings)
     for typing, verdict in verdicts(drawn, 4, seed + 1):
         if isinstance(verdict, Refuted):
-            return _rejected(rule, typing, verdict, seed)
+            rejected = refutation(rule, typing, verdict, seed)
+            if rejected is not None:
+                return rejected
         if isinstance(verdict, Agreed):
             agreed.append(typing)
         if len(agreed) >= typings:
@@ -51,8 +53,8 @@ def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Reject
     if not agreed:
         return Unproved("no legal typing was found on which the field gives a verdict")
     first = fingerprint(agreed[0].lhs, agreed[0].rhs, TRIALS, seed + 2)
-    if isinstance(first, Refuted):
-        return _rejected(rule, agreed[0], first, seed)
+    if isinstance(first, Refuted) and (rejected := refutation(rule, agreed[0], first, seed)):
+        return rejected
     proof = _proof(rule, agreed)
     if isinstance(proof, Refuted):
         return Rejected(show_equation(rule.equation), "refuted by the bounded proof", {"values": proof.counterexample})
@@ -65,8 +67,12 @@ def _drawn(rule: Rule, seed: int, wanted: int) -> Iterator[Typing]:
     return typings(rule.equation, seed, 8 * wanted, rule.given, rule.attributes)
 
 
-def _rejected(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> Rejected:
+def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> Rejected | None:
+    """The rejection of a rule, with numbers. None where no numbers tell the sides apart and a proof says that none do: the order of the
+    field is cyclic, so max(x + 1) is not max(x) + 1 at its end."""
     counterexample: Mapping[str, Any] = find(typing.lhs, typing.rhs, verdict, seed).fields()
+    if "note" in counterexample and isinstance(proved_at(typing.lhs, typing.rhs), _Found):
+        return None
     return Rejected(show_equation(rule.equation), "refuted by the shape fuzz", counterexample)
 
 
