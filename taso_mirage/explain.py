@@ -145,9 +145,14 @@ def _condition(tree: ast.expr) -> str:
             return f"{_quantity(left)} equals {_quantity(right)}"
         case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
             return f"{_quantity(left)} differs from {_quantity(right)}"
-        case ast.Compare(left=left, ops=[ast.Lt() | ast.Gt() as order], comparators=[right]):
-            return f"{_quantity(left)} is {'below' if isinstance(order, ast.Lt) else 'above'} {_quantity(right)}"
+        case ast.Compare(left=left, ops=[order], comparators=[right]) if type(order) in ORDERS:
+            return f"{_quantity(left)} is {ORDERS[type(order)]} {_quantity(right)}"
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple(elts=values)]):
+            return f"{_quantity(left)} is one of {', '.join(map(ast.unparse, values))}"
     return ast.unparse(tree)
+
+
+ORDERS = {ast.Lt: "below", ast.Gt: "above", ast.LtE: "at most", ast.GtE: "at least"}
 
 
 def _quantity(tree: ast.expr) -> str:
@@ -158,6 +163,8 @@ def _quantity(tree: ast.expr) -> str:
             return f"the shape of {ast.unparse(x)}"
         case ast.Call(func=ast.Name(id="dim"), args=[x, axis]):
             return f"dimension {ast.unparse(axis)} of {ast.unparse(x)}"
+        case ast.Tuple(elts=elements):
+            return f"({', '.join(map(_quantity, elements))})"
     return ast.unparse(tree)
 
 

@@ -392,6 +392,16 @@ def test_the_shipped_page_is_that_of_the_shipped_rules() -> None:
 # ---------------------------------------------------------------- words and pictures
 
 
+def test_guards_are_explained_in_words() -> None:
+    guard = "rank(x) <= 4 and (rank(x), rank(y)) in ((2, 2), (3, 2)) and dim(x, 0) < 9"
+    found = set(words(rule("taso", 2, "x: (n, m), y: (m, k)", "", f"relu(matmul(x, y)) == matmul(x, y) where {guard}")))
+    assert {
+        "  - the rank of x is at most 4",
+        "  - (the rank of x, the rank of y) is one of (2, 2), (3, 2)",
+        "  - dimension 0 of x is below 9",
+    } <= found
+
+
 def test_rules_are_found_by_text_operator_and_beginning() -> None:
     assert [r.name for r in chosen(RULES, ["CONV", "axis=0"], ["conv", "concat"], [])] == [RULES[0].name]
     assert {r.family for r in chosen(RULES, [], ["relu"], ["taso", "elementwise"])} == {"taso", "elementwise"}
