@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.expressions import Expr, is_weight, splat_value
+from taso_mirage.expressions import Expr, is_weight, moved, replaced, splat_value
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
 from taso_mirage.ops import get
 
@@ -50,13 +50,19 @@ class Equation:
     evidence: str = "law"
 
     def reverse(self) -> Equation | None:
-        """The equation read from right to left; None where the right side does not determine the left."""
-        loose = _free_names(self.lhs) - _bound_names(self.rhs)
-        computed = any(isinstance(v, Expr) and v.name is None for n in self.rhs for _, v in n.attrs)
-        leaf = any(o.op in ("input", "splat") for o in self.rhs.outputs)
+        """The equation read from right to left; None where the right side does not determine the left. Pads that the right side has
+        as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))` on the left."""
+        lhs, rhs, where = self.rhs, self.lhs, self.where.source if self.where else None
+        for name, numbers in _moved(self.rhs).items():
+            back = f"minus({name}, {numbers})"
+            lhs, rhs = _mapped(lhs, partial(_bare, name)), _mapped(rhs, partial(replaced, name=name, by=back))
+            where = where and replaced(where, name, back)
+        loose = _free_names(rhs) - _bound_names(lhs)
+        computed = any(isinstance(v, Expr) and v.name is None for n in lhs for _, v in n.attrs)
+        leaf = any(o.op in ("input", "splat") for o in lhs.outputs)
         if loose or computed or leaf:
             return None
-        return Equation(f"{self.name}~", self.rhs, self.lhs, self.where, self.evidence)
+        return Equation(f"{self.name}~", lhs, rhs, Expr(where) if where else None, self.evidence)
 
     @cached_property
     def roots(self) -> tuple[str, ...]:
@@ -276,6 +282,31 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
             for a, p in zip(args, node.args, strict=True)
         ]
     return get(node.op).term(*args, **attrs)
+
+
+def _moved(side: Graph) -> dict[str, str]:
+    """Attribute names that a side has as `plus(name, numbers)`, always with the same numbers, and never alone."""
+    found: dict[str, set[str]] = {}
+    for node in side:
+        for _, value in node.attrs:
+            if isinstance(value, Expr):
+                of_name = moved(value.source) or (value.source, "")
+                found.setdefault(of_name[0], set()).add(of_name[1])
+    return {name: min(numbers) for name, numbers in found.items() if len(numbers) == 1 and "" not in numbers}
+
+
+def _bare(name: str, source: str) -> str:
+    found = moved(source)
+    return name if found is not None and found[0] == name else source
+
+
+def _mapped(side: Graph, change: Callable[[str], str]) -> Graph:
+    """A side with other texts for the expressions in its attributes."""
+    done: dict[Node, Node] = {}
+    for node in topological(side.outputs):
+        attrs = tuple((k, Expr(change(v.source)) if isinstance(v, Expr) and k != REST else v) for k, v in node.attrs)
+        done[node] = Node(node.op, tuple(done[a] for a in node.args), attrs, node.type)
+    return Graph(side.inputs, tuple(done[o] for o in side.outputs))
 
 
 def _free_names(graph: Graph) -> set[str]:

@@ -202,3 +202,21 @@ def names(source: str) -> set[str]:
     """The free names of an expression."""
     tree = ast.parse(source, mode="eval")
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - FUNCTIONS.keys() - {"inf"}
+
+
+def replaced(source: str, name: str, by: str) -> str:
+    """An expression with another one for a name."""
+
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.parse(by, mode="eval").body if node.id == name else node
+
+    return ast.unparse(Replace().visit(ast.parse(source, mode="eval")))
+
+
+def moved(source: str) -> tuple[str, str] | None:
+    """The name and the numbers of `plus(p, (1, 0))`."""
+    match ast.parse(source, mode="eval").body:
+        case ast.Call(func=ast.Name(id="plus"), args=[ast.Name(id=name), ast.Tuple() as numbers]):
+            return name, ast.unparse(numbers)
+    return None

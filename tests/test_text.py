@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taso_mirage.dims import symbol
+from taso_mirage.equation import Match, apply, match
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir import Graph, Literal, Node, Tensor, constant, variable, weight
 from taso_mirage.ops import TERMS, extents, get, load_specs, term
@@ -170,3 +171,26 @@ def test_texts_that_are_no_equations(text: str, message: str) -> None:
 def test_parse_type_of_a_text() -> None:
     assert parse_type('float32[2, "batch"]') == Tensor("float32", (2, symbol("batch")))
     assert parse_type("int64") == Tensor("int64", ())
+
+
+def test_pads_that_are_moved_by_numbers_are_read_backwards() -> None:
+    forth = parse_equation(
+        "conv(x, pad(y, pads=(0, 0, 1, 0, 0, 0, 1, 0)), pads=p, group=1, **a) == conv(x, y, pads=plus(p, (-1, 0, -1, 0)), group=1, **a) "
+        "where max(p) < 3"
+    )
+    back = forth.reverse()
+    assert back is not None
+    assert show_equation(back).replace(", value=0.0, mode='constant'", "") == (
+        "conv(x, y, pads=p, group=1, **a) == "
+        "conv(x, pad(y, pads=(0, 0, 1, 0, 0, 0, 1, 0)), pads=minus(p, (-1, 0, -1, 0)), group=1, **a) "
+        "where max(minus(p, (-1, 0, -1, 0))) < 3"
+    )
+    x, y = variable("x", Tensor("float32", (1, 2, 5, 5))), variable("y", Tensor("float32", (4, 2, 1, 3)))
+    small = term("conv", x, y, strides=(1, 1), pads=(0, 1, 0, 1), dilations=(1, 1), group=1)
+    place = match(back, small, {})
+    assert isinstance(place, Match)
+    found = apply(back, place)
+    assert isinstance(found, tuple)
+    assert found[0].attr("pads") == (1, 1, 1, 1)
+    assert found[0].args[1].shape == (4, 2, 3, 3)
+    assert parse_equation("add(pad(x, pads=p), pad(y, pads=q)) == pad(x, pads=plus(p, q))").reverse() is None
