@@ -42,15 +42,19 @@ def ranks(rule: Rule, seed: int, wanted: int = 512) -> str | Rejected | None:
             break
     least = min(OFTEN, max(agreed.total() // 8, 1))
     good = sorted(r for r, count in agreed.items() if count >= least and r not in failed)
-    return _condition([name for name, _ in rule.given], good, sorted({*agreed, *failed}))
-
-
-def _condition(names: list[str], good: list[Ranks], seen: list[Ranks]) -> str | None:
-    """In as few variables as tell the good ranks from the others that were seen."""
-    if not good or good == seen:
-        return None
+    names = [name for name, _ in rule.given]
+    if agreed.total() < wanted:  # few draws are legal: others than those that were seen may be, too
+        return _condition(names, list(range(len(names))), good)
+    seen = sorted({*agreed, *failed})
     columns = list(zip(*seen, strict=True))
     told = [i for i, column in enumerate(columns) if len(set(column)) > 1 and column not in columns[:i]]
+    return None if good == seen else _condition(names, told, good)
+
+
+def _condition(names: list[str], told: list[int], good: list[Ranks]) -> str | None:
+    """The good ranks of the variables that tell them from others."""
+    if not good:
+        return None
     tests = sorted({tuple(r[i] for i in told) for r in good})
     if len(tests) == 1:
         return " and ".join(f"rank({names[i]}) == {n}" for i, n in zip(told, tests[0], strict=True))
