@@ -179,10 +179,8 @@ mean.example("float32[2,3]", "float32[3]", "float32[2,1]")
 
 add.laws("""
     add(x, 0) == x
-    add(x, neg(y)) == sub(x, y)
     add(neg(x), neg(y)) == neg(add(x, y))
     add(add(x, c), d) == add(x, add(c, d))  where is_weight(c) and is_weight(d)
-    add(add(x, c), y) == add(add(x, y), c)  where is_weight(c)
     add(sub(x, c), d) == add(x, sub(d, c))  where is_weight(c) and is_weight(d)
     add(sub(c, x), d) == sub(add(c, d), x)  where is_weight(c) and is_weight(d)
     add(mul(x, z), mul(y, z)) == mul(add(x, y), z)
@@ -202,9 +200,7 @@ mul.laws("""
     mul(x, -1) == neg(x)
     mul(neg(x), neg(y)) == mul(x, y)
     mul(neg(x), c) == mul(x, neg(c))  where is_weight(c)
-    mul(x, reciprocal(y)) == div(x, y)
     mul(mul(x, c), d) == mul(x, mul(c, d))  where is_weight(c) and is_weight(d)
-    mul(mul(x, c), y) == mul(mul(x, y), c)  where is_weight(c)
     mul(div(x, c), d) == mul(x, div(d, c))  where is_weight(c) and is_weight(d)
     mul(div(c, x), d) == div(mul(c, d), x)  where is_weight(c) and is_weight(d)
     mul(add(x, c), d) == add(mul(x, d), mul(c, d))  where is_weight(c) and is_weight(d)
@@ -212,15 +208,12 @@ mul.laws("""
 div.laws("""
     div(x, 1) == x
     div(x, -1) == neg(x)
-    div(1, x) == reciprocal(x)
     div(neg(x), neg(y)) == div(x, y)
     div(x, c) == mul(x, reciprocal(c))  where is_weight(c)
     div(div(x, c), d) == div(x, mul(c, d))  where is_weight(c) and is_weight(d)
     div(mul(x, c), d) == mul(x, div(c, d))  where is_weight(c) and is_weight(d)
 """)
 neg.laws("""
-    neg(neg(x)) == x
-    neg(sub(x, y)) == sub(y, x)
     neg(mul(x, c)) == mul(x, neg(c))  where is_weight(c)
     neg(div(x, c)) == div(x, neg(c))  where is_weight(c)
 """)
@@ -231,14 +224,12 @@ abs_.laws("""
 """)
 reciprocal.laws("""
     reciprocal(neg(x)) == neg(reciprocal(x))
-    reciprocal(div(x, y)) == div(y, x)
 """)
 sqrt.laws("""
     div(x, sqrt(y)) == mul(x, reciprocal(sqrt(y)))
 """)
 pow_.laws("""
     pow(x, 1) == x
-    pow(x, 2) == mul(x, x)
     pow(x, 3) == mul(mul(x, x), x)
 """)
 max_.laws("""

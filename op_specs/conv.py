@@ -182,10 +182,6 @@ conv.laws("""
         where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
 
     # one kernel for several outputs; false for groups, whose concatenated weights would meet other channels
-    (conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
-        == (item(split(conv(x, concat(v, w, axis=0), group=1, **a), axis=1, split=(dim(v, 0), dim(w, 0))), index=0), \
-            item(split(conv(x, concat(v, w, axis=0), group=1, **a), axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
-        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
     (conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a)) \
         == (item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), axis=1, split=(dim(v, 0), \
             dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), \
@@ -215,11 +211,6 @@ conv.laws("""
             0), dim(w, 0))), index=3)) \
         where shape(k)[1:] == shape(w)[1:] and shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] \
             and is_weight(k) and is_weight(u) and is_weight(v) and is_weight(w)
-    (relu(conv(x, v, group=1, **a)), relu(conv(x, w, group=1, **a))) \
-        == (item(split(relu(conv(x, concat(v, w, axis=0), group=1, **a)), axis=1, split=(dim(v, 0), dim(w, 0))), \
-            index=0), item(split(relu(conv(x, concat(v, w, axis=0), group=1, **a)), axis=1, split=(dim(v, 0), dim(w, \
-            0))), index=1)) \
-        where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
     (relu(conv(x, v, c, group=1, **a)), relu(conv(x, w, d, group=1, **a))) \
         == (item(split(relu(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a)), axis=1, split=(dim(v, \
             0), dim(w, 0))), index=0), item(split(relu(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, \
@@ -240,10 +231,6 @@ conv.laws("""
     concat(conv(x, v, group=g, **a), conv(y, w, group=h, **a), axis=1) \
         == conv(concat(x, y, axis=1), concat(v, w, axis=0), group=g + h, **a) \
         where shape(v)[1:] == shape(w)[1:] and dim(v, 0) * h == dim(w, 0) * g and shape(x)[2:] == shape(y)[2:]
-    add(conv(x, v, group=1, **a), conv(y, w, group=1, **a)) \
-        == conv(concat(x, y, axis=1), concat(v, w, axis=1), group=1, **a) \
-        where shape(x)[2:] == shape(y)[2:] and dim(x, 0) == dim(y, 0) and dim(v, 0) == dim(w, 0) \
-            and shape(v)[2:] == shape(w)[2:]
 
     # other shapes of the same convolution
     conv(x, w, pads=p, dilations=(1, 1), **a) \

@@ -49,8 +49,6 @@ gemm.example("float32[3,4]", "float32[5,4]", "float32[3,5]", transB=1, alpha=0.5
 gemm.example("float32[4,3]", "float32[5,4]", "float32[()]", transA=1, transB=1)
 
 gemm.laws("""
-    matmul(x, y) == gemm(x, y)  where rank(x) == 2 and rank(y) == 2 and dtype(x) == "float32"
-    add(matmul(x, y), c) == gemm(x, y, c)  where rank(x) == 2 and rank(y) == 2 and rank(c) <= 2
     add(gemm(x, y, alpha=a, beta=b, transA=p, transB=q), c) \
         == gemm(x, y, c, alpha=a, transA=p, transB=q) \
         where rank(c) <= 2

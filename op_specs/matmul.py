@@ -101,8 +101,4 @@ matmul.laws("""
     concat(matmul(x, v), matmul(x, w), axis=i) \
         == matmul(x, concat(v, w, axis=1)) \
         where rank(v) == 2 and rank(w) == 2 and i == rank(x) - 1
-    add(matmul(x, v), matmul(y, w)) \
-        == matmul(concat(x, y, axis=rank(x) - 1), concat(v, w, axis=0)) \
-        where rank(v) == 2 and rank(w) == 2 and shape(x)[:rank(x) - 1] == shape(y)[:rank(y) - 1] and dim(v, \
-            1) == dim(w, 1)
 """)

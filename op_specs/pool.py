@@ -243,9 +243,6 @@ for _each in (global_average_pool, global_max_pool, global_lp_pool):
     _each.example("float32[1,2,3,1,2]")
 
 max_pool.laws("""
-    relu(max_pool(x, kernel=k, pads=p, dilations=d, **a)) \
-        == max_pool(relu(x), kernel=k, pads=p, dilations=d, **a) \
-        where min(k) > max(p) and max(d) == 1
     max_pool(pad(x, pads=p, value=-inf), kernel=k, pads=q, **a) \
         == max_pool(x, kernel=k, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
         where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0 and max(p) + max(q) < min(k)

@@ -57,10 +57,9 @@ class Equation:
             back = f"minus({name}, {numbers})"
             lhs, rhs = _mapped(lhs, partial(_bare, name)), _mapped(rhs, partial(replaced, name=name, by=back))
             where = where and replaced(where, name, back)
-        loose = _free_names(rhs) - _bound_names(lhs)
-        computed = any(isinstance(v, Expr) and v.name is None for n in lhs for _, v in n.attrs)
+        loose = (_free_names(rhs) | _free_names(lhs)) - _bound_names(lhs)
         leaf = any(o.op in ("input", "splat") for o in lhs.outputs)
-        if loose or computed or leaf:
+        if loose or leaf:
             return None
         return Equation(f"{self.name}~", lhs, rhs, Expr(where) if where else None, self.evidence)
 

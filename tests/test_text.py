@@ -194,3 +194,15 @@ def test_pads_that_are_moved_by_numbers_are_read_backwards() -> None:
     assert found[0].attr("pads") == (1, 1, 1, 1)
     assert found[0].args[1].shape == (4, 2, 3, 3)
     assert parse_equation("add(pad(x, pads=p), pad(y, pads=q)) == pad(x, pads=plus(p, q))").reverse() is None
+
+
+def test_attributes_that_are_computed_from_operands_are_read_backwards() -> None:
+    back = parse_equation(
+        "neg(softmax(x, axis=i)) == softmax(neg(x), axis=rank(x) - 1) where i == rank(x) - 1"
+    ).reverse()
+    assert back is None  # the axis i is nowhere on the right
+    back = parse_equation("neg(softmax(x, axis=1)) == softmax(neg(x), axis=rank(x) - 1)").reverse()
+    assert back is not None
+    x = variable("x", Tensor("float32", (2, 3)))
+    assert isinstance(match(back, term("softmax", term("neg", x), axis=1), {}), Match)
+    assert not match(back, term("softmax", term("neg", x), axis=0), {})

@@ -19,7 +19,7 @@ from taso_mirage.verify.fingerprint import Agreed, Refuted
 from taso_mirage.verify.fuzz import typings, verdicts
 from taso_mirage.verify.ladder import refutation
 
-OFTEN = 16
+OFTEN = 8
 """So many typings of those ranks, or an eighth of all where they are few."""
 Ranks = tuple[int, ...]
 
