@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
+from taso_mirage.equation import Rules
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.settling import Needed
+from taso_mirage.ir import Node, substitute, topological, users
 from taso_mirage.library import load
+from taso_mirage.optimize.search import _only_grows, directions
+from taso_mirage.text import laws, show_equation
+from taso_mirage.verify.fuzz import typings
+from taso_mirage.verify.ladder import different
 
 CONV = "strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1"
 POINT = "strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1"
@@ -206,3 +214,38 @@ def library() -> Needed:
 def test_is_known(library: Needed, name: str) -> None:
     text, given = KNOWN[name]
     assert library.derives(Candidate(text, given, 4)), text
+
+
+ONE_OF_MANY = (
+    "relu(transpose(x, ",
+    "exp(transpose(x, ",
+    "mul(transpose(x, ",
+    "concat(relu(x, ",
+    "concat(exp(x, ",
+    "concat(mul(x, c), ",
+)
+"""Laws that one line states for all operators of a sort, of which the library has some."""
+
+
+@pytest.mark.slow
+def test_no_law_is_in_the_library_too() -> None:
+    """A law that the optimizer could take from the library, in the directions in which it reads both, need not be written by hand."""
+    known = Rules(directions(tuple(rule.equation for rule in load())))
+    double = []
+    for law in laws():
+        cases = different(list(islice(typings(law, 0, 400), 60)), 12)
+        ways = [lambda c: (c.lhs, c.rhs), *([lambda c: (c.rhs, c.lhs)] if len(directions((law,))) > 1 else [])]
+        if cases and all(one_step(known, *way(c)) for way in ways for c in cases):
+            double.append(show_equation(law))
+    assert [text for text in double if not text.startswith(ONE_OF_MANY)] == []
+
+
+def one_step(known: Rules, before: tuple[Node, ...], after: tuple[Node, ...]) -> bool:
+    order = topological(before)
+    used = users(order)
+    return any(
+        not _only_grows(application)
+        and substitute(before, dict(zip(application.found.outputs, application.results, strict=True))) == after
+        for node in order
+        for application in (*known.applications(node), *known.joint_applications(node, used))
+    )
