@@ -11,15 +11,21 @@ from taso_mirage.ops import Call, op
 def batch_norm(xp, x, scale, bias, mean, variance, *, epsilon: float = 1e-5):
     """(n,c,...), (c), (c), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel"""
     for values in (scale, bias, mean, variance):
-        if xp.shape(values) != (xp.shape(x)[1],):
-            raise IllTyped(f"{xp.shape(values)} for the channels of {xp.shape(x)}")
+        check_channels(xp, values, x)
     factor = div(xp, scale, sqrt(xp, add(xp, variance, xp.literal(epsilon, variance))))
     offset = sub(xp, bias, mul(xp, mean, factor))
     return add(xp, mul(xp, x, per_channel(xp, factor, x)), per_channel(xp, offset, x))
 
 
+def check_channels(xp, values, x) -> None:
+    """One number for each channel: no scalar, which would broadcast."""
+    if xp.shape(values) != (xp.shape(x)[1],):
+        raise IllTyped(f"{xp.shape(values)} for the channels of {xp.shape(x)}")
+
+
 def per_channel(xp, values, x):
     """(c) -> (c,1,...), to meet dimension 1 of x"""
+    check_channels(xp, values, x)
     return reshape(xp, values, shape=(xp.shape(x)[1], *[1] * (xp.rank(x) - 2)))
 
 

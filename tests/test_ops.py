@@ -244,6 +244,7 @@ REFUSED: list[tuple[str, list[tuple[int, ...]], dict[str, Any], dict[str, Any]]]
     ("attention", [(1, 2, 3, 4)] * 3, {"q_num_heads": 1, "kv_num_heads": 1}, {"q_num_heads": 1, "kv_num_heads": 1}),
     ("attention", [(3, 4), (1, 2, 3, 4), (1, 2, 3, 4)], {}, {}),
     ("batch_norm", [(1, 2, 3, 3), (2,), (2,), (), (2,)], {}, {}),
+    ("instance_norm", [(1, 2, 3, 3), (2, 1), (2,)], {}, {}),
     ("rotary_embedding", [(1, 2, 3, 4), (3, 2), (3, 2)], {}, {}),
     ("rotary_embedding", [(1, 2, 3, 4), (1, 3, 1), (1, 3, 1)], {}, {}),
 ]

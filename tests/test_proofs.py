@@ -17,7 +17,7 @@ from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.bounded import prove_bounded
 from taso_mirage.verify.fingerprint import Agreed, Refuted, fingerprint
 from taso_mirage.verify.fuzz import Typing, typings
-from taso_mirage.verify.ladder import climb, proved_at
+from taso_mirage.verify.ladder import climb, different, proved_at
 from taso_mirage.verify.laws import prove_by_laws
 from taso_mirage.verify.lift import lift
 from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
@@ -383,6 +383,9 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
     assert isinstance(found, Evidence)
     assert found.proof is not None
     assert found.proof.steps > 0
+    agreed = list(islice(typings(merge.equation, 1, 400, merge.given, merge.attributes), 60))
+    kinds = {proved_at(t.lhs, t.rhs).kind for t in different(agreed) if lift(t.lhs, t.rhs) is not None}
+    assert kinds == {"symbolic"}  # where no size can vary (an image of one pixel), the proof is at that size
     assert found.typings == 60
     assert found == climb(merge, 1, 60)
     wrong = climb(rule("x: (n, m), y: (n, m)", "", "relu(add(x, y)) == add(relu(x), relu(y))"), 1, 60)
