@@ -193,7 +193,12 @@ def generate(
     if workers is not None and scheduler is not None:
         raise InvalidOption("--workers and --scheduler exclude each other: the scheduler has its own workers")
     options = pipeline.Options(ops, tuple(family or ()), seed, workers or cores(), scheduler, resume, output)
-    pipeline.generate(options)
+    try:
+        pipeline.generate(options)
+    except BaseException:
+        if any((output / ".partial").glob("*.json*")):
+            typer.echo(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
+        raise
 
 
 def cores() -> int:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import distributed
 import pytest
+from typer.testing import CliRunner
 
+from taso_mirage.cli_substitutions import app
 from taso_mirage.errors import InvalidOption
 from taso_mirage.generate.candidates import Candidate, propose
 from taso_mirage.generate.pipeline import Options, generate
@@ -80,6 +82,19 @@ def test_a_run_goes_on_where_it_stopped(one: Path, tmp_path: Path, monkeypatch: 
     generate(options(tmp_path, resume=True))
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (one / name).read_bytes(), name
+
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from taso_mirage.generate import pipeline
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_write", stop)
+    command = ["generate", "--family", "elementwise", "--ops", "1", "--workers", "1", "-o", str(tmp_path)]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code != 0
+    assert "--resume goes on from there" in found.stderr
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
