@@ -14,6 +14,7 @@ from models import exporter, light
 EXPORTED = {
     "bert": "transformer",
     "llama": "transformer",
+    "llama_decode": "transformer",
     "vit": "transformer",
     "mini_transformer": "transformer",
     "resnet50": "resnet",
@@ -40,6 +41,18 @@ def build(name: str, *, small: bool = True, seed: int = 0, **options: Any) -> on
     _check_options(name, builder, options)
     model: onnx.ModelProto = builder(small=small, seed=seed, **options)
     return model
+
+
+def module(name: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The torch module behind an exported model, and its inputs by name; `options` are those of `build`."""
+    if name not in EXPORTED:
+        raise ValueError(f"{name!r} has no torch module; those that have one are {', '.join(EXPORTED)}")
+    try:
+        with exporter.intercept():
+            build(name, **options)
+    except exporter.Intercepted as found:
+        return found.module, dict(found.arguments)
+    raise AssertionError(f"the builder of {name!r} exports nothing")
 
 
 def _check_options(name: str, builder: Any, options: Mapping[str, Any]) -> None:

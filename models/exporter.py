@@ -1,6 +1,7 @@
 """From a torch module to an ONNX model by torch's dynamo exporter: quiet, seeded and the same on every run."""
 
 import contextlib
+import contextvars
 import importlib
 import io
 import logging
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 CHATTY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "transformers")
 # Where the exporter ran, not what the model is: file paths and line numbers, which differ from machine to machine.
 PLACES = ("pkg.torch.onnx.stack_trace",)
+
+
+class Intercepted(Exception):
+    """Raised in place of an export: the module in evaluation mode, and its inputs by name."""
+
+    def __init__(self, module: "nn.Module", arguments: Mapping[str, "torch.Tensor"]) -> None:
+        self.module, self.arguments = module, arguments
+
+
+_intercepting = contextvars.ContextVar("intercepting", default=False)
+
+
+@contextlib.contextmanager
+def intercept() -> Iterator[None]:
+    """Within, an export raises `Intercepted`: for those who want the torch module itself."""
+    token = _intercepting.set(True)
+    try:
+        yield
+    finally:
+        _intercepting.reset(token)
 
 
 def require(name: str) -> Any:
@@ -46,6 +67,8 @@ def export(
     BatchNormalization into Conv; with `keep_norms` the model goes through the same clean-up without that step.
     """
     torch = require("torch")
+    if _intercepting.get():
+        raise Intercepted(module.eval(), arguments)
     require("onnxscript")
     with _quiet():
         program = torch.onnx.export(

@@ -58,19 +58,36 @@ def llama(
     """
     transformers = exporter.require("transformers")
     sequence = sequence or (16 if small else 128)
-    sizes = {
-        "vocab_size": 256 if small else 32000,
-        "hidden_size": 64 if small else 1024,
-        "num_hidden_layers": 2 if small else 8,
-        "num_attention_heads": 8 if small else 16,
-        "num_key_value_heads": 2 if small else 4,
-        "intermediate_size": 176 if small else 2816,
-        "max_position_embeddings": max(2048, sequence),
-        "use_cache": False,
-    }
-    module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **(configuration or {})}))
+    config = _llama_config(small, sequence, {"use_cache": False, **(configuration or {})})
+    module = transformers.LlamaForCausalLM(config)
     exporter.randomize(module, seed)
     return _language_model(module, "logits", batch, sequence, dynamic)
+
+
+def llama_decode(
+    *, small: bool = True, seed: int = 0, past: int | None = None, configuration: Mapping[str, Any] | None = None
+) -> onnx.ModelProto:
+    """One token of the `llama` model after `past` cached positions: 128, or 16.
+
+    Inputs are `input_ids` (1, 1), `attention_mask` (1, past + 1), and for each layer i `past_key_i` and `past_value_i`
+    (1, key heads, past, head size); outputs are `logits` and each layer's `present_key_i` and `present_value_i`, one
+    position longer. `configuration` overrides fields of LlamaConfig.
+    """
+    torch = exporter.require("torch")
+    transformers = exporter.require("transformers")
+    past = past or (16 if small else 128)
+    config = _llama_config(small, past + 1, {"use_cache": True, **(configuration or {})})
+    model = transformers.LlamaForCausalLM(config)
+    exporter.randomize(model, seed)
+    arguments = {
+        "input_ids": torch.ones(1, 1, dtype=torch.int64),
+        "attention_mask": torch.ones(1, past + 1, dtype=torch.int64),
+    }
+    names = [f"{kind}_{layer}" for layer in range(config.num_hidden_layers) for kind in ("key", "value")]
+    shape = (1, config.num_key_value_heads, past, config.head_dim)
+    arguments |= {f"past_{name}": torch.zeros(shape) for name in names}
+    exported = exporter.export(_cached(model), arguments, "logits")
+    return _with_output_names(exported, ["logits", *(f"present_{name}" for name in names)])
 
 
 def vit(
@@ -106,6 +123,49 @@ def mini_transformer(*, small: bool = True, seed: int = 0) -> onnx.ModelProto:
     del small
     sizes = {"hidden_size": 64, "num_hidden_layers": 7, "intermediate_size": 256}
     return bert(seed=seed, sequence=16, configuration=sizes)
+
+
+def _llama_config(small: bool, positions: int, overrides: Mapping[str, Any]) -> Any:
+    sizes = {
+        "vocab_size": 256 if small else 32000,
+        "hidden_size": 64 if small else 1024,
+        "num_hidden_layers": 2 if small else 8,
+        "num_attention_heads": 8 if small else 16,
+        "num_key_value_heads": 2 if small else 4,
+        "intermediate_size": 176 if small else 2816,
+        "max_position_embeddings": max(2048, positions),
+    }
+    return exporter.require("transformers").LlamaConfig(**{**sizes, **overrides})
+
+
+def _cached(model: Any) -> Any:
+    """The model as a function of tensors: keys and values of the layers in turn, before and after."""
+    torch = exporter.require("torch")
+    cache = exporter.require("transformers").DynamicCache
+
+    class Cached(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> tuple[Any, ...]:
+            tensors = list(past.values())
+            given = cache(list(zip(tensors[::2], tensors[1::2], strict=True)))
+            found = self.model(input_ids, attention_mask=attention_mask, past_key_values=given, use_cache=True)
+            return found.logits, *(t for layer in found.past_key_values.layers for t in (layer.keys, layer.values))
+
+    return Cached()
+
+
+def _with_output_names(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """The exporter names the first output only."""
+    new = dict(zip((value.name for value in model.graph.output), names, strict=True))
+    for node in model.graph.node:
+        for values in (node.input, node.output):
+            values[:] = [new.get(value, value) for value in values]
+    for value in model.graph.output:
+        value.name = new[value.name]
+    return model
 
 
 def _language_model(module: Any, output: str, batch: int, sequence: int, dynamic: bool) -> onnx.ModelProto:

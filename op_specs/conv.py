@@ -257,4 +257,42 @@ conv.laws("""
         == reshape(matmul(reshape(w, shape=(dim(w, 0), dim(w, 1))), reshape(x, shape=(dim(x, 0), dim(x, 1), dim(x, \
             2) * dim(x, 3)))), shape=(dim(x, 0), dim(w, 0), dim(x, 2), dim(x, 3))) \
         where shape(w)[2:] == (1, 1)
+
+    # pairs of groups as one, with zeros where a group would see the other's channels; PET, section 3
+    conv(x, w, group=g, **a) \
+        == conv(x, reshape(concat(pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(0,), \
+            ends=(1,), axes=(1,), steps=(1,)), pads=(0,) * (rank(w) + 5) + (dim(w, 1),) + (0,) * (rank(w) - 2)), \
+            pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(1,), ends=(2,), \
+            axes=(1,), steps=(1,)), pads=(0, 0, 0, dim(w, 1)) + (0,) * (2 * rank(w))), axis=1), shape=(dim(w, 0), \
+            2 * dim(w, 1)) + shape(w)[2:]), group=g // 2, **a) \
+        where g % 2 == 0 and is_weight(w)
+    conv(x, w, b, group=g, **a) \
+        == conv(x, reshape(concat(pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(0,), \
+            ends=(1,), axes=(1,), steps=(1,)), pads=(0,) * (rank(w) + 5) + (dim(w, 1),) + (0,) * (rank(w) - 2)), \
+            pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(1,), ends=(2,), \
+            axes=(1,), steps=(1,)), pads=(0, 0, 0, dim(w, 1)) + (0,) * (2 * rank(w))), axis=1), shape=(dim(w, 0), \
+            2 * dim(w, 1)) + shape(w)[2:]), b, group=g // 2, **a) \
+        where g % 2 == 0 and is_weight(w)
+
+    # all groups as one
+    conv(x, w, group=g, **a) \
+        == conv(x, reshape(where(reshape(eye_like(expand(0, shape=(g, g)), dtype="bool"), shape=(g, 1, g) + (1,) * (rank(w) - 1)), \
+            reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), group=1, **a) \
+        where g > 2 and dim(w, 1) > 1 and is_weight(w)
+    given x: (n, 8, h, k), w: (4*o, 2, 3, 3) | g: 4, a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}
+    conv(x, w, b, group=g, **a) \
+        == conv(x, reshape(where(reshape(eye_like(expand(0, shape=(g, g)), dtype="bool"), shape=(g, 1, g) + (1,) * (rank(w) - 1)), \
+            reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), b, group=1, **a) \
+        where g > 2 and dim(w, 1) > 1 and is_weight(w)
+    given x: (n, 8, h, k), w: (4*o, 2, 1, 1), b: (4*o) | g: 4, a: {dilations: (1, 1), pads: (0, 0, 0, 0), strides: (1, 1)}
+
+    # a column kernel is a row kernel on the transposed image
+    conv(x, w, strides=s, pads=p, dilations=d, group=g) \
+        == transpose(conv(transpose(x, perm=(0, 1, 3, 2)), transpose(w, perm=(0, 1, 3, 2)), strides=reversed(s), \
+            pads=at(p, (1, 0, 3, 2)), dilations=reversed(d), group=g), perm=(0, 1, 3, 2)) \
+        where rank(x) == 4 and dim(w, 3) == 1 and dim(w, 2) > 1 and is_weight(w)
+    conv(x, w, b, strides=s, pads=p, dilations=d, group=g) \
+        == transpose(conv(transpose(x, perm=(0, 1, 3, 2)), transpose(w, perm=(0, 1, 3, 2)), b, strides=reversed(s), \
+            pads=at(p, (1, 0, 3, 2)), dilations=reversed(d), group=g), perm=(0, 1, 3, 2)) \
+        where rank(x) == 4 and dim(w, 3) == 1 and dim(w, 2) > 1 and is_weight(w)
 """)

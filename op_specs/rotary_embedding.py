@@ -18,6 +18,12 @@ def rotary_embedding(
 
     The pairs that turn are the halves, or neighbours if `interleaved`; without positions cos and sin are (b,s,r/2).
     """
+    if positions is not None and xp.rank(positions) != 2:
+        raise IllTyped(f"positions of rank {xp.rank(positions)}, expected one a sequence and token")
+    return _rotary(xp, x, cos, sin, positions, interleaved, num_heads, rotary_embedding_dim)
+
+
+def _rotary(xp, x, cos, sin, positions, interleaved: int, num_heads: int, rotary_embedding_dim: int):
     flat = xp.rank(x) == 3
     if flat:
         b, s, n = xp.shape(x)
@@ -42,6 +48,8 @@ def _at(xp, table, positions, wanted, heads_axis):
     """The rows of a table, with an axis of 1 for the heads. The runtime takes no sequence longer than the table."""
     if positions is None:
         rows = table
+    elif xp.rank(positions) == 1:
+        rows = _from(xp, table, positions, wanted)
     else:
         if xp.rank(table) != 2 or _less(xp.shape(table)[0], wanted[1]):
             raise IllTyped(f"a table of shape {xp.shape(table)} for {wanted[1]} positions")
@@ -49,6 +57,16 @@ def _at(xp, table, positions, wanted, heads_axis):
     if xp.shape(rows) != wanted:
         raise IllTyped(f"angles of shape {xp.shape(rows)}, expected {wanted}")
     return reshape(xp, rows, shape=(*wanted[:heads_axis], 1, *wanted[heads_axis:]))
+
+
+def _from(xp, table, first, wanted):
+    """The rows from the first position on, the same for every sequence."""
+    if xp.rank(table) != 2 or xp.shape(first) != (1,) or _less(xp.shape(table)[0], wanted[1]):
+        raise IllTyped(
+            f"a table of shape {xp.shape(table)} and first positions {xp.shape(first)} for {wanted[1]} positions"
+        )
+    rows = gather(xp, table, xp.add(xp.iota(wanted[1]), first), axis=0)
+    return xp.expand(reshape(xp, rows, shape=(1, *wanted[1:])), wanted)
 
 
 def _less(a, b) -> bool:
@@ -78,9 +96,8 @@ def _turned(xp, x, cos, sin, size, interleaved):
 def contrib_rotary_embedding(
     xp, x, positions, cos, sin, *, interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0
 ):
-    """rotary_embedding for models before opset 23"""
-    attrs = {"interleaved": interleaved, "num_heads": num_heads, "rotary_embedding_dim": rotary_embedding_dim}
-    return rotary_embedding(xp, x, cos, sin, positions, **attrs)
+    """rotary_embedding for models before opset 23; one position is that of the first row"""
+    return _rotary(xp, x, cos, sin, positions, interleaved, num_heads, rotary_embedding_dim)
 
 
 @contrib_rotary_embedding.importer
@@ -88,8 +105,6 @@ def _(call: Call) -> Node:
     attrs = dict(call.attrs)
     if attrs.pop("is_packed_batching", 0) or attrs.pop("scale", 1.0) != 1.0:
         raise Unsupported("RotaryEmbedding with packed batches or a scale")
-    if call.arg(1).tensor.rank != 2:
-        raise Unsupported("RotaryEmbedding with one first position")
     return contrib_rotary_embedding.term(*call.args, **attrs)
 
 
@@ -103,3 +118,17 @@ contrib_rotary_embedding.example("float32[2,4,3,8]", _positions, "float32[5,4]",
 contrib_rotary_embedding.example(
     "float32[2,3,16]", _positions, "float32[5,4]", "float32[5,4]", num_heads=2, interleaved=1
 )
+
+contrib_rotary_embedding.example("float32[2,3,16]", [0], "float32[5,4]", "float32[5,4]", num_heads=2)
+contrib_rotary_embedding.laws("""
+    # torch's rotate_half, before and after the heads move in front
+    add(mul(transpose(reshape(x, shape=s), perm=(0, 2, 1, 3)), concat(c, c, axis=3)), \
+            mul(concat(neg(slice(transpose(reshape(x, shape=s), perm=(0, 2, 1, 3)), starts=i, ends=j, axes=(3,), \
+            steps=(1,))), slice(transpose(reshape(x, shape=s), perm=(0, 2, 1, 3)), starts=(0,), ends=i, axes=(3,), \
+            steps=(1,)), axis=3), concat(d, d, axis=3))) \
+        == transpose(reshape(contrib_rotary_embedding(x, range(n=1), reshape(c, shape=shape(c)[2:]), reshape(d, \
+            shape=shape(d)[2:]), num_heads=s[2]), shape=s), perm=(0, 2, 1, 3)) \
+        where rank(x) == 3 and s[:2] == shape(x)[:2] and shape(c) == (1, 1, s[1], i[0]) and shape(d) == shape(c) and \
+            s[3] == 2 * i[0] and j == (s[3],) and dtype(x) in ("float32", "float16")
+    given x: (b, q, n*2*h), c: (1, 1, q, h), d: (1, 1, q, h) | s: (b, q, n, 2*h), i: (h,), j: (2*h,)
+""")

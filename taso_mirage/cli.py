@@ -1,4 +1,4 @@
-"""The command line: `taso-mirage optimize | inspect | substitutions | doctor`. Commands import what is heavy: `--help` is instant."""
+"""The command line: `taso-mirage optimize | inspect | diff | substitutions | doctor`. Commands import what is heavy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,16 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write; MODEL.optimized.onnx if left out.")
     ] = None,
-    target: Annotated[str, typer.Option(help="The machine to optimize for; cpu is this one.")] = "cpu",
+    target: Annotated[
+        str,
+        typer.Option(help="Where the model will run: cpu, or cuda (ONNX Runtime's CUDA provider with CUDA graphs)."),
+    ] = "cpu",
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
+    ] = False,
+    strategy: Annotated[
+        str, typer.Option(help="best-first, or saturate (equality saturation and extraction).")
+    ] = "best-first",
     shape: Shapes = None,
     inputs: Annotated[
         list[Path] | None,
@@ -70,34 +79,52 @@ def optimize(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
     ] = True,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say of every change where, how much it wins, and what proves it.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with times, pictures and proofs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
     from taso_mirage.onnx_io import load, save
     from taso_mirage.onnx_io.files import check_writable
-    from taso_mirage.optimize import report
-    from taso_mirage.optimize.pipeline import Config, failed
+    from taso_mirage.optimize import explanations, html, report
+    from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
     from taso_mirage.optimize.pipeline import optimize as run
+    from taso_mirage.optimize.target import target as named
 
-    if target != "cpu":
-        raise InvalidOption(f"--target {target} is not available in this version; the targets are: cpu")
+    if strategy not in STRATEGIES:
+        raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
     loaded = load(model)
     path = output or model.with_name(f"{model.stem}.optimized.onnx")
-    check_writable(path)
+    for file in (path, page):
+        if file is not None:
+            check_writable(file)
     config = Config(
         budget=budget,
         alpha=alpha,
         measure=measure,
         shapes=parse_shapes(loaded, shape or []),
         inputs=tuple(read_inputs(loaded, file) for file in inputs or []),
+        target=named(target),
+        portable=portable,
+        strategy=strategy,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = run(loaded, config, stages, stop)
+        explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
+    if page is not None:
+        html.write(page, result, explained, model, written, ["taso-mirage", *sys.argv[1:]])
     if as_json:
-        typer.echo(json.dumps(report.as_dict(result, model, written), indent=2))
+        changes = {"changes": explanations.as_data(explained)} if explain else {}
+        typer.echo(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
     else:
         report.show(result, model, written)
+        for line in explanations.as_lines(explained) if explain else ():
+            typer.echo(line)
     problem = failed(result)
     if problem is not None:
         raise problem
@@ -117,6 +144,39 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
         typer.echo(json.dumps(found, indent=2))
     else:
         report.show_inspection(found, model)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="The ONNX model that is right.", metavar="A.onnx")],
+    second: Annotated[Path, typer.Argument(help="The one to compare with it.", metavar="B.onnx")],
+    shape: Shapes = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
+    from taso_mirage.onnx_io import load
+    from taso_mirage.optimize import diff
+
+    a, b = load(first), load(second)
+    found = diff.structure(a, b)
+    given = [read_inputs(a, file) for file in inputs or []]
+    if not as_json:
+        typer.echo("\n".join(diff.structure_lines(found)))
+    try:
+        differences = diff.numbers(a, b, parse_shapes(a, shape or []), given)
+    except TasoMirageError:
+        if as_json:
+            typer.echo(json.dumps(diff.as_data(found, None), indent=2))
+        raise
+    typer.echo(
+        json.dumps(diff.as_data(found, differences), indent=2) if as_json else "\n".join(diff.number_lines(differences))
+    )
+    problem = diff.failure(differences)
+    if problem is not None:
+        raise problem
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A rule as a picture: both sides as small layered graphs (Sugiyama's method: layers, order by medians, places), written as SVG."""
+"""Rules and graphs as pictures: small layered graphs (Sugiyama's method: layers, order by medians, places), written as SVG."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from taso_mirage.dims import show_shape
 from taso_mirage.equation import REST, instantiate
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.expressions import is_weight, splat_value
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor
 from taso_mirage.library import Rule
 from taso_mirage.ops import get
@@ -26,8 +27,15 @@ STYLE = {
     "operator": ("#e3edfb", "#4a78b5"),
     "operand": ("#ffffff", "#8a8a8a"),
     "number": ("#f6f0e1", "#b39b56"),
+    "weight": ("#e9f3e6", "#7ba36d"),
+    "ahead": ("#e9f3e6", "#7ba36d"),
     "output": ("none", "none"),
 }
+ARROW = (
+    '<marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0,0 L8,4 L0,8 z" fill="#666" class="arrow"/></marker>'
+)
+"""The head of every edge; a page with drawings inside defines it once."""
 
 
 @dataclass(eq=False)
@@ -75,6 +83,18 @@ def draw(rule: Rule) -> str:
     return _document(width, height, parts)
 
 
+def draw_graph(graph: Graph, label: str) -> str:
+    """A graph of typed terms as an SVG element for a page: no name space, and no arrow (`ARROW`) of its own.
+
+    Its parts have classes (`paper`, `edge`, `operator`, `ahead`, `operand`, `weight`, `number`, `output`), so that a page may colour them,
+    and `--natural` is its width.
+    """
+    boxes = _layout(graph, {node: node.type for node in graph})
+    wide, high = (length + 2 * GAP for length in _extent(boxes))
+    label = f'class="drawing" style="--natural:{wide:.0f}px" role="img" aria-label="{escape(label)}"'
+    return _element(wide, high, _shifted(boxes, GAP, GAP), label)
+
+
 def _types(rule: Rule) -> dict[Node, Any]:
     """The type of every term of both sides at the rule's typing, as far as it has one."""
     names = dict(rule.attributes) | {name: rule.operand(name, type) for name, type in rule.given}
@@ -116,16 +136,26 @@ def _boxes(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
 
 
 def _kind(node: Node) -> str:
-    return {"input": "operand", "splat": "number"}.get(node.op, "operator")
+    return KINDS.get(node.op) or ("ahead" if is_weight(node) else "operator")
+
+
+KINDS = {"input": "operand", "weight": "weight", "splat": "number", "constant": "number", "extents": "number"}
 
 
 def _lines(node: Node, type: Any) -> tuple[str, ...]:
     shape = show_shape(type.shape) if isinstance(type, Tensor) and type.shape is not None else ""
-    if node.op == "input":
+    if node.op in ("input", "weight"):
         name = str(node.attr("name"))
         return (f"{name} {shape}",) if shape else (name,)
     if node.op == "splat":
         return (f"{node.attr('value'):g}",)
+    if node.op == "constant":
+        value = splat_value(node)
+        return (f"constant {shape}" if value is None else f"{value:g} {shape}".removesuffix(" []"),)
+    if node.op == "extents":
+        return (f"sizes {show_shape(node.attr('values'))}",)
+    if node.op == "opaque":
+        return tuple(t for t in (str(node.attr("call")), shape) if t)
     if node.op == "item":
         return (f"part {node.attr('index')} {shape}".strip(),)
     return tuple(t for t in (node.op, *_attribute_lines(node), shape) if t)
@@ -138,7 +168,11 @@ def _attribute_lines(node: Node) -> Iterator[str]:
         if key == REST:
             yield f"**{value}"
         elif value is not None and value != defaults[key]:
-            yield from textwrap.wrap(f"{key}={value}", 34, subsequent_indent="  ")
+            yield from textwrap.wrap(f"{key}={_value(value)}", 34, subsequent_indent="  ", max_lines=8)
+
+
+def _value(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
 
 
 # ---------------------------------------------------------------- places
@@ -245,7 +279,7 @@ def _edges(box: _Box) -> Iterator[str]:
             points.append((end.x, end.y))
             (end,) = end.above
         points.append((end.x, end.y + end.height / 2))
-        yield f'<path d="{_curve(points[::-1])}" fill="none" stroke="#666" marker-end="url(#arrow)"/>'
+        yield f'<path d="{_curve(points[::-1])}" fill="none" stroke="#666" class="edge" marker-end="url(#arrow)"/>'
 
 
 def _curve(points: list[tuple[float, float]]) -> str:
@@ -259,16 +293,17 @@ def _curve(points: list[tuple[float, float]]) -> str:
 def _shape(box: _Box) -> str:
     fill, stroke = STYLE[box.kind]
     left, top = box.x - box.width / 2, box.y - box.height / 2
-    radius = 5.0 if box.kind == "operator" else box.height / 2
+    named = box.kind in ("operator", "ahead")
+    radius = 5.0 if named else box.height / 2
     parts = [
-        f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
+        f'<g class="{box.kind}"><rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
         f'fill="{fill}" stroke="{stroke}"/>'
     ]
     for i, line in enumerate(box.lines):
-        head = box.kind == "operator" and i == 0
+        head = named and i == 0
         style = 'font-weight="bold" fill="#1d3557"' if head else 'fill="#333"'
         parts.append(_text(box.x, top + PAD / 2 + 12 + i * LINE, line, "middle", style))
-    return "".join(parts)
+    return "".join([*parts, "</g>"])
 
 
 def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
@@ -276,12 +311,12 @@ def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
 
 
 def _document(width: float, height: float, parts: Iterable[str]) -> str:
+    return _element(width, height, [f"<defs>{ARROW}</defs>", *parts], 'xmlns="http://www.w3.org/2000/svg"') + "\n"
+
+
+def _element(width: float, height: float, parts: Iterable[str], attributes: str) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg {attributes} width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{FONT}" font-size="12">'
     )
-    arrow = (
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>'
-    )
-    return "\n".join([head, arrow, '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff" class="paper"/>', *parts, "</svg>"])

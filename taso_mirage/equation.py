@@ -276,8 +276,9 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     args = [done[a] for a in node.args]
     siblings = [a.dtype for a, p in zip(args, node.args, strict=True) if p.op != "splat" and isinstance(a.type, Tensor)]
     if siblings:
+        dtype = next((d for d in siblings if d != "bool"), siblings[0])  # the condition of a where says nothing
         args = [
-            constant(p.attr("value"), siblings[0]) if p.op == "splat" else a
+            constant(p.attr("value"), dtype) if p.op == "splat" else a
             for a, p in zip(args, node.args, strict=True)
         ]
     return get(node.op).term(*args, **attrs)

@@ -35,7 +35,8 @@ class Untraceable(TasoMirageError):
 class Call:
     """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT.
 
-    `outputs` counts up to the last one that is used, `listed` all that the node names (Split divides by it).
+    `outputs` counts up to the last one that is used, `listed` all that the node names (Split divides by it); `blank` are the
+    places of those before the last that are left out.
     """
 
     op_type: str
@@ -45,6 +46,7 @@ class Call:
     domain: str = ""
     outputs: int = 1
     listed: int = 0
+    blank: tuple[int, ...] = ()
 
     def arg(self, i: int) -> Node:
         return self.args[i] if i < len(self.args) else ABSENT
@@ -98,6 +100,7 @@ class Op:
     commutative: bool = False
     truncates: bool = False
     law_texts: list[str] = field(default_factory=list)
+    law_typings: dict[int, str] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     import_hook: Importer | None = None
     export_hook: Exporter | None = None
@@ -148,10 +151,16 @@ class Op:
             raise IllTyped(f"{self.name}({shown}), {dict(attrs)}: {error}") from None
 
     def laws(self, text: str) -> None:
-        """State equations `lhs == rhs  where guard`, one a line; tests check every one."""
-        self.law_texts += [
-            line.strip() for line in text.strip().splitlines() if line.strip() and line.strip()[0] != "#"
-        ]
+        """State equations `lhs == rhs  where guard`, one a line; tests check every one.
+
+        A line `given x: (m, k) | p: (k, m)` below a law is one typing of it in letters, and its attributes there: the tests draw
+        typings around that, and around the operators' examples for other laws.
+        """
+        for line in (each.strip() for each in text.strip().splitlines()):
+            if line.startswith("given "):
+                self.law_typings[len(self.law_texts) - 1] = line.removeprefix("given ")
+            elif line and line[0] != "#":
+                self.law_texts.append(line)
 
     def example(self, *operands: str | Sequence[Any] | None, **attrs: Any) -> None:
         """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand left out."""

@@ -211,6 +211,8 @@ def _pattern_term(name: str, args: list[ast.expr], keywords: list[ast.keyword]) 
     pairs = [(k, attrs[k]) for k in op.attributes if k in attrs]
     pairs = [(k, v if isinstance(v, Expr) or v is None else op.attributes[k][0](v)) for k, v in pairs]
     pairs += [(REST, Expr(ast.unparse(v))) for v in rest]
+    if not args and not rest:  # an interned term: it has its type, as in a graph
+        return op.term(**dict(pairs))
     return Node(name, tuple(_pattern(a) for a in args), tuple(pairs))
 
 

@@ -18,6 +18,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from taso_mirage.optimize.session import working_providers
+
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / "models" / "mini_transformer.onnx"
 
@@ -110,7 +112,8 @@ WRONG_OPTIONS = [
     (["--shape", "x:3,9"], "dimension 1 of 'x' is 8 in the model, 9 was given"),
     (["--shape", "batch:0"], "at least 1"),
     (["--shape", "batch:2", "--shape", "x:3,8"], "two sizes, 2 and 3"),
-    (["--target", "cuda"], "not available"),
+    (["--target", "tpu"], "the targets are: cpu, cuda"),
+    (["--strategy", "best"], "the strategies are: best-first, saturate"),
     (["--inputs", "missing.npz"], "not a readable .npz"),
 ]
 
@@ -262,3 +265,23 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
     assert "survived 120" in done.stdout
     for file in rng.sample(files, 4):
         assert run("inspect", file, check=None).returncode in (0, 1, 3)
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in working_providers(), reason="there is a GPU here")
+def test_a_provider_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    done = run("optimize", MINI, "--target", "cuda", "-o", tmp_path / "out.onnx", check=6)
+    assert "CUDAExecutionProvider" in one_line(done)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_portable_keeps_to_standard_operators(tmp_path: Path) -> None:
+    run("optimize", MINI, "--portable", "--no-measure", "--budget", 3, "-o", tmp_path / "out.onnx")
+    assert {n.domain for n in onnx.load(tmp_path / "out.onnx").graph.node} <= {"", "ai.onnx"}
+
+
+def test_saturation_is_a_strategy(tmp_path: Path) -> None:
+    done = run(
+        "optimize", MINI, "--strategy", "saturate", "--no-measure", "--budget", 5, "--json", "-o", tmp_path / "out.onnx"
+    )
+    found = json.loads(done.stdout)
+    assert found["changed"] and all(c["passed"] for c in found["check"])

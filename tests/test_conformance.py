@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,10 +27,12 @@ from taso_mirage.model import Model
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import BROKEN, from_ir
 from taso_mirage.ops import interpret
-from taso_mirage.optimize.cost import Available, Cost, Roofline
-from taso_mirage.optimize.passes import Context, fold_weights, simplify
+from taso_mirage.optimize.available import Available
+from taso_mirage.optimize.cost import Cost, Roofline
+from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws, show_graph
 
 Rewritten = tuple[Model, list[Step]]
@@ -72,7 +74,8 @@ def _rules() -> tuple[Rules, Rules]:
 
 def _context(model: Model) -> Context:
     opsets = {"com.microsoft": 1, **model.opsets}
-    return Context(opsets, model.sizes, Available(model.nodes(), opsets, model.sizes))
+    asked = Context(opsets, model.sizes)
+    return replace(asked, available=Available(model.nodes(), asked))
 
 
 TRANSFORMATIONS: dict[str, Callable[[Model], Rewritten]] = {

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from taso_mirage.equation import match
 from taso_mirage.generate.generalise import generalise
+from taso_mirage.ir import Tensor, variable
 from taso_mirage.library import Rejected, Rule, parse_given, show_attributes, show_given
+from taso_mirage.ops import term
 from taso_mirage.text import parse_equation, show_equation
 
 CONV = "strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1"
@@ -131,3 +134,17 @@ def test_a_variable_on_the_right_alone_is_no_rule() -> None:
     found = generalise(parse_equation("x == sub(add(x, y), y)"), parse_given("x: (m, k), y: (m, k)"))
     assert isinstance(found, Rejected)
     assert found.why == "y is on the right side only"
+
+
+def test_a_part_of_two_is_no_part_of_three() -> None:
+    """Shipped once: the second of three parts of 8 is not y behind an x of 16. The draws had only ever made two parts."""
+    text = "item(split(concat(x, y, axis=1), axis=1, split=(a, b)), index=1) == y"
+    found = generalise(
+        parse_equation(text.replace("(a, b)", "(dim(x, 1), dim(y, 1))")), parse_given("x: (n, a), y: (n, b)")
+    )
+    assert isinstance(found, Rule)
+    x, y = variable("x", Tensor("float32", (2, 16))), variable("y", Tensor("float32", (2, 8)))
+    parts = term("split", term("concat", x, y, axis=1), axis=1, split=(8, 8, 8))
+    assert not match(found.equation, term("item", parts, index=1))
+    halves = term("split", term("concat", x, y, axis=1), axis=1, split=(16, 8))
+    assert match(found.equation, term("item", halves, index=1))

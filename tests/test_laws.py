@@ -6,7 +6,8 @@ import pytest
 
 from taso_mirage.equation import Equation, NoMatch, apply, match
 from taso_mirage.ir import Tensor, constant, topological, users, variable, weight
-from taso_mirage.ops import term
+from taso_mirage.library import parse_attributes, parse_given
+from taso_mirage.ops import get, term
 from taso_mirage.text import laws, parse_equation, show_equation
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 from taso_mirage.verify.fuzz import fuzz
@@ -14,7 +15,9 @@ from taso_mirage.verify.fuzz import fuzz
 
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)
 def test_law_holds_on_random_typings(law: Equation) -> None:
-    found = fuzz(law, wanted=20)
+    op, _, index = law.name.rpartition(".")
+    given, _, attributes = get(op).law_typings.get(int(index), "").partition("|")
+    found = fuzz(law, wanted=20, given=parse_given(given), attributes=parse_attributes(attributes))
     assert found.counterexample is None, found.counterexample
     assert found.typings >= 3, (
         f"only {found.typings} typings of {show_equation(law)} were found: add an example to its operators"

@@ -91,6 +91,25 @@ def test_dynamic_model_equals_the_static_one(small: Small, name: str) -> None:
     np.testing.assert_allclose(dynamic, static, rtol=1e-3, atol=1e-4)
 
 
+def test_one_token_after_cached_ones_is_the_last_of_all_tokens(small: Small) -> None:
+    import torch
+
+    model = models.module("llama_decode")[0].model  # the plain language model, which makes the keys and values
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 17)))
+    with torch.no_grad():
+        whole = model(ids, use_cache=True)
+        cached = model(ids[:, :16], use_cache=True).past_key_values
+    fed = models.inputs(small("llama_decode")) | {"input_ids": ids[:, 16:].numpy()}
+    for i, layer in enumerate(cached.layers):
+        fed |= {f"past_key_{i}": layer.keys.numpy(), f"past_value_{i}": layer.values.numpy()}
+    step = session(small("llama_decode"))
+    outputs = dict(zip((o.name for o in step.get_outputs()), step.run(None, fed), strict=True))
+    np.testing.assert_allclose(outputs["logits"][:, -1], whole.logits[:, -1].numpy(), rtol=1e-3, atol=1e-4)
+    for i, layer in enumerate(whole.past_key_values.layers):
+        np.testing.assert_allclose(outputs[f"present_key_{i}"], layer.keys.numpy(), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(outputs[f"present_value_{i}"], layer.values.numpy(), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["resnet50", "light_squeezenet"])
 def test_seed_decides_the_weights(name: str) -> None:
     assert models.build(name, seed=3) == models.build(name, seed=3)

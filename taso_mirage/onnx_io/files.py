@@ -235,3 +235,10 @@ def checked(proto: bytes | str) -> None:
         onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise InvalidModel(f"onnx's checker rejects the model: {_first_line(error)}") from None
+
+
+def node_count(path: str) -> int:
+    """How many nodes the graph of a file has."""
+    import onnx
+
+    return len(onnx.load(path, load_external_data=False).graph.node)

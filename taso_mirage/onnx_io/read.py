@@ -189,7 +189,8 @@ class _Reader:
             term = self._opaque(node, f"{BROKEN}: {type(error).__name__}: {error}")
         used = [o for o in node.outputs if o.name]
         if isinstance(term.type, tuple):
-            for i, output in enumerate(node.outputs):
+            outputs = node.outputs if len(term.type) >= len(node.outputs) else used
+            for i, output in enumerate(outputs):
                 self._bind(output, get("item").term(term, index=i))
         elif used:
             self._bind(node.outputs[0], term)
@@ -219,6 +220,7 @@ class _Reader:
             node.domain,
             max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
             len(node.outputs),
+            tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
         )
         reasons: list[TasoMirageError] = []
         for op in candidates:

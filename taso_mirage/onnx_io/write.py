@@ -225,8 +225,9 @@ class _Writer:
     ) -> tuple[ir.Value, ...]:
         outputs = [ir.Value(name=n) for n in names]
         for value, type in zip(outputs, types, strict=False):
-            declare(value, type)
-            self._describe(value)
+            if value.name:
+                declare(value, type)
+                self._describe(value)
         if domain not in self.domains:
             self.domains[domain] = opset_of(self.header.ir_version) if domain == "" else 1
         origin = origin or Origin(None, None, {})
@@ -251,16 +252,18 @@ class _Writer:
         names = self._output_names(node)
         types = node.type if isinstance(node.type, tuple) else (node.tensor,)
         attrs = {k: _onnx_attribute(v) for k, v in call.attrs.items()}
+        for i in call.blank:
+            names.insert(i, "")
         values = self._append(
             call.op_type,
             [self._value(a) for a in call.args],
             attrs,
             names,
-            types,
+            _spread(types, call.blank),
             call.domain,
             self.model.origins.get(node),
         )
-        self._bind(node, values)
+        self._bind(node, [v for i, v in enumerate(values) if i not in call.blank])
 
     def _output_names(self, node: Node) -> list[str]:
         if isinstance(node.type, tuple):
@@ -401,3 +404,11 @@ def declare(value: ir.Value, type: Tensor) -> None:
     value.type = ir.TensorType(dtype)
     if type.shape is not None:
         value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in type.shape])
+
+
+def _spread(types: Sequence[Tensor], blank: Sequence[int]) -> list[Tensor]:
+    """Types with a place for every output that is left out."""
+    spread = list(types)
+    for i in blank:
+        spread.insert(i, Tensor("absent", ()))
+    return spread

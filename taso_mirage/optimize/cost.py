@@ -1,13 +1,18 @@
-"""Cost: seconds of a term on the target, measured once per signature and kept on disk, or estimated by a roofline."""
+"""Cost: seconds of a graph on the target, from measured operators in the context in which the runtime runs them, or by a roofline.
+
+A *setting* is a term with the producers that the runtime fuses it with, or keeps in the same layout: a convolution and the
+activation behind it. The term costs what it adds to them. What belongs together is asked of the runtime, which writes down what it
+makes of a small model; so there is no list of its fusions here.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import sqlite3
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,24 +20,54 @@ import numpy as np
 from taso_mirage import __version__
 from taso_mirage.dims import fixed
 from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.expressions import is_weight, splat_value
+from taso_mirage.ir import ABSENT, Graph, Node, topological, variable, weight
 from taso_mirage.meanings.work import sized
-from taso_mirage.model import Array, random_array
+from taso_mirage.model import Array, Model, Weight, random_array
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get
-from taso_mirage.optimize.passes import Context, Signature, signature
-from taso_mirage.optimize.session import Session, device, version
+from taso_mirage.optimize import measure
+from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.passes import Context
 
-CHAIN = 20
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
+DEPTH = 3
+"""How many terms in a row take part in a setting."""
+SMALL, COPIES = 1 << 20, 8
+"""A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
+CONTEST, GAIN = 0.4, 1.01
+"""Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
+UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A term, and the settings of the producers that it is run with."""
+
+    node: Node
+    producers: tuple[Setting, ...] = ()
+
+    @property
+    def terms(self) -> set[Node]:
+        """Every term of the setting."""
+        return {self.node}.union(*(p.terms for p in self.producers))
+
+    def cut(self, depth: int) -> Setting:
+        """The setting up to `depth` terms in a row."""
+        return Setting(self.node, tuple(p.cut(depth - 1) for p in self.producers) if depth > 1 else ())
 
 
 class TermCost(Protocol):
-    """Seconds of one term, given its sizes."""
+    """Seconds of terms, given their sizes."""
 
-    def seconds(self, node: Node) -> float: ...
+    def seconds(self, setting: Setting) -> float:
+        """What the setting's term adds to its producers."""
+        ...
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a layout between them."""
+        ...
 
 
 @dataclass
@@ -40,13 +75,32 @@ class Cost:
     """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
 
     term: TermCost
+    _alone: dict[Node, float] = field(default_factory=dict)
 
-    def __call__(self, nodes: Iterable[Node]) -> float:
-        return sum(self.of(n) for n in nodes)
+    def __call__(self, outputs: Sequence[Node]) -> float:
+        order = topological(outputs)
+        uses = Counter(a for n in order for a in set(n.args))
+        uses.update(outputs)
+        settings: dict[Node, Setting] = {}
+        total = 0.0
+        for node in order:
+            if not _runs(node):
+                continue
+            sole = [settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings]
+            joined = tuple(s for s in (p.cut(DEPTH - 1) for p in sole) if self.term.joined(s, node))
+            settings[node] = Setting(node, joined)
+            total += self.term.seconds(settings[node]) if joined else self.of(node)
+        return total
 
     def of(self, node: Node) -> float:
-        """Seconds of one term."""
-        return 0.0 if node.op in FREE or is_weight(node) else self.term.seconds(node)
+        """Seconds of one term alone."""
+        if node not in self._alone:
+            self._alone[node] = self.term.seconds(Setting(node)) if _runs(node) else 0.0
+        return self._alone[node]
+
+
+def _runs(node: Node) -> bool:
+    return node.op not in FREE and not is_weight(node)
 
 
 class Roofline:
@@ -55,188 +109,200 @@ class Roofline:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def seconds(self, node: Node) -> float:
-        return self.context.estimate(node)
+    def seconds(self, setting: Setting) -> float:
+        return self.context.estimate(setting.node)
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        return False
 
 
 class Measured:
-    """The cost of a term measured on ONNX Runtime's CPU provider; the roofline where that is impossible."""
+    """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline where that is impossible."""
 
-    def __init__(self, context: Context, cache: CostCache, target: str) -> None:
-        self.context, self.cache, self.target = context, cache, target
+    def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
+        self.context, self.cache, self.executor = context, cache, executor
         self.fallback = Roofline(context)
         self.measured = 0
-        self._overhead: float | None = None
-        self._known: dict[Signature, float] = {}
+        self._known: dict[Setting, float] = {}
+        self._seconds: dict[str, float | None] = {}
+        self._joined: dict[tuple[Setting, Node], bool] = {}
+        self._key: str | None = None
 
-    def seconds(self, node: Node) -> float:
-        key = signature(node)
-        if key not in self._known:
-            self._known[key] = self._lookup(node)
-        return self._known[key]
+    def seconds(self, setting: Setting) -> float:
+        if setting not in self._known:
+            self._known[setting] = self._added(setting)
+        return self._known[setting]
 
-    def _lookup(self, node: Node) -> float:
-        signature = self._signature(node)
-        found = self.cache.get(self.target, signature)
-        if found is None:
-            try:
-                found = self._measure(node)
-                self.measured += 1
-            except (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError):
-                return self.fallback.seconds(node)
-            self.cache.put(self.target, signature, found)
-        return found
+    def _added(self, setting: Setting) -> float:
+        whole = self._time(setting)
+        parts = [self._time(p) for p in setting.producers]
+        if whole is None or None in parts:
+            return self.seconds(Setting(setting.node)) if setting.producers else self.fallback.seconds(setting)
+        return max(whole - sum(p for p in parts if p is not None), 0.0)
 
-    def _signature(self, node: Node) -> str:
-        sizes = self.context.sizes
-        operands = [
-            "-" if a is ABSENT else ("const " if is_weight(a) else "") + str(sized(a.type, sizes)) for a in node.args
-        ]
-        opsets = {d: v for d, v in self.context.opsets.items() if d == get(node.op).domain}
-        return json.dumps([node.op, operands, [[k, str(v)] for k, v in node.attrs], opsets])
+    def joined(self, producer: Setting, node: Node) -> bool:
+        key = producer, node
+        if key not in self._joined:
+            counts = [self._count(s) for s in (Setting(node, (producer,)), producer, Setting(node))]
+            whole, *parts = counts
+            self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
+        return self._joined[key]
 
-    def _measure(self, node: Node) -> float:
-        """Seconds that the term adds to a model: a run of it alone, less what a run costs without any operator."""
-        if self._overhead is None:
-            self._overhead = self._call_overhead()
-        return max(self._time(node) - self._overhead, 2e-7)
+    def _time(self, setting: Setting) -> float | None:
+        return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
 
-    def _call_overhead(self) -> float:
-        """A run of one tiny operator, less what each further one adds (that part belongs to the operator)."""
-        x = variable("x", Tensor("float32", (1,)))
-        one = chain = get("tanh").term(x)
-        for _ in range(CHAIN):
-            chain = get("tanh").term(chain)
-        alone = self._run_alone((one,), [x], {})
-        return alone - max(self._run_alone((chain,), [x], {}) - alone, 0.0) / CHAIN
+    def _count(self, setting: Setting) -> float | None:
+        return self._measured("kernels", setting, 1)
 
-    def _time(self, node: Node) -> float:
-        return self._run_alone(*alone(node, self.context.sizes))
+    def _moved(self, setting: Setting) -> int:
+        counted = [self.context.work(n) for n in setting.terms]
+        return sum(w.bytes for w in counted if w is not None)
 
-    def _run_alone(self, outputs: tuple[Node, ...], inputs: list[Node], weights: dict[str, Array]) -> float:
-        session = _session(outputs, inputs, weights, self.context.opsets)
-        rng = np.random.default_rng(1)
-        return _median(session, {n.attr("name"): random_array(n, rng, {}) for n in inputs})
+    def _measured(self, what: str, setting: Setting, copies: int) -> float | None:
+        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
+        key = f"{what} {copies} {description(setting, self.context)}"
+        if key not in self._seconds:
+            found = self.cache.get(self._device(), key)
+            if found is None:
+                found = self._now(what, setting, copies)
+                if found is not None:
+                    self.cache.put(self._device(), key, found)
+            self._seconds[key] = found
+        return self._seconds[key]
 
-
-def alone(node: Node, sizes: Mapping[str, int]) -> tuple[tuple[Node, ...], list[Node], dict[str, Array]]:
-    """A term over fresh leaves at fixed sizes: its outputs, its inputs, and random values where operands are weights."""
-    rng = np.random.default_rng(0)
-    inputs: list[Node] = []
-    weights: dict[str, Array] = {}
-    operands: list[Node] = []
-    for i, arg in enumerate(node.args):
-        if arg is ABSENT or arg.op in ("constant", "extents"):
-            operands.append(arg)
-            continue
-        leaf = (weight if is_weight(arg) else variable)(f"a{i}", sized(arg.type, sizes))
-        if is_weight(arg):
-            weights[f"a{i}"] = Array(random_array(leaf, rng, {}))
-        else:
-            inputs.append(leaf)
-        operands.append(leaf)
-    term = get(node.op).term(*operands, **{k: fixed(v, sizes) for k, v in node.attrs})
-    several = isinstance(term.type, tuple)
-    count = len(term.type) if isinstance(term.type, tuple) else 1
-    outputs = tuple(get("item").term(term, index=i) for i in range(count)) if several else (term,)
-    return outputs, inputs, weights
-
-
-def _session(
-    outputs: tuple[Node, ...], inputs: list[Node], weights: dict[str, Array], opsets: Mapping[str, int]
-) -> Session:
-    return Session(serialize(standalone(Graph(tuple(inputs), outputs), {"": 17, **opsets}, weights)))
-
-
-class Available:
-    """Whether ONNX Runtime implements an operator for its operands: what the original uses it does, others are loaded once."""
-
-    def __init__(self, original: Iterable[Node], opsets: Mapping[str, int], sizes: Mapping[str, int]) -> None:
-        self.opsets, self.sizes = opsets, sizes
-        self.known = {self._key(n): True for n in original if n.args and n.op not in FREE}
-
-    @staticmethod
-    def _key(node: Node) -> tuple[Any, ...]:
-        return node.op, tuple(a.type.dtype if isinstance(a.type, Tensor) else None for a in node.args)
-
-    def __call__(self, node: Node) -> bool:
-        key = self._key(node)
-        if key not in self.known:
-            try:
-                _session(*alone(node, self.sizes), self.opsets)
-                self.known[key] = True
-            except (TasoMirageError, LookupError, TypeError, ValueError):
-                self.known[key] = False
-        return self.known[key]
-
-
-def _median(session: Any, feed: Mapping[str, Any], budget: float = 0.02) -> float:
-    session.run(feed)
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
-        times.append(session.seconds(feed))
-    return float(np.median(times))
-
-
-class CostCache:
-    """Measured seconds by (target, signature) in SQLite; a cache that cannot be opened is kept in memory."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._memory: dict[tuple[str, str], float] = {}
-        self._database = self._open(path)
-
-    @staticmethod
-    def _open(path: Path | None) -> sqlite3.Connection | None:
-        if path is None:
-            return None
+    def _now(self, what: str, setting: Setting, copies: int) -> float | None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(path, timeout=5)
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS cost (target TEXT, signature TEXT, seconds REAL, PRIMARY KEY (target, signature))"
-            )
-            return database
-        except (OSError, sqlite3.Error):
+            content = serialize(alone(setting, self.context, copies))
+            self.measured += 1
+            if what == "kernels":
+                return float(self._run(measure.kernels, content, self.context.target))
+            return float(self._run(measure.seconds, content, self.context.target)) / copies
+        except UNMEASURABLE:
             return None
 
-    def get(self, target: str, signature: str) -> float | None:
-        key = (target, signature)
-        if key not in self._memory and self._database is not None:
-            try:
-                row = self._database.execute("SELECT seconds FROM cost WHERE target=? AND signature=?", key).fetchone()
-            except sqlite3.Error:
-                row = None
-            if row is not None and isinstance(row[0], float) and row[0] >= 0:
-                self._memory[key] = row[0]
-        return self._memory.get(key)
+    def _device(self) -> str:
+        if self._key is None:
+            self._key = f"{self._run(measure.device_key, self.context.target)} | taso-mirage {__version__}"
+        return self._key
 
-    def put(self, target: str, signature: str, seconds: float) -> None:
-        self._memory[(target, signature)] = seconds
-        if self._database is not None:
-            try:
-                with self._database:
-                    self._database.execute("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", (target, signature, seconds))
-            except sqlite3.Error:
-                self._database = None
+    def _run(self, function: Any, *args: Any) -> Any:
+        return function(*args) if self.executor is None else self.executor.submit(function, *args).result()
 
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-
-
-def cache_path() -> Path:
-    """Where measured costs are kept; TASO_MIRAGE_CACHE overrides the user's cache folder."""
-    import os
-
-    import platformdirs
-
-    folder = os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")
-    return Path(folder) / "costs.sqlite"
+    def fastest(self, states: Sequence[Sequence[Node]]) -> int:
+        """Which of several equal graphs is measured fastest, in turn; the first, unless another is so by GAIN."""
+        try:
+            contents = [serialize(concrete(s, _Running(), self.context)) for s in states]
+            name = hashlib.sha256(b"".join(contents)).hexdigest()
+            known = [self.cache.get(self._device(), f"in turn {name} {i}") for i in range(len(contents))]
+            times = [t for t in known if t is not None]
+            if len(times) < len(contents):
+                times = self._run(measure.in_turn, contents, self.context.target, CONTEST)
+                for i, taken in enumerate(times):
+                    self.cache.put(self._device(), f"in turn {name} {i}", taken)
+        except UNMEASURABLE:
+            return 0
+        best = min(range(len(times)), key=times.__getitem__)
+        return best if times[best] * GAIN < times[0] else 0
 
 
-def target_key() -> str:
-    """The device and versions that a measurement holds for."""
-    return f"cpu | {device()} | onnxruntime {version()} | taso-mirage {__version__}"
+class _Running:
+    """The terms of a graph that run: no leaves, and nothing that hangs on weights only."""
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, Node) and bool(node.args) and not is_weight(node)
+
+
+def description(setting: Setting, context: Context) -> str:
+    """All that the time of a setting hangs on: operators, attributes and sizes, and which operands are weights or the same."""
+    inside = setting.terms
+    numbers: dict[Node, int] = {}
+    rows: list[Any] = []
+    for node in _ordered(setting):
+        for arg in node.args:
+            if arg not in inside and arg not in numbers:
+                numbers[arg] = len(numbers)
+                rows.append(_leaf(arg, context.sizes))
+        numbers[node] = len(numbers)
+        attrs = [[k, str(fixed(v, context.sizes))] for k, v in node.attrs]
+        opset = context.opsets.get(get(node.op).domain)
+        rows.append([node.op, [numbers[a] for a in node.args], attrs, opset])
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def _leaf(node: Node, sizes: Mapping[str, int]) -> str:
+    if node is ABSENT:
+        return "-"
+    kind = "const " if is_weight(node) else ""
+    value = splat_value(node)
+    return f"{kind}{sized(node.type, sizes)}{'' if value is None else f' {value:g}'}"
+
+
+def _ordered(setting: Setting) -> list[Node]:
+    return topological([setting.node], stop=_Outside(setting.terms))
+
+
+class _Outside:
+    """Every term that is not inside."""
+
+    def __init__(self, inside: Container[Node]) -> None:
+        self.inside = inside
+
+    def __contains__(self, node: object) -> bool:
+        return node not in self.inside
+
+
+def alone(setting: Setting, context: Context, copies: int = 1) -> Model:
+    """A model of a setting, as often as is asked for."""
+    return concrete([setting.node] * copies, setting.terms, context)
+
+
+def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:
+    """A model of terms at fixed sizes; what is not inside becomes a leaf, with random values where it is a weight. An output that is
+    there several times is computed as often, over leaves of its own."""
+    builder = _Builder(inside, context)
+    results: list[Node] = []
+    for i, output in enumerate(outputs):
+        if output in outputs[:i]:
+            builder.made = {}
+        results += _parts(builder(output))
+    opsets = {"": 17, **context.opsets}
+    return standalone(Graph(tuple(builder.inputs), tuple(results)), opsets, builder.weights)
+
+
+class _Builder:
+    """Terms again, over fresh leaves and at fixed sizes."""
+
+    def __init__(self, inside: Container[Node], context: Context) -> None:
+        self.inside, self.sizes = inside, context.sizes
+        self.rng = np.random.default_rng(0)
+        self.inputs: list[Node] = []
+        self.weights: dict[str, Weight] = {}
+        self.made: dict[Node, Node] = {}
+
+    def __call__(self, output: Node) -> Node:
+        for node in topological([output], stop=_Outside(self.inside)):
+            if node not in self.made:
+                attrs = {k: fixed(v, self.sizes) for k, v in node.attrs}
+                self.made[node] = get(node.op).term(*map(self._operand, node.args), **attrs)
+        return self._operand(output)
+
+    def _operand(self, node: Node) -> Node:
+        if node not in self.made:
+            leaf = self.made[node] = _fresh(node, f"a{len(self.inputs) + len(self.weights)}", self.sizes)
+            if leaf.op == "weight":
+                self.weights[leaf.attr("name")] = Array(random_array(leaf, self.rng, {}))
+            elif leaf.op == "input":
+                self.inputs.append(leaf)
+        return self.made[node]
+
+
+def _fresh(arg: Node, name: str, sizes: Mapping[str, int]) -> Node:
+    if not arg.args and arg.op not in ("input", "weight"):  # a constant, or a range
+        return arg
+    return (weight if is_weight(arg) else variable)(name, sized(arg.type, sizes))
+
+
+def _parts(term: Node) -> list[Node]:
+    if not isinstance(term.type, tuple):
+        return [term]
+    return [get("item").term(term, index=i) for i in range(len(term.type))]

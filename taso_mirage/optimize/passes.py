@@ -1,4 +1,4 @@
-"""Passes before and after the search: laws that only ever help, constant folding of weights. CSE and DCE are interning itself."""
+"""Passes before and after the search: laws that only ever help. CSE and DCE are interning itself."""
 
 from __future__ import annotations
 
@@ -9,25 +9,18 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from taso_mirage.equation import Application, Equation, Match, Rules
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, numpy_dtype, substitute, topological, weight, with_args
-from taso_mirage.meanings.reals import EXACT
-from taso_mirage.meanings.work import Work, size, work
-from taso_mirage.model import Array, Model
-from taso_mirage.ops import get, interpret
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, users, with_args
+from taso_mirage.meanings.work import Work, work
+from taso_mirage.ops import get
 from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.target import CPU, Target
 
 SWEEPS = 8
 LARGE = 4
-LAUNCH, FLOPS, BANDWIDTH = 3e-6, 5e10, 1e10
-"""The roofline of a small CPU: seconds to start an operator, operations and bytes a second."""
-FOLDED_GROWTH = 1 << 16
-"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -45,6 +38,7 @@ class Context:
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
     available: Callable[[Node], bool] = lambda node: True
+    target: Target = CPU
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
 
@@ -61,15 +55,15 @@ class Context:
     def _rounds_a_weight(self, node: Node) -> bool:
         """Whether a term combines weights in half precision: scales multiplied ahead over- or underflow there."""
         half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
-        counted = self.work(node) if half and is_weight(node) else None
+        counted = self.work(node) if half and is_weight(node) and node.op != "where" else None
         return counted is not None and counted.flops > 0
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving."""
-        counted = self.work(node)
+        counted, target = self.work(node), self.target
         if counted is None:
-            return LAUNCH
-        return LAUNCH + max(counted.flops / FLOPS, counted.bytes / BANDWIDTH)
+            return target.launch
+        return target.launch + max(counted.flops / target.flops, counted.bytes / target.bandwidth)
 
     def legal(self, node: Node) -> bool:
         """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""
@@ -100,6 +94,13 @@ def stages(equations: Sequence[Equation]) -> list[Rules]:
     standard = [e for e in helpful if not runtime_specific(e)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
     return [Rules(standard), Rules([*standard, *large]), Rules(helpful)]
+
+
+@cache
+def joint(rules: Rules) -> Rules:
+    """The equations with several outputs into the runtime's own operators: they only help. Others, such as parallel products as
+    one, are left to the search, because they hide larger fusions."""
+    return Rules(e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e))
 
 
 def for_search(equations: Sequence[Equation]) -> tuple[Equation, ...]:
@@ -188,98 +189,72 @@ class _Sweep:
     def _pays(self, application: Application) -> bool:
         new = new_terms(application.results, application.found.operands)
         added = [n for n in new if n.op != "item" and not is_weight(n)]
-        removed = self._removed(application.found)
+        removed = removed_terms(application.found, self.uses)
         if len(added) >= len(removed) or not all(self.context.legal(n) for n in new):
             return False
         if not added:
             return True
         return sum(map(self.context.estimate, added)) <= sum(map(self.context.estimate, removed))
 
-    def _removed(self, found: Match) -> list[Node]:
-        """The matched terms that die: the outputs, and what only dying terms use."""
-        inside = topological(found.outputs, stop=set(found.operands.values()))
-        dying: Counter[Node] = Counter()
-        dead: list[Node] = []
-        for node in reversed(inside):
-            if node in found.outputs or 0 < dying[node] >= self.uses[node]:
-                dying.update(dict.fromkeys(node.args, 1))
-                if node.args and node.op != "item" and not is_weight(node):
-                    dead.append(node)
-        return dead
+
+def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
+    """The matched terms that die: the outputs, and what only dying terms use."""
+    inside = topological(found.outputs, stop=set(found.operands.values()))
+    dying: Counter[Node] = Counter()
+    dead: list[Node] = []
+    for node in reversed(inside):
+        if node in found.outputs or 0 < dying[node] >= uses[node]:
+            dying.update(dict.fromkeys(node.args, 1))
+            if node.args and node.op != "item" and not is_weight(node):
+                dead.append(node)
+    return dead
 
 
-def fold_weights(model: Model, taken: Mapping[str, Any] | None = None) -> tuple[Model, list[Step]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
-
-    New weights get names that are neither in the model nor in `taken`.
-    """
-    targets = _foldable(model)
-    if not targets:
-        return model, []
-    leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
-    values = interpret(targets, EXACT, leaves)
-    weights, names = dict(model.weights), dict(model.names)
-    table: dict[Node, Node] = {}
-    for target in targets:
-        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), {**(taken or {}), **weights})
-        type = target.tensor
-        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
-            numpy_dtype(type.dtype)
-        )
-        weights[name] = Array(array.reshape([int(d) for d in target.shape]))
-        table[target] = weight(name, type)
-        names[table[target]] = name
-    steps = [Step(("constant folding",), tuple(table), tuple(table.values()))]
-    outputs = substitute(model.graph.outputs, table)
-    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
-    folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
-    return _renamed(folded, names), steps
-
-
-def _renamed(model: Model, names: dict[Node, str]) -> Model:
-    from dataclasses import replace
-
-    return replace(model, names=names)
-
-
-def _foldable(model: Model) -> list[Node]:
-    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up."""
-    found: dict[Node, None] = {}
-    seen: set[Node] = set()
-    for node in model.nodes():
-        if is_weight(node):
+def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+    """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on a roofline, no slower."""
+    order = topological(outputs)
+    used_by = users(order)
+    uses = Counter(a for n in order for a in set(n.args))
+    uses.update(outputs)
+    position = {node: i for i, node in enumerate(order)}
+    waiting: dict[Node, list[Application]] = {}  # by the first of their outputs in the walk
+    for node in order:
+        for application in rules.joint_applications(node, used_by):
+            waiting.setdefault(min(application.found.outputs, key=position.__getitem__), []).append(application)
+    done: dict[Node, Node] = {}
+    steps: list[Step] = []
+    for node in order:
+        if node in done:
             continue
-        for arg in node.args:
-            if arg.args and arg is not ABSENT and is_weight(arg):
-                found.update(dict.fromkeys(_worth_folding(arg, seen)))
-    for output in model.graph.outputs:
-        if output.args and is_weight(output):
-            found.update(dict.fromkeys(_worth_folding(output, seen)))
-    return list(found)
-
-
-def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
-    """`node`, or where it is larger than what it is made of, the terms below it that are not."""
-    pending, kept = [node], []
-    while pending:
-        each = pending.pop()
-        if each in seen:
+        ready = (a for a in waiting.get(node, ()) if _ready(a, done) and _smaller(a, uses, context))
+        first = next(ready, None)
+        if first is None:
+            done[node] = with_args(node, tuple(done[a] for a in node.args))
             continue
-        seen.add(each)
-        if not each.args or (not isinstance(each.type, Tensor) and each.op != "item"):
-            pending += [a for a in each.args if a.args]
-            continue
-        leaves = {n for n in topological([each]) if n.op in ("weight", "constant")}
-        if size(each.type) <= sum(size(n.type) for n in leaves) + FOLDED_GROWTH:
-            kept.append(each)
-        else:
-            pending += [a for a in each.args if a.args]
-    return kept
+        old, new = ([_rebuilt(n, done) for n in side] for side in (first.found.outputs, first.results))
+        done.update(zip(first.found.outputs, new, strict=True))
+        steps.append(Step((first.equation.name,), tuple(old), tuple(new)))
+    return tuple(done[o] for o in outputs), steps
 
 
-def _fresh_name(wanted: str, taken: Mapping[str, Any]) -> str:
-    name, i = wanted, 1
-    while name in taken:
-        i += 1
-        name = f"{wanted}_{i}"
-    return name
+def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
+    """Whether all that was matched stands before the place in the walk, and none of the outputs is made yet."""
+    found = application.found
+    return all(o not in done for o in found.outputs) and all(n in done or is_weight(n) for n in found.operands.values())
+
+
+def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
+    """A term over operands as they are now."""
+    made: dict[Node, Node] = {}
+    for each in topological([node], stop=done):
+        made[each] = with_args(each, tuple(made.get(a) or done[a] for a in each.args))
+    return made[node] if node in made else done[node]
+
+
+def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
+    new = new_terms(application.results, application.found.operands)
+    added = [n for n in new if n.op != "item" and not is_weight(n)]
+    removed = removed_terms(application.found, uses)
+    if len(added) >= len(removed) or not all(context.legal(n) for n in new):
+        return False
+    return sum(map(context.estimate, added)) <= sum(map(context.estimate, removed))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,26 @@ from taso_mirage.dims import learn
 from taso_mirage.equation import Equation, Rules, work_terms
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir import Node
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.model import Model, Weight, random_inputs
 from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.available import Available
+from taso_mirage.optimize.cache import CostCache, cache_path
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
-from taso_mirage.optimize.cost import Available, Cost, CostCache, Measured, Roofline, TermCost, cache_path, target_key
-from taso_mirage.optimize.passes import Context, fold_weights, for_search, simplify, stages
-from taso_mirage.optimize.search import Budget, Statistics, directions, search_model
+from taso_mirage.optimize.cost import Cost, Measured, Roofline
+from taso_mirage.optimize.passes import Context, for_search, joint, merge, runtime_specific, simplify, stages
+from taso_mirage.optimize.saturate import saturate_part
+from taso_mirage.optimize.search import Budget, Statistics, Strategy, directions, search_model, search_part
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.optimize.weights import fold_weights, split_halves
 from taso_mirage.text import laws
 
 FALLEN_BACK = "the steps before the first bad one"
+LAYOUT = frozenset({"conv", "conv_transpose", "max_pool", "average_pool", "global_average_pool", "batch_norm"})
+"""Operators that the runtime may run with channels last."""
+MERGES = 2
+"""How often equations with several outputs are tried: a bias joins the sum that the first walk made."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is kept."""
 
@@ -44,6 +54,9 @@ class Config:
     inputs: tuple[Arrays, ...] = ()
     default_size: int = 8
     cache: Path | None = None
+    target: Target = CPU
+    strategy: str = "best-first"
+    portable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +74,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed."""
+    """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed.
 
+    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs.
+    """
+
+    original: Model
     model: Model
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Weight]
     changed: bool
     terms_before: int
     terms_after: int
@@ -75,16 +94,21 @@ class Result:
     statistics: Statistics
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
+    target: Target = CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that could be the result, the steps from the original to it, and its predicted seconds."""
+    """A model that could be the result, the steps from the original to it, its predicted seconds, and where it is to run."""
 
     name: str
     model: Model
     steps: tuple[Step, ...]
     cost: float
+    target: Target
+
+
+STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
 
 
 class Stop:
@@ -120,21 +144,20 @@ class _Job:
         self.sizes = representative(model, config)
         self.model = replace(model, sizes=self.sizes)
         opsets = {"com.microsoft": 1, **model.opsets}
-        self.context = Context(opsets, self.sizes, Available(model.nodes(), opsets, self.sizes))
+        self.target = config.target
         self.cache = CostCache(config.cache or cache_path()) if config.measure else CostCache(None)
-        self.cost = Cost(self._term_cost())
+        asked = Context(opsets, self.sizes, target=self.target)
+        self.context = replace(asked, available=Available(model.nodes(), asked, self.cache))
+        self.measured = Measured(self.context, self.cache) if config.measure else None
+        self.cost = Cost(self.measured or Roofline(self.context))
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.statistics = Statistics()
         self.weights = dict(model.weights)  # with every folded one, so that any prefix of the steps can be replayed
 
-    def _term_cost(self) -> TermCost:
-        if not self.config.measure:
-            return Roofline(self.context)
-        return Measured(self.context, self.cache, target_key())
-
     def run(self) -> Result:
-        original = self._stage("load the original", lambda: runtime.opened(self.model, source=True))
+        """The stages in their order."""
+        original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
         self.valid = _passes_checker(self.model)
         prepared = self._stage("reference", lambda: list(cases(self.model, original, self.sizes, self.config.inputs)))
         if not repeatable(original, prepared[0]):
@@ -163,12 +186,14 @@ class _Job:
 
         The search has no small fusions into the runtime's own operators: they are made last, and would only hide large ones.
         """
-        equations = rules()
+        budget = Budget(self.config.budget, alpha=self.config.alpha)
+        equations = tuple(e for e in rules() if not (self.config.portable and runtime_specific(e)))
         standard, large, every = stages(equations)
         normal, steps = self._simplified(self.model, [standard, large])
         passed, lowered = self._simplified(normal, [every])
         found = [self._candidate("passes", passed, [*steps, *lowered])]
-        budget = Budget(self.config.budget, alpha=self.config.alpha)
+        if self.measured is not None:
+            budget.choose = partial(self._fastest_state, finish=[large, every])
         self.stop.budget = budget
         outputs, taken, self.statistics = search_model(
             normal.graph.outputs,
@@ -178,6 +203,7 @@ class _Job:
             self.context,
             budget,
             lambda done, total: self.progress("search", done, total),
+            STRATEGIES[self.config.strategy],
         )
         self.stop.budget = None
         if budget.stop:
@@ -189,13 +215,26 @@ class _Job:
         distinct = {c.model.graph: c for c in reversed(found)}
         return [c for graph, c in distinct.items() if graph != self.model.graph]
 
+    def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
+        """Which state of a part is the fastest as it will be written."""
+        assert self.measured is not None
+        for rules in finish:
+            states = [simplify(state, rules, self.context)[0] for state in states]
+        return self.measured.fastest(states)
+
     def _simplified(self, model: Model, rules: list[Rules]) -> tuple[Model, list[Step]]:
         """The model after the laws that only help, stage by stage, with weights folded in between."""
         taken: list[Step] = []
         for stage in rules:
+            model, halved = split_halves(model, self.weights)
+            self.weights.update(model.weights)
             outputs, steps = simplify(model.graph.outputs, stage, self.context)
+            taken += [*halved, *steps]
+            for _ in range(MERGES):
+                outputs, merged = merge(outputs, joint(stage), self.context)
+                taken += merged
             model, folded = self._fold(model, outputs)
-            taken += [*steps, *folded]
+            taken += folded
         return model, taken
 
     def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
@@ -204,17 +243,17 @@ class _Job:
         return folded, steps
 
     def _candidate(self, name: str, model: Model, steps: Sequence[Step]) -> Candidate:
-        return Candidate(name, model, tuple(steps), self.cost(model.nodes()))
+        return Candidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
 
     # ------------------------------------------------------------ choice
 
     def _choose(self, candidates: list[Candidate], original: Session) -> tuple[Candidate | None, Timing | None]:
-        if not candidates:
+        if not candidates and self.target.channels_last is None:
             self.notes.append("no equation applies: the original's graph is kept")
             return None, None
         if not self.config.measure:
             best = min(candidates, key=lambda c: c.cost)
-            before = self.cost(self.model.nodes())
+            before = self.cost(self.model.graph.outputs)
             if best.cost <= before:
                 return best, None
             self.notes.append(
@@ -226,9 +265,9 @@ class _Job:
     def _fastest(self, candidates: list[Candidate], original: Session) -> tuple[Candidate | None, Timing | None]:
         sessions: list[Session] = [original]
         alive: list[Candidate] = []
-        for candidate in candidates:
+        for candidate in (*candidates, *self._other_layouts(candidates)):
             try:
-                sessions.append(runtime.opened(candidate.model))
+                sessions.append(runtime.opened(candidate.model, candidate.target))
                 alive.append(candidate)
             except TasoMirageError as error:
                 self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
@@ -243,6 +282,14 @@ class _Job:
             return None, timings[best]
         return alive[best], timings[best]
 
+    def _other_layouts(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The original and the candidates with channels last, where the target can and some operator has a layout."""
+        if self.target.channels_last is None or not any(n.op in LAYOUT for n in self.model.nodes()):
+            return []
+        original = Candidate("original", self.model, (), self.cost(self.model.graph.outputs), self.target)
+        target = self.target.channels_last
+        return [replace(c, name=f"{c.name}, channels last", target=target) for c in (original, *candidates)]
+
     # ------------------------------------------------------------ check
 
     def _checked(
@@ -250,7 +297,7 @@ class _Job:
     ) -> tuple[Candidate | None, tuple[Difference, ...]]:
         if chosen is None:
             return None, ()
-        differences = self._differences(chosen.model, prepared)
+        differences = self._differences(chosen.model, prepared, chosen.target)
         bad = next((d for d in differences if not d.passed), None)
         if bad is None:
             return chosen, tuple(differences)
@@ -262,25 +309,30 @@ class _Job:
         """Name the first step that breaks the model, and keep the steps before it."""
 
         def passes(k: int) -> bool:
-            return all(d.passed for d in self._differences(self._after(chosen, k), prepared))
+            return all(d.passed for d in self._differences(self._after(chosen, k), prepared, chosen.target))
 
+        if not chosen.steps:  # the same graph in another layout
+            self.notes.append(f"the check failed with channels last ({bad}): the original is kept")
+            return None, ()
         k = first_bad(len(chosen.steps), passes)
         culprit = ", ".join(chosen.steps[k - 1].equations)
         self.notes.append(
             f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
         )
-        if k == 1:
+        if k <= 1:
             return None, ()
         good = self._after(chosen, k - 1)
-        differences = tuple(self._differences(good, prepared))
+        differences = tuple(self._differences(good, prepared, chosen.target))
         if good.graph == self.model.graph or not all(d.passed for d in differences):
             return None, ()
-        return Candidate(FALLEN_BACK, good, chosen.steps[: k - 1], self.cost(good.nodes())), differences
+        return Candidate(
+            FALLEN_BACK, good, chosen.steps[: k - 1], self.cost(good.graph.outputs), chosen.target
+        ), differences
 
-    def _differences(self, model: Model, prepared: list[Case]) -> list[Difference]:
+    def _differences(self, model: Model, prepared: list[Case], target: Target) -> list[Difference]:
         """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
         try:
-            session = runtime.opened(model, check=self.valid)
+            session = runtime.opened(model, target, check=self.valid)
         except TasoMirageError as error:
             return [Difference(str(error), "any", np.inf, 0.0, 0.0)]
         return compare(self.model, session, prepared)
@@ -296,18 +348,22 @@ class _Job:
         model = self.model if chosen is None else chosen.model
         steps = () if chosen is None else chosen.steps
         return Result(
+            original=self.model,
             model=model,
+            steps=steps,
+            weights=self.weights,
             changed=chosen is not None,
             terms_before=len(work_terms(self.model.nodes())),
             terms_after=len(work_terms(model.nodes())),
-            cost_before=self.cost(self.model.nodes()),
-            cost_after=self.cost(model.nodes()),
+            cost_before=self.cost(self.model.graph.outputs),
+            cost_after=self.cost(model.graph.outputs),
             timing=timing,
             equations=dict(Counter(e for s in steps for e in s.equations).most_common()),
             differences=differences,
             statistics=self.statistics,
             seconds=self.seconds,
             notes=tuple(self.notes),
+            target=self.target if chosen is None else chosen.target,
         )
 
 

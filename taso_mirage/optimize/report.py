@@ -235,12 +235,12 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         shown = ", ".join(f"{k}={v}" for k, v in found["sizes"].items())
         console.print(f"  sizes used for the counts below: {shown}", highlight=False, markup=False)
     weights = found["weights"]
-    console.print(f"  {weights['count']} weights, {_quantity(weights['bytes'], 'B')}", highlight=False)
+    console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
     table = Table()
     for name in ("operator", "count", "flops", "bytes"):
         table.add_column(name, justify="left" if name == "operator" else "right")
     for op, row in found["operators"].items():
-        table.add_row(op, str(row["count"]), _quantity(row["flops"], ""), _quantity(row["bytes"], "B"))
+        table.add_row(op, str(row["count"]), quantity(row["flops"], ""), quantity(row["bytes"], "B"))
     console.print(table)
     if found["opaque"]:
         table = Table(title="opaque: kept as they are", title_justify="left")
@@ -251,25 +251,39 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         console.print(table, markup=False)
 
 
-def _quantity(value: float, unit: str) -> str:
+def quantity(value: float, unit: str) -> str:
+    """`12.3 MB`."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
             return f"{value / scale:.3g} {prefix}{unit}"
     return f"{value:.0f} {unit}".strip()
 
 
-def diagnosis() -> dict[str, Any]:
-    """Versions, providers that really start, and the cost cache."""
-    import platform
-
+def versions() -> dict[str, str]:
+    """Those of the packages that a result depends on."""
     import ml_dtypes
     import numpy
     import onnx
     import onnx_ir
 
+    from taso_mirage.optimize import session
+
+    return {
+        "numpy": numpy.__version__,
+        "onnx": onnx.__version__,
+        "onnx-ir": onnx_ir.__version__,
+        "onnxruntime": session.version(),
+        "ml_dtypes": ml_dtypes.__version__,
+    }
+
+
+def diagnosis() -> dict[str, Any]:
+    """Versions, providers that really start, and the cost cache."""
+    import platform
+
     from taso_mirage.ops import data_folder, load_specs
     from taso_mirage.optimize import session
-    from taso_mirage.optimize.cost import cache_path
+    from taso_mirage.optimize.cache import cache_path
     from taso_mirage.text import laws
 
     working = session.working_providers()
@@ -277,13 +291,7 @@ def diagnosis() -> dict[str, Any]:
     return {
         "taso-mirage": __version__,
         "python": platform.python_version(),
-        "versions": {
-            "numpy": numpy.__version__,
-            "onnx": onnx.__version__,
-            "onnx-ir": onnx_ir.__version__,
-            "onnxruntime": session.version(),
-            "ml_dtypes": ml_dtypes.__version__,
-        },
+        "versions": versions(),
         "device": session.device(),
         "providers": {p: p in working for p in session.providers()},
         "operators": len(load_specs()),

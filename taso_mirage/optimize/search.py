@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Protocol
 
 from taso_mirage.equation import Application, Equation, Rules, work_terms
 from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
@@ -17,6 +18,12 @@ from taso_mirage.optimize.passes import Context, new_terms, simplify
 from taso_mirage.optimize.steps import Step
 
 State = tuple[Node, ...]
+Choose = Callable[[list[State]], int]
+"""Which of several equal graphs is the fastest; the first is the one that is there."""
+SEARCHING = 0.8
+"""The share of a part's time for its search; the rest is for measuring what it found."""
+FINALISTS = 4
+"""So many of the cheapest states of a part are measured as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Budget:
     alpha: float = 1.05
     stop: bool = False
     start: float = field(default_factory=time.monotonic)
+    choose: Choose | None = None
 
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
@@ -54,6 +62,21 @@ class Found:
     after: float
     states: int
     matches: int
+
+
+class Strategy(Protocol):
+    """A search of one part."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        rules: Rules,
+        eager: Rules,
+        cost: Cost,
+        context: Context,
+        budget: Budget,
+        whole: Budget | None = None,
+    ) -> Found: ...
 
 
 @dataclass
@@ -74,6 +97,7 @@ def search_model(
     context: Context,
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    strategy: Strategy | None = None,
 ) -> tuple[State, list[Step], Statistics]:
     """Search every distinct part and put the best of each in its places. Returns the outputs and the steps taken."""
     pieces = list(parts(outputs))
@@ -85,8 +109,8 @@ def search_model(
     for i, piece in enumerate(pieces):
         progress(i, len(pieces))
         if piece.graph not in found:
-            share = replace(budget, seconds=budget.left() / max(waiting, 1), start=time.monotonic())
-            found[piece.graph] = search_part(piece.graph, rules, eager, cost, context, share, budget)
+            share = replace(budget, seconds=SEARCHING * budget.left() / max(waiting, 1), start=time.monotonic())
+            found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
             waiting -= 1
         steps += _place(piece, found[piece.graph], current)
     statistics.distinct = len(found)
@@ -119,9 +143,9 @@ def search_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> Found:
     """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
-    start = cost(topological(graph.outputs))
-    best, best_cost = graph.outputs, start
+    start = best = cost(graph.outputs)
     paths: dict[State, tuple[State | None, str]] = {graph.outputs: (None, "")}
+    prices = {graph.outputs: start}
     queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
     raw: set[State] = set()
@@ -129,7 +153,7 @@ def search_part(
         if popped - improved > budget.patience:
             break
         price, _, state = heapq.heappop(queue)
-        if price > budget.alpha * best_cost:
+        if price > budget.alpha * best:
             break
         popped += 1
         for rewrite in rewrites(state, rules, eager, context, raw):
@@ -137,14 +161,24 @@ def search_part(
             if rewrite.outputs in paths:
                 continue
             paths[rewrite.outputs] = (state, rewrite.equation)
-            price = cost(topological(rewrite.outputs))
-            if price < best_cost:
-                best, best_cost, improved = rewrite.outputs, price, popped
-            if price <= budget.alpha * best_cost:
+            price = prices[rewrite.outputs] = cost(rewrite.outputs)
+            if price < best:
+                best, improved = price, popped
+            if price <= budget.alpha * best:
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
                 break
-    return Found(_path(best, paths), start, best_cost, popped, tried)
+    chosen = chosen_of(graph.outputs, prices, budget)
+    return Found(_path(chosen, paths), start, prices[chosen], popped, tried)
+
+
+def chosen_of(first: State, prices: Mapping[State, float], budget: Budget) -> State:
+    """The cheapest state by its price; where states can be measured, the fastest of the cheapest, `first` among them."""
+    cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
+    finalists = [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
+    if budget.choose is None or len(finalists) == 1:
+        return min(finalists, key=prices.__getitem__)
+    return finalists[budget.choose(finalists)]
 
 
 def _path(state: State, paths: dict[State, tuple[State | None, str]]) -> tuple[Rewrite, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.files import checked
+from taso_mirage.optimize.target import CPU, TARGETS, Target
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -25,37 +27,143 @@ class RunFailed(RuntimeUnavailable):
     """ONNX Runtime refused to load or to run a model."""
 
 
+PLAIN = "-1"
+"""The annotation of a run that neither captures nor replays a CUDA graph."""
+
+
 class Session:
-    """A model loaded at ONNX Runtime's full optimization level."""
+    """A model loaded at ONNX Runtime's full optimization level.
 
-    def __init__(self, source: bytes | str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
-        import onnxruntime
+    On CUDA a run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; `captures` says
+    whether it does. With `alone` a model that would run partly on the CPU is refused.
+    """
 
-        onnxruntime.set_default_logger_severity(4)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    def __init__(self, source: bytes | str, target: Target = CPU, alone: bool = False) -> None:
+        self.target, self.captures = target, target.gpu
+        if target.gpu:
+            _load_libraries()
         try:
-            self._session = onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
-        except Exception as error:  # onnxruntime's errors share no base class of its own
-            raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
-        missing = set(providers) - set(self._session.get_providers())
-        if missing:
-            raise RuntimeUnavailable(f"ONNX Runtime has no {', '.join(sorted(missing))} on this machine")
+            self._session = _inference_session(source, target, self.captures, alone)
+        except RunFailed:
+            if not target.gpu or alone:
+                raise
+            self.captures = False  # parts run on the CPU: no graph can be captured
+            self._session = _inference_session(source, target, False, False)
+        if target.provider not in self._session.get_providers():
+            raise RuntimeUnavailable(
+                f"ONNX Runtime has no working {target.provider} on this machine; `taso-mirage doctor` shows what works"
+            )
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
         try:
-            return list(self._session.run(None, dict(inputs)))
+            return list(self._session.run(None, dict(inputs), _plain() if self.captures else None))
         except Exception as error:
             raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
 
-    def seconds(self, inputs: Arrays) -> float:
-        """The wall time of one run."""
+    def inputs(self) -> dict[str, Tensor]:
+        """The types of the inputs; dims that are not fixed are refused."""
+        found: dict[str, Tensor] = {}
+        for each in self._session.get_inputs():
+            if not all(isinstance(d, int) for d in each.shape):
+                raise RunFailed(f"the input {each.name!r} has a dim without a fixed size: {each.shape}")
+            found[each.name] = Tensor(_dtype(each.type), tuple(each.shape))
+        return found
+
+    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+        """A function that runs the model on these inputs and returns the wall seconds; on CUDA they stay on the device."""
         feed = dict(inputs)
+        if self.target.gpu:
+            return _Bound(self._session, feed, self.captures)
+
+        def timed() -> float:
+            start = time.perf_counter()
+            self._session.run(None, feed)
+            return time.perf_counter() - start
+
+        return timed
+
+
+class _Bound:
+    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for."""
+
+    def __init__(self, session: Any, feed: dict[str, Any], captures: bool) -> None:
+        import onnxruntime
+
+        self.session = session
+        outputs = session.run(None, feed, _plain() if captures else None)
+        self.binding = session.io_binding()
+        self.kept = []
+        for name, array in feed.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
+            self.binding.bind_ortvalue_input(name, value)
+            self.kept.append(value)
+        for output, array in zip(session.get_outputs(), outputs, strict=True):
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
+            self.binding.bind_ortvalue_output(output.name, value)
+            self.kept.append(value)
+        self.binding.synchronize_inputs()
+        for _ in range(3):  # a graph is captured at the second run
+            self()
+
+    def __call__(self) -> float:
         start = time.perf_counter()
-        self._session.run(None, feed)
+        try:
+            self.session.run_with_iobinding(self.binding)
+        except Exception as error:
+            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
         return time.perf_counter() - start
+
+
+def _dtype(text: str) -> str:
+    """Our name of ONNX Runtime's `tensor(float)`."""
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def optimized(content: bytes, target: Target, path: str) -> None:
+    """Write the model that the runtime makes of a model, with its fusions and layouts, to a file."""
+    _inference_session(content, target, False, False, path)
+
+
+def _plain() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", PLAIN)
+    return options
+
+
+def _load_libraries() -> None:
+    """Find the CUDA libraries that came as Python packages."""
+    import contextlib
+    import io
+
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+            onnxruntime.preload_dlls()
+
+
+def _inference_session(source: bytes | str, target: Target, captures: bool, alone: bool, dump: str = "") -> Any:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if dump:
+        options.optimized_model_filepath = dump
+    if alone:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    provider: Any = target.provider
+    if target.gpu:
+        provider = (target.provider, {**dict(target.options), "enable_cuda_graph": "1" if captures else "0"})
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=[provider], enable_fallback=0)
+    except Exception as error:  # onnxruntime's errors share no base class of its own
+        raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -63,7 +171,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
 
 
-def opened(model: Model, source: bool = False, check: bool = False) -> Session:
+def opened(model: Model, target: Target = CPU, source: bool = False, check: bool = False) -> Session:
     """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked.
 
     A model above 1.5 GB goes through a file.
@@ -72,13 +180,13 @@ def opened(model: Model, source: bool = False, check: bool = False) -> Session:
         content = serialize(model, source)
         if check:
             checked(content)
-        return Session(content)
+        return Session(content, target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save(model, path, source)
         if check:
             checked(str(path))
-        return Session(str(path))
+        return Session(str(path), target)
 
 
 def _weight_bytes(model: Model) -> int:
@@ -95,28 +203,29 @@ def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, lea
     A turn is a run to warm up and one that counts; of a fast model a block of runs, of which the median counts once the other
     sessions' threads have settled.
     """
-    for session in sessions:
-        session.run(inputs)
-        session.run(inputs)
-    times: list[list[float]] = [[] for _ in sessions]
+    runs = [session.prepared(inputs) for session in sessions]
+    for run in runs:
+        run()
+        run()
+    times: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds
     rounds = 0
     while rounds < least or (time.perf_counter() < end and rounds < 2000):
-        order = range(len(sessions)) if rounds % 2 == 0 else reversed(range(len(sessions)))
+        order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:
-            times[i].append(_turn(sessions[i], inputs))
+            times[i].append(_turn(runs[i]))
         rounds += 1
     return times
 
 
-def _turn(session: Session, inputs: Arrays) -> float:
+def _turn(run: Callable[[], float]) -> float:
     start = time.perf_counter()
-    first = session.seconds(inputs)  # with cold caches and the other session's threads: not counted
+    first = run()  # with cold caches and the other session's threads: not counted
     if first > 10 * SETTLED:
-        return session.seconds(inputs)
+        return run()
     counted: list[float] = []
     while len(counted) < 5:
-        taken = session.seconds(inputs)
+        taken = run()
         if time.perf_counter() - start > SETTLED:
             counted.append(taken)
     return float(np.median(counted))
@@ -131,7 +240,7 @@ def providers() -> list[str]:
 
 def working_providers() -> list[str]:
     """The providers that really start here: a session on a tiny model is asked which of them it uses."""
-    from taso_mirage.ir import Graph, Tensor, variable
+    from taso_mirage.ir import Graph, variable
     from taso_mirage.onnx_io.build import standalone
     from taso_mirage.ops import term
 
@@ -141,17 +250,34 @@ def working_providers() -> list[str]:
 
 
 def _starts(content: bytes, provider: str) -> bool:
+    target = next((t for t in TARGETS.values() if t.provider == provider), Target(provider, provider))
     try:
-        Session(content, [provider])
+        Session(content, target)
     except RuntimeUnavailable:
         return False
     return True
 
 
-def device() -> str:
-    """What the machine is, as a key for measurements: processor and the cores this process may use."""
+def device(target: Target = CPU) -> str:
+    """What the machine is, as a key for measurements: processor and the cores this process may use, or the GPU."""
+    if target.gpu:
+        return _gpu()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()} x{cores}"
+
+
+def _gpu() -> str:
+    """The name of the first GPU, as its driver gives it."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        name = ctypes.create_string_buffer(100)
+        if driver.cuInit(0) or driver.cuDeviceGetName(name, 100, 0):
+            return "unknown GPU"
+        return name.value.decode()
+    except OSError:
+        return "unknown GPU"
 
 
 def _processor() -> str:

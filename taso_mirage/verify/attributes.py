@@ -138,7 +138,8 @@ def _pads(spot: Spot) -> tuple[int, ...]:
 
 
 def _parts(spot: Spot) -> tuple[int, ...]:
-    count = len(spot.given) if spot.given else 2
+    """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is another one."""
+    count = len(spot.given) if spot.given and spot.rng.random() < 0.7 else spot.rng.randint(2, 4)
     total = spot.shapes[0][spot.known["axis"]]
     if spot.given and sum(spot.given) == total and spot.rng.random() < 0.5:
         return tuple(spot.given)

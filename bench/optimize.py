@@ -1,0 +1,294 @@
+"""Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU provider at ORT_ENABLE_ALL.
+
+    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--budget 20]
+
+Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of models that are not named
+stay). A model is read from DIR/NAME.onnx
+where that exists, else built (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
+`optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the check; a wrong one has no time.
+All sessions run in turn in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import io
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import models  # noqa: E402
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.model import Model, random_inputs  # noqa: E402
+from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
+from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.optimize.check import Case, cases, compare  # noqa: E402
+from taso_mirage.optimize.pipeline import Config, Result, optimize, representative  # noqa: E402
+
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bert": ("bert", {}),
+    "bert_dynamic": ("bert", {"dynamic": True}),
+    "llama": ("llama", {}),
+    "llama_decode": ("llama_decode", {}),
+    "vit": ("vit", {}),
+    "resnet50": ("resnet50", {}),
+    "resnext50": ("resnext50", {}),
+    "inception_v3": ("inception_v3", {}),
+    "squeezenet": ("light_squeezenet", {}),
+    "densenet121": ("light_densenet121", {}),
+    "nasnet_a": ("nasnet_a", {}),
+    "shufflenet": ("light_shufflenet", {}),
+}
+"""Our names, and the builders behind them with their options."""
+SHAPES = {"bert_dynamic": {"batch": 1, "sequence": 128}}
+ALONE = "onnxruntime"
+RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
+PROFILED_RUNS, PROFILED_KINDS = 5, 6
+
+
+# ---------------------------------------------------------------- peers
+
+
+def slimmed(content: bytes) -> bytes:
+    import onnxslim
+
+    result: bytes = onnxslim.slim(onnx.load_from_string(content)).SerializeToString()
+    return result
+
+
+def simplified(content: bytes) -> bytes:
+    import onnxsim
+
+    model, _ = onnxsim.simplify(onnx.load_from_string(content))
+    result: bytes = model.SerializeToString()
+    return result
+
+
+def fused(content: bytes) -> bytes:
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model, _ = optimize_for_ort(ir.from_proto(onnx.load_from_string(content)))
+    result: bytes = ir.to_proto(model).SerializeToString()
+    return result
+
+
+PEERS: Mapping[str, Callable[[bytes], bytes]] = {"onnxslim": slimmed, "onnxsim": simplified, "onnxscript": fused}
+
+
+def peers(content: bytes, model: Model, prepared: Sequence[Case], notes: list[str]) -> dict[str, runtime.Session]:
+    """A session for each peer whose result loads and passes the check; the notes say why another has none."""
+    found: dict[str, runtime.Session] = {}
+    for name, transform in PEERS.items():
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                session = runtime.Session(transform(content))
+            wrong = next((d for d in compare(model, session, prepared) if not d.passed), None)
+        except Exception as error:  # a peer that fails has no figure, whatever it failed by
+            notes.append(f"{name} failed: {type(error).__name__}: {runtime.first_line(error)[:160]}")
+            continue
+        if wrong is None:
+            found[name] = session
+        else:
+            notes.append(f"{name} is wrong: {wrong}")
+        gc.collect()
+    return found
+
+
+# ---------------------------------------------------------------- one model
+
+
+def loaded(name: str, folder: Path | None, small: bool) -> bytes:
+    """The model's file, from a folder or built."""
+    file = None if folder is None else folder / f"{name}.onnx"
+    if file is not None and file.exists():
+        return file.read_bytes()
+    builder, options = MODELS[name]
+    content: bytes = models.build(builder, small=small, **options).SerializeToString()
+    return content
+
+
+def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One model: search it twice, cold and with the costs measured then, and time the first result against the peers."""
+    content = loaded(name, options.models, options.small)
+    model = from_ir(ir.from_proto(onnx.load_from_string(content)))
+    config = Config(budget=options.budget, shapes=SHAPES.get(name, {}))
+    model = replace(model, sizes=representative(model, config))
+    result, searches = searched(model, config)
+    notes: list[str] = list(result.notes)
+    sessions = {ALONE: runtime.Session(content)}
+    prepared = list(cases(model, sessions[ALONE], model.sizes))
+    sessions |= peers(content, model, prepared, notes)
+    ours = serialize(result.model, source=not result.changed)
+    if result.changed:  # the original's graph timed against itself would show noise as a gain or a loss
+        sessions["ours"] = runtime.Session(ours)
+    inputs = random_inputs(model, 0)
+    times = dict(zip(sessions, runtime.interleaved(list(sessions.values()), inputs, options.seconds), strict=True))
+    sessions.clear()
+    return {
+        "case": name,
+        **figures(times),
+        "kept": not result.changed,
+        "nodes": [result.terms_before, result.terms_after],
+        "equations": sum(result.equations.values()),
+        **searches,
+        "checked": sum(d.passed for d in result.differences),
+        "operators": shares(ours, inputs),
+        "note": "; ".join(notes),
+    }
+
+
+def searched(model: Model, config: Config) -> tuple[Result, dict[str, Any]]:
+    """The result with an empty cost cache, and seconds of the search and of the whole job, cold and warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(config, cache=Path(folder) / "costs.sqlite")
+        whole, search = [], []
+        results = []
+        for _ in range(2):
+            start = time.perf_counter()
+            results.append(optimize(model, config))
+            whole.append(round(time.perf_counter() - start, 2))
+            search.append(round(results[-1].seconds["search"], 2))
+    return results[0], {"search_seconds": search, "whole_seconds": whole}
+
+
+def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Lower quartiles and medians in microseconds, and the ratios: over ONNX Runtime alone, and over the best peer."""
+    quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in times.items()} for q in (25, 50))
+    own = "ours" if "ours" in times else ALONE
+    rounds = np.asarray(times[ALONE]) / np.asarray(times[own])
+    low, high = (float(v) for v in np.percentile(rounds, (25, 75)))
+    others = [k for k in times if k != "ours"]
+    best = min(others, key=lambda k: quiet[k])
+    return {
+        "ours": quiet[own],
+        "baselines": {k: quiet[k] for k in others},
+        "medians": {"ours": median[own], **{k: median[k] for k in others}},
+        "ratio": round(quiet[ALONE] / quiet[own], 4),
+        "median_ratio": round(median[ALONE] / median[own], 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "spread": round(high - low, 4),
+        "best_peer": best,
+        "ratio_best_peer": round(quiet[best] / quiet[own], 4),
+        "median_ratio_best_peer": round(min(median[k] for k in others) / median[own], 4),
+        "runs": len(rounds),
+    }
+
+
+def shares(content: bytes, inputs: runtime.Arrays) -> dict[str, float]:
+    """The operators that take most of the time of a run, with their shares, by ONNX Runtime's own profiler."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.enable_profiling = True
+    with tempfile.TemporaryDirectory() as folder:
+        settings.profile_file_prefix = str(Path(folder) / "profile")
+        session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+        for _ in range(PROFILED_RUNS):
+            session.run(None, dict(inputs))
+        events = json.loads(Path(session.end_profiling()).read_text())
+    spent: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            spent[event["args"]["op_name"]] += event["dur"]
+    return {kind: round(taken / spent.total(), 3) for kind, taken in spent.most_common(PROFILED_KINDS)}
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def mean(values: Iterator[float] | Sequence[float]) -> float:
+    """The geometric mean."""
+    return float(np.exp(np.mean(np.log(list(values)))))
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each row; all numbers in milliseconds."""
+    names = [ALONE, *PEERS]
+    print(f"{'model':14} {'ours':>8}" + "".join(f"{n:>12}" for n in names) + "  ratio   best  quartiles     search s")
+    for r in rows:
+        peers = "".join(f"{r['baselines'][n] / 1e3:12.2f}" if n in r["baselines"] else f"{'-':>12}" for n in names)
+        print(
+            f"{r['case']:14} {r['ours'] / 1e3:8.2f}{peers} {r['ratio']:6.3f} {r['ratio_best_peer']:6.3f} "
+            f"{r['quartiles'][0]:5.2f} {r['quartiles'][1]:5.2f}  {r['search_seconds']} nodes {r['nodes']} {r['note']}",
+            flush=True,
+        )
+
+
+def versions() -> dict[str, str]:
+    found = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    for name in PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def setting(small: bool) -> dict[str, Any]:
+    """What all rows of a file have in common."""
+    found = {"bench": "optimize", "device": runtime.device(), "unit": "us", "small": small, "versions": versions()}
+    return found
+
+
+def earlier(path: Path, small: bool) -> dict[str, dict[str, Any]]:
+    """The rows that the file has from a run in the same setting: models that are not named again keep theirs."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    same = all(found.get(k) == v for k, v in setting(small).items())
+    return {r["case"]: r for r in found["rows"]} if same else {}
+
+
+def write(path: Path, done: Mapping[str, dict[str, Any]], small: bool) -> None:
+    rows = [done[name] for name in MODELS if name in done]
+    timed = [r for r in rows if "failed" not in r]
+    means = {k: round(mean(r[k] for r in timed), 4) for k in RATIOS if timed}
+    path.write_text(json.dumps({**setting(small), "means": means, "rows": rows}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--models", type=Path, help="a folder of NAME.onnx")
+    parser.add_argument("--small", action="store_true", help="build small configurations where there are any")
+    parser.add_argument("--seconds", type=float, default=6.0, help="timing of each model")
+    parser.add_argument("--budget", type=float, default=20.0, help="search of each model")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "optimize-cpu2.json")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(MODELS):
+        parser.error(f"no model is named {sorted(unknown)[0]!r}; the names are {', '.join(MODELS)}")
+    done = earlier(options.output, options.small)
+    for name in options.names:
+        done.pop(name, None)
+        try:
+            done[name] = row(name, options)
+            show([done[name]])
+        except Exception as error:  # the others are worth having: this one is named in the file as failed
+            done[name] = {"case": name, "failed": f"{type(error).__name__}: {runtime.first_line(error)}"}
+            print(f"{name}: {done[name]['failed']}", flush=True)
+        write(options.output, done, options.small)
+        gc.collect()
+    rows = [r for r in done.values() if "failed" not in r]
+    print()
+    show(rows)
+    for key in RATIOS:
+        print(f"{key}: geometric mean {mean(r[key] for r in rows):.3f}, least {min(r[key] for r in rows):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Fused attention that ONNX Runtime adds to ONNX (its `com.microsoft` domain)."""
+
+from typing import Any
+
+from op_specs.arithmetic import add
+from op_specs.attention import attention
+from op_specs.matmul import matmul
+from op_specs.slice import slice_
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ops import Call, op
+
+
+def _scaled(node: Node) -> dict[str, Any]:
+    if node.attr("scale") == 0:
+        raise Unsupported("ONNX Runtime reads a scale of 0 as the default one")
+    return {k: v for k, v in node.attrs if v is not None}
+
+
+@op(onnx="MultiHeadAttention", domain="com.microsoft", since=1)
+def multi_head_attention(
+    xp, q, k, v, bias=None, mask=None, *, num_heads: int, scale: float | None = None, unidirectional: int = 0
+):
+    """(b,s,n*d), (b,t,n*d), (b,t,n*e), (2*n*d + n*e), (b,n,s,t) -> (b,s,n*e): biases are added, then attention"""
+    if any(xp.rank(x) != 3 for x in (q, k, v)):
+        raise IllTyped(f"data of ranks {[xp.rank(x) for x in (q, k, v)]}; all three are 3")
+    if bias is not None:
+        d, e = xp.shape(q)[2], xp.shape(v)[2]
+        if xp.shape(bias) != (d + d + e,):
+            raise IllTyped(f"bias of shape {xp.shape(bias)} for {d} + {d} + {e} columns")
+        starts, ends = (0, d, d + d), (d, d + d, d + d + e)
+        parts = [
+            slice_(xp, bias, starts=(i,), ends=(j,), axes=(0,), steps=(1,)) for i, j in zip(starts, ends, strict=True)
+        ]
+        q, k, v = add(xp, q, parts[0]), add(xp, k, parts[1]), add(xp, v, parts[2])
+    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
+    return attention(xp, q, k, v, mask, is_causal=unidirectional, scale=scale, **heads)
+
+
+@multi_head_attention.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1 or any(call.arg(i) is not ABSENT for i in (4, 6, 7, 8, 9)):
+        raise Unsupported("MultiHeadAttention with a key padding mask, a cache, or several outputs")
+    if any(call.arg(i) is ABSENT or call.arg(i).tensor.rank != 3 for i in range(3)):
+        raise Unsupported("MultiHeadAttention with packed operands")
+    attrs = {k: v for k, v in call.attrs.items() if k != "mask_filter_value" and not (k == "scale" and v == 0)}
+    return multi_head_attention.term(*call.args[:4], call.arg(5), **attrs)
+
+
+@multi_head_attention.exporter
+def _(node: Node, opset: int) -> Call:
+    args = (*node.args, ABSENT, ABSENT)[:5]
+    attrs = _scaled(node)
+    given = args[:4] if args[4] is ABSENT else (*args[:4], ABSENT, args[4])
+    return Call("MultiHeadAttention", given, attrs, opset, "com.microsoft")
+
+
+@op(onnx="Attention", domain="com.microsoft", since=1)
+def packed_attention(xp, x, w, b, mask=None, *, num_heads: int, scale: float | None = None):
+    """(b,s,k), (k,3*n*d), (3*n*d), (b,n,s,s) -> (b,s,n*d): self-attention of x w + b, split in three"""
+    if xp.rank(x) != 3 or xp.rank(w) != 2 or xp.shape(b) != xp.shape(w)[1:]:
+        raise IllTyped(f"weights {xp.shape(w)} and bias {xp.shape(b)} for data {xp.shape(x)}")
+    width = xp.shape(w)[1] // 3
+    packed = add(xp, matmul(xp, x, w), b)
+    ends = ((0, width), (width, width + width), (width + width, width * 3))
+    q, k, v = (slice_(xp, packed, starts=(i,), ends=(j,), axes=(2,), steps=(1,)) for i, j in ends)
+    return attention(xp, q, k, v, mask, scale=scale, q_num_heads=num_heads, kv_num_heads=num_heads)
+
+
+@packed_attention.importer
+def _(call: Call) -> Node:
+    if call.outputs > 1 or any(call.arg(i) is not ABSENT for i in (3, 4, 6)) or call.arg(2) is ABSENT:
+        raise Unsupported("Attention of com.microsoft with a padding mask, a cache, several outputs or no bias")
+    if known := call.attrs.keys() - {"num_heads", "scale", "mask_filter_value"}:
+        raise Unsupported(f"Attention of com.microsoft with {', '.join(sorted(known))}")
+    attrs = {k: v for k, v in call.attrs.items() if k != "mask_filter_value" and not (k == "scale" and v == 0)}
+    return packed_attention.term(*call.args[:3], call.arg(5), **attrs)
+
+
+@packed_attention.exporter
+def _(node: Node, opset: int) -> Call:
+    attrs = _scaled(node)
+    bias = (ABSENT, ABSENT, node.args[3]) if len(node.args) > 3 else ()
+    return Call("Attention", (*node.args[:3], *bias), attrs, opset, "com.microsoft")
+
+
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", num_heads=2)
+packed_attention.example("float32[1,5,6]", "float32[6,12]", "float32[12]", num_heads=2, scale=0.5)
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", "float32[2,2,3,3]", num_heads=2)
+packed_attention.example("float32[2,3,4]", "float32[4,12]", "float32[12]", "float32[1,1,3,3]", num_heads=2, scale=0.7)
+multi_head_attention.example("float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", num_heads=2)
+multi_head_attention.example("float32[2,3,6]", "float32[2,3,6]", "float32[2,3,6]", num_heads=2)
+multi_head_attention.example("float32[1,5,4]", "float32[1,5,4]", "float32[1,5,4]", num_heads=2, scale=0.5)
+multi_head_attention.example("float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", num_heads=4, unidirectional=1)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", num_heads=2, scale=0.7
+)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,4]", None, "float32[2,2,3,5]", num_heads=2
+)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,5,8]", "float32[2,5,8]", "float32[24]", "float32[1,1,3,5]", num_heads=2
+)
+
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", "float32[24]", "float32[1,1,3,3]", num_heads=2, scale=0.5
+)
+multi_head_attention.example(
+    "float32[2,3,8]", "float32[2,3,8]", "float32[2,3,8]", None, "float32[2,2,3,3]", num_heads=2, scale=0.5
+)
+add.example("float32[2,3,8]", "float32[8]")
+matmul.example("float32[2,3,8]", "float32[8,8]")
+
+multi_head_attention.laws("""
+    reshape(transpose(matmul(softmax(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, 1, \
+            3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
+            and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] \
+            and dtype(q) in ("float32", "float16")
+    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), m), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
+            1, 3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] \
+            == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] \
+            and u[0] == s[0] and dtype(q) in ("float32", "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and \
+            shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
+    reshape(transpose(matmul(softmax(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+            mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
+            1, 3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
+            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] \
+            and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", "float16")
+    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+            mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3), transpose(reshape(v, shape=u), perm=(0, \
+            2, 1, 3))), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == \
+            rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] \
+            == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", \
+            "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, \
+            s[2])
+    multi_head_attention(add(q, b), add(k, c), add(v, d), None, m, **a) \
+        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), m, **a) \
+        where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) and \
+            is_weight(c) and is_weight(d)
+    multi_head_attention(add(q, b), add(k, c), add(v, d), **a) \
+        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), **a) \
+        where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) and \
+            is_weight(c) and is_weight(d)
+    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, m, unidirectional=0, **a) \
+        == packed_attention(x, concat(u, v, w, axis=1), b, m, **a) \
+        where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
+            shape(u) == shape(v) == shape(w)
+    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, unidirectional=0, **a) \
+        == packed_attention(x, concat(u, v, w, axis=1), b, **a) \
+        where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
+            shape(u) == shape(v) == shape(w)
+
+    # scores plus mask are finite reals, so the softmax is a number; the fused kernels add the mask in single precision
+    reshape(transpose(matmul(where(isnan(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), m), axis=3)), z, \
+            softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), transpose(reshape(k, shape=t), \
+            perm=(0, 2, 3, 1))), c), m), axis=3)), transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))), perm=(0, 2, 1, 3)), \
+            shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] \
+            == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] \
+            and u[0] == s[0] and dtype(q) in ("float32", "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and \
+            shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
+    given q: (b, x, 2*d), k: (b, y, 2*d), v: (b, y, 2*i), m: (1, 1, x, y), z: (), c: () | s: (b, x, 2, d), t: (b, y, \
+            2, d), u: (b, y, 2, i), o: (b, x, 2*i)
+    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            c), mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3)), z, \
+            softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), mul(transpose(reshape(k, shape=t), \
+            perm=(0, 2, 3, 1)), d)), m), axis=3)), transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))), perm=(0, 2, 1, 3)), \
+            shape=o) \
+        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == \
+            rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] \
+            == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", \
+            "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, \
+            s[2])
+    given q: (b, x, 2*j), k: (b, y, 2*j), v: (b, y, 2*i), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2, j), t: \
+            (b, y, 2, j), u: (b, y, 2, i), o: (b, x, 2*i)
+
+    # the same with fewer key and value heads, each repeated (GQA)
+    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
+            shape=f), shape=h), perm=(0, 2, 1)), shape=g)), c), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, \
+            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
+            and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] == u[0] and t[3] == s[3] and t[2] == u[2] and f == \
+            (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] \
+            and r == (u[0], s[2], u[1], u[3]) and dtype(q) in ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == \
+            (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], \
+            t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: () | s: (b, x, 2*n, d), t: (b, y, n, \
+            d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: (b, 2*n, y, \
+            d), o: (b, x, 2*n*d)
+    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+            mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
+            shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, \
+            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
+            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
+            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
+            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
+            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
+            0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: (), d: () | s: (b, x, 2*n, d), t: \
+            (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: \
+            (b, 2*n, y, d), o: (b, x, 2*n*d)
+    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), shape=f), \
+            shape=h), perm=(0, 1, 3, 2))), c), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, \
+            2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c)) \
+        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
+            and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] == u[0] and t[3] == s[3] and t[2] == u[2] and f == \
+            (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] \
+            and r == (u[0], s[2], u[1], u[3]) and dtype(q) in ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == \
+            (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], \
+            t[1], t[3])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: () | s: (b, x, 2*n, d), t: (b, y, n, \
+            d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: (b, x, \
+            2*n*d)
+    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+            mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), shape=f), \
+            shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, \
+            2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
+            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
+            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
+            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
+            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
+            0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], t[1], t[3])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: (), d: () | s: (b, x, 2*n, d), t: \
+            (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: \
+            (b, x, 2*n*d)
+""")

@@ -1,0 +1,121 @@
+"""Measuring small models: functions of bytes, so that any `concurrent.futures` executor can run them on the machine they are for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from taso_mirage.ir import Graph, Tensor, variable
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io.files import node_count
+from taso_mirage.ops import get
+from taso_mirage.optimize.session import SETTLED, Arrays, RunFailed, Session, device, first_line, optimized, version
+from taso_mirage.optimize.target import Target
+
+CHAIN = 20
+LEAST, MOST, SECONDS = 7, 200, 0.02
+"""Runs of one measurement: at least, at most, and how long."""
+BLOCK = 3
+"""Runs in a row of one of several models: more would only see the drift that they are to share."""
+
+
+def seconds(content: bytes, target: Target, seed: int = 1) -> float:
+    """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less what a run costs anyway."""
+    return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
+
+
+def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1) -> list[float]:
+    """Seconds of several small models with the same inputs, run in turn, so that a drift of the machine meets all alike."""
+    runs = [_runner(content, target, seed) for content in contents]
+    times: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + budget
+    while len(times[0]) < LEAST or (time.perf_counter() < end and len(times[0]) < MOST):
+        for run, taken in zip(runs, times, strict=True):
+            _settle(run)
+            taken += [run() for _ in range(BLOCK)]
+    return [float(np.percentile(t, 25)) for t in times]
+
+
+def kernels(content: bytes, target: Target) -> int:
+    """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "optimized.onnx")
+        optimized(content, target, path)
+        return node_count(path)
+
+
+@cache
+def overhead(target: Target) -> float:
+    """A run of one tiny operator, less what each further one adds (that part belongs to the operator)."""
+    x = variable("x", Tensor("float32", (1,)))
+    one = chain = get("tanh").term(x)
+    for _ in range(CHAIN):
+        chain = get("tanh").term(chain)
+    alone, many = (_quiet(_runner(serialize(standalone(Graph((x,), (o,)), {"": 17})), target, 1)) for o in (one, chain))
+    return alone - max(many - alone, 0.0) / CHAIN
+
+
+def device_key(target: Target) -> str:
+    """The device and versions that a measurement on this machine holds for."""
+    return f"{target.name} | {device(target)} | onnxruntime {version()}"
+
+
+def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
+    session = Session(content, target)
+    feed = random_feed(session, seed)
+    run = session.prepared(feed) if target.gpu else _bound(session, feed)
+    run()
+    return run
+
+
+def _bound(session: Session, feed: Arrays) -> Callable[[], float]:
+    """Runs of a session on the CPU with inputs and outputs bound. A plain run takes a microsecond for each of them and copies
+    every output, which a term within a model does not; a small term would seem to cost several times what it does."""
+    inner = session._session
+    binding = inner.io_binding()
+    try:
+        for name, array in feed.items():
+            binding.bind_cpu_input(name, array)
+        for output in inner.get_outputs():
+            binding.bind_output(output.name)
+        inner.run_with_iobinding(binding)
+    except Exception as error:  # onnxruntime's errors share no base class of its own
+        raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+
+    def timed() -> float:
+        start = time.perf_counter()
+        inner.run_with_iobinding(binding)
+        return time.perf_counter() - start
+
+    timed.feed = feed  # type: ignore[attr-defined] # the binding has no reference of its own
+    return timed
+
+
+def _settle(run: Callable[[], float]) -> None:
+    """Warm up, at least until the threads of the session before no longer spin."""
+    end = time.perf_counter() + SETTLED
+    run()
+    while time.perf_counter() < end:
+        run()
+
+
+def random_feed(session: Session, seed: int) -> Arrays:
+    """Random inputs of the types that a model of fixed sizes asks for."""
+    from taso_mirage.model import random_array
+
+    rng = np.random.default_rng(seed)
+    return {name: random_array(variable(name, type), rng, {}) for name, type in session.inputs().items()}
+
+
+def _quiet(run: Callable[[], float]) -> float:
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(times) < LEAST or (time.perf_counter() < end and len(times) < MOST):
+        times.append(run())
+    return float(np.percentile(times, 25))

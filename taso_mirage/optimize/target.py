@@ -1,0 +1,40 @@
+"""Targets: where a model runs, and a roofline of that machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from taso_mirage.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An execution provider of ONNX Runtime with its options; seconds to start an operator, operations and bytes a second."""
+
+    name: str
+    provider: str
+    options: tuple[tuple[str, str], ...] = ()
+    launch: float = 3e-6
+    flops: float = 5e10
+    bandwidth: float = 1e10
+
+    @property
+    def channels_last(self) -> Target | None:
+        """The same with convolutions and pools in channels-last layout, where the provider can; ONNX has no word for it."""
+        return replace(self, options=(*self.options, ("prefer_nhwc", "1"))) if self.gpu else None
+
+    @property
+    def gpu(self) -> bool:
+        return self.provider == "CUDAExecutionProvider"
+
+
+CPU = Target("cpu", "CPUExecutionProvider")
+CUDA = Target("cuda", "CUDAExecutionProvider", (("use_tf32", "0"),), 2e-6, 3e13, 2e12)
+TARGETS = {t.name: t for t in (CPU, CUDA)}
+
+
+def target(name: str) -> Target:
+    """The target of this name."""
+    if name not in TARGETS:
+        raise InvalidOption(f"--target {name} is not known; the targets are: {', '.join(TARGETS)}")
+    return TARGETS[name]

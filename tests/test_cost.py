@@ -1,0 +1,246 @@
+"""The cost: settings measured on the runtime, what it runs as one, the cache, the fallback, and measuring somewhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import distributed
+import numpy as np
+import onnx_ir as ir
+import pytest
+from test_optimize import CONTEXT, F, model, w, x
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir import Node, Tensor, constant, variable
+from taso_mirage.ops import term
+from taso_mirage.optimize import measure
+from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.cost import Cost, Measured, Roofline, Setting
+from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.remote import executor
+
+
+class Here(Executor):
+    """Runs what is submitted at once, and counts it by name."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls.append(fn.__name__)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Elsewhere(Here):
+    """Answers from tables, by the operators of the model that is asked for; no clock is involved."""
+
+    def __init__(self, seconds: dict[str, float], kernels: dict[str, int]) -> None:
+        super().__init__()
+        self.tables: dict[str, Any] = {"seconds": seconds, "kernels": kernels}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls.append(fn.__name__)
+        done: Future[Any] = Future()
+        if fn.__name__ == "device_key":
+            done.set_result("elsewhere")
+        elif fn.__name__ == "in_turn":
+            done.set_result([1.0 / (1 + len(_operators(c))) for c in args[0]])
+        else:
+            done.set_result(self.tables[fn.__name__]["+".join(_operators(args[0]))])
+        return done
+
+
+def _operators(content: bytes) -> list[str]:
+    import onnx
+
+    return sorted({n.op_type for n in ir.from_proto(onnx.load_from_string(content)).graph})
+
+
+def measured(where: Executor | None = None, cache: CostCache | None = None) -> Measured:
+    return Measured(CONTEXT, cache or CostCache(None), where)
+
+
+def image(channels: int = 16, size: int = 32) -> Node:
+    return x(1, channels, size, size)
+
+
+def convolved(operand: Node, channels: int = 16) -> Node:
+    kernel = w(channels, int(operand.shape[1]), 3, 3)
+    return term("conv", operand, kernel, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_the_runtime_says_what_it_runs_as_one() -> None:
+    cost = measured()
+    conv, product = convolved(image()), term("matmul", x(64, 64), w(64, 64))
+    assert cost.joined(Setting(conv), term("relu", conv))
+    assert not cost.joined(Setting(product), term("softmax", product, axis=1))
+    assert not cost.joined(Setting(conv), term("max", conv, constant(np.full((16, 1, 1), 0.5, np.float32))))
+
+
+def test_a_setting_costs_what_its_term_adds_to_the_producers() -> None:
+    relu = term("relu", conv := convolved(image()))
+    where = Elsewhere({"Conv": 8e-6, "Relu": 3e-6, "Conv+Relu": 8.5e-6}, {"Conv": 1, "Relu": 1, "Conv+Relu": 1})
+    cost = Cost(measured(where))
+    assert cost((conv,)) == pytest.approx(8e-6)
+    assert cost.of(relu) == pytest.approx(3e-6)
+    assert cost((relu,)) == pytest.approx(8.5e-6)
+    assert cost((relu, conv)) == pytest.approx(11e-6)  # the convolution is an output: they are not run as one
+
+
+def test_a_convolution_and_its_activation_are_measured_cheaper_than_apart() -> None:
+    """The activation would read and write 33 MB once more; fused it moves nothing."""
+    conv = convolved(image(4, 1024), 8)
+    relu = term("relu", conv)
+    cost = Cost(measured())
+    assert cost((relu,)) < cost.of(conv) + cost.of(relu)
+
+
+def test_terms_that_are_not_joined_add_up() -> None:
+    first = term("matmul", x(64, 64), w(64, 64))
+    second = term("softmax", first, axis=1)
+    third = term("matmul", second, w(64, 64, name="v"))
+    cost = Cost(measured())
+    assert cost((third,)) == pytest.approx(sum(map(cost.of, (first, second, third))))
+    assert cost((first, third)) == pytest.approx(cost((third,)))
+
+
+def test_what_hangs_on_weights_costs_nothing_and_is_not_measured() -> None:
+    cost = measured()
+    assert Cost(cost)((term("tanh", w(512, 512)),)) == 0.0
+    assert cost.measured == 0
+
+
+# ---------------------------------------------------------------- what is asked for once
+
+
+def test_the_second_run_measures_nothing(tmp_path: Path) -> None:
+    outputs = (term("relu", term("matmul", x(8, 8), w(8, 8))),)
+    first = measured(cache=CostCache(tmp_path / "costs.sqlite"))
+    price = Cost(first)(outputs)
+    assert first.measured > 0
+    first.cache.close()
+    second = measured(cache=CostCache(tmp_path / "costs.sqlite"))
+    assert Cost(second)(outputs) == pytest.approx(price)
+    assert second.measured == 0
+
+
+def test_equal_terms_are_measured_once_whatever_their_names() -> None:
+    cost = measured()
+    a, b = (term("tanh", variable(n, Tensor(F, (4, 4)))) for n in "ab")
+    assert Cost(cost)((a,)) == Cost(cost)((b,))
+    assert cost.measured == 1
+
+
+def test_what_cannot_be_measured_is_estimated() -> None:
+    gelu = term("gelu", x(4, 4), approximate="none")
+    lacking = type(CONTEXT)({"": 17}, {})  # Gelu came with opset 20
+    cost = Measured(lacking, CostCache(None))
+    assert cost.seconds(Setting(gelu)) == Roofline(lacking).seconds(Setting(gelu)) > 0
+    assert not cost.joined(Setting(gelu), term("relu", gelu))
+
+
+# ---------------------------------------------------------------- states
+
+
+def _chain(count: int) -> Node:
+    """Sums that neither the runtime nor interning makes one of: each rounds an image of 16 MB."""
+    node = x(1, 64, 256, 256)
+    for _ in range(count):
+        node = term("tanh", node)
+    return node
+
+
+def test_of_equal_states_the_first_is_kept() -> None:
+    node = _chain(1)
+    assert measured().fastest([(node,), (node,), (node,)]) == 0
+
+
+def test_a_clearly_faster_state_is_chosen() -> None:
+    assert measured().fastest([(_chain(6),), (_chain(1),)]) == 1
+    assert measured().fastest([(_chain(1),), (_chain(6),)]) == 0
+
+
+def test_states_measured_once_are_not_measured_again() -> None:
+    where = Here()
+    cost = measured(where)
+    for _ in range(2):
+        cost.fastest([(term("tanh", x(4)),), (term("relu", x(4)),)])
+    assert where.calls.count("in_turn") == 1
+
+
+def test_states_that_cannot_be_run_leave_the_first() -> None:
+    gelu = term("gelu", x(4, 4), approximate="none")
+    assert Measured(type(CONTEXT)({"": 17}, {}), CostCache(None)).fastest([(gelu,), (x(4, 4),)]) == 0
+
+
+# ---------------------------------------------------------------- somewhere else
+
+
+def test_every_measurement_goes_through_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Elsewhere({"Relu": 2e-6, "Tanh": 3e-6, "Relu+Tanh": 5e-6}, {"Relu": 1, "Tanh": 1, "Relu+Tanh": 2})
+    for name in ("seconds", "kernels", "in_turn", "device_key"):
+        monkeypatch.setattr(measure, name, _named(name))
+    cost = measured(where)
+    outputs = (term("relu", term("tanh", x(4, 4))),)
+    assert Cost(cost)(outputs) == pytest.approx(5e-6)
+    assert cost.fastest([outputs, (term("tanh", x(4, 4)),)]) == 0  # the table says that fewer operators are slower
+    assert where.calls.count("device_key") == 1
+    assert len(where.calls) - where.calls.count("device_key") - where.calls.count("in_turn") == cost.measured
+
+
+def _named(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError(f"{name} ran here")
+
+    refuse.__name__ = name
+    return refuse
+
+
+def test_measurements_elsewhere_are_kept_apart(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path / "costs.sqlite")
+    here, there = measured(cache=cache), measured(Elsewhere({"Tanh": 1.0}, {}), cache)
+    tanh = Setting(term("tanh", x(4)))
+    assert here.seconds(tanh) < 0.5
+    assert there.seconds(tanh) == 1.0
+
+
+QUIET = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+
+
+@pytest.mark.parametrize("resources", [None, {"device": 1}])
+def test_terms_are_measured_by_the_workers_of_a_scheduler(resources: dict[str, int] | None, tmp_path: Path) -> None:
+    a = x(8, 64)
+    outputs = tuple(term("relu", term("matmul", a, w(64, 64, name=n))) for n in "qk")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, resources=resources, **QUIET) as cluster:
+        config = Config(scheduler=cluster.scheduler_address, cache=tmp_path / "costs.sqlite", seconds=0.2, budget=20)
+        result = optimize(model((a,), outputs), config)
+        with distributed.Client(cluster) as client:
+            tasks = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.task_prefixes))
+    assert tasks > 0
+    assert result.differences == () or all(d.passed for d in result.differences)
+
+
+def test_a_scheduler_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InvalidOption, match="start one with"), executor("nothing://here"):
+        pass
+
+
+def test_a_scheduler_without_workers_is_an_error() -> None:
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, **QUIET) as cluster,
+        pytest.raises(InvalidOption, match="no workers"),
+        executor(cluster.scheduler_address),
+    ):
+        pass

@@ -1,0 +1,419 @@
+"""Changes, their explanation, and the page: what was rewritten where, by what proof, and nothing from a model unescaped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from taso_mirage.dims import symbol
+from taso_mirage.drawing import draw_graph
+from taso_mirage.equation import Equation
+from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.model import Array, Model, random_array
+from taso_mirage.onnx_io import from_ir, load, to_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import interpret, term
+from taso_mirage.optimize import html
+from taso_mirage.optimize.changes import FOLDING, Change, changes
+from taso_mirage.optimize.explanations import Explanation, as_lines, at_sizes, measured_seconds, statement
+from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
+from taso_mirage.optimize.steps import Step
+from taso_mirage.text import parse_equation, show_graph
+
+MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def x(*shape: Any, name: str = "x") -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def w(*shape: int, name: str = "w") -> Node:
+    return weight(name, Tensor("float32", shape))
+
+
+def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Model:
+    rng = np.random.default_rng(0)
+    leaves = [n for n in topological(outputs) if n.op == "weight"]
+    weights = {n.attr("name"): Array(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
+    return from_ir(to_ir(standalone(Graph(inputs, outputs), {"": 20}, weights)))
+
+
+def named(*texts: str) -> dict[str, Equation]:
+    return {name: parse_equation(text, name) for name, _, text in (t.partition(": ") for t in texts)}
+
+
+# ---------------------------------------------------------------- changes
+
+
+TWICE = named("twice: relu(relu(x)) == relu(x)")
+RELU = Graph((x(2, 3, name="x1"),), (term("relu", x(2, 3, name="x1")),))
+
+
+def test_equal_rewrites_are_one_change_of_several_places() -> None:
+    a, b = x(2, 3), x(2, 3, name="y")
+    olds = tuple(term("relu", term("relu", n)) for n in (a, b))
+    made = model((a, b), olds)
+    steps = [Step(("twice",), (old,), (old.args[0],)) for old in olds]
+    (found,) = changes(made, steps, TWICE)
+    assert (found.after, found.count, found.places) == (RELU, 2, ("output_0", "output_1"))
+    assert found.before.outputs == (term("relu", RELU.outputs[0]),)
+
+
+def test_the_context_of_a_rewrite_is_no_part_of_it() -> None:
+    """Three terms stand above the rewrite, one of them with the rewrite's own operator."""
+    a, b = x(2, 3), x(2, 3, name="y")
+    old, new = (term("tanh", term("relu", term("add", n, b))) for n in (term("relu", term("relu", a)), term("relu", a)))
+    (found,) = changes(model((a, b), (old,)), [Step(("twice",), (old,), (new,))], TWICE)
+    assert (found.after, found.before.outputs) == (RELU, (term("relu", RELU.outputs[0]),))
+
+
+def test_an_operand_that_is_dropped_is_cut_off() -> None:
+    """The second operand of the concat is a long chain that the rewrite only drops; the match says that it is one operand."""
+    a, b = x(2, 3), x(2, 3, name="y")
+    chain = b
+    for _ in range(5):
+        chain = term("tanh", chain)
+    old = term("item", term("split", term("concat", a, chain, axis=0), axis=0, split=(2, 2)), index=0)
+    equation = named(
+        "part: item(split(concat(x, y, axis=i), axis=i, split=s), index=0) == x where s[0] == dim(x, i) and len(s) == 2"
+    )
+    (found,) = changes(model((a, b), (old,)), [Step(("part",), (old,), (a,))], equation)
+    assert found.after.outputs == (x(2, 3, name="x1"),)
+    assert len(found.before.inputs) == 2
+    assert [n.op for n in found.before if n.args] == ["concat", "split", "item"]
+
+
+def test_steps_that_follow_at_one_place_are_one_change() -> None:
+    a = x(2, 3)
+    first, second, third = term("neg", term("neg", term("relu", a))), term("relu", a), term("max", a, term("neg", a))
+    equations = named("double: neg(neg(x)) == x", "odd: relu(x) == max(x, neg(x))")
+    steps = [Step(("double",), (first,), (second,), 7), Step(("odd",), (second,), (third,), 7)]
+    (found,) = changes(model((a,), (first,)), steps, equations)
+    assert found.equations == ("double", "odd")
+    assert [n.op for n in found.after if n.args] == ["neg", "max"]
+
+
+def test_several_outputs_are_one_change_and_folded_weights_are_one_each() -> None:
+    a = x(2, 3)
+    u, v = w(3, 4, name="u"), w(3, 4, name="v")
+    olds = (term("matmul", a, u), term("matmul", a, v))
+    both = term("split", term("matmul", a, term("concat", u, v, axis=1)), axis=1, split=(4, 4))
+    news = tuple(term("item", both, index=i) for i in (0, 1))
+    p = w(4, 4, name="p")  # the terms above have the rewrite's own operator
+    tops, above = (tuple(term("matmul", term("tanh", n), p) for n in side) for side in (olds, news))
+    made = model((a,), tops)
+    sums = (term("add", u, v), term("add", v, u))
+    steps = [
+        Step(("joint",), tops, above),
+        Step((FOLDING,), sums, (w(3, 4, name="f"), w(3, 4, name="g"))),
+    ]
+    equations = named(
+        "joint: (matmul(x, u), matmul(x, v)) == (item(split(matmul(x, concat(u, v, axis=1)), axis=1, "
+        "split=(dim(u, 1), dim(v, 1))), index=0), item(split(matmul(x, concat(u, v, axis=1)), axis=1, "
+        "split=(dim(u, 1), dim(v, 1))), index=1))"
+    )
+    joint, folded = changes(made, steps, equations)
+    assert [n.op for n in joint.before if n.args] == ["matmul", "matmul"]
+    assert [n.op for n in joint.after.outputs] == ["item", "item"]
+    assert (folded.count, folded.equations) == (2, (FOLDING,))
+    assert folded.places == ("near u", "near v")
+
+
+@pytest.mark.parametrize("name", ["bert", "inception_v3"])
+def test_both_sides_of_every_change_compute_the_same(name: str, tmp_path: Path) -> None:
+    """On the real thing: whatever was cut out, over free operands, is an equality in float64."""
+    import models
+
+    onnx.save(models.build(name, **({"dynamic": True} if name == "bert" else {})), tmp_path / "m.onnx")
+    result = optimize(load(tmp_path / "m.onnx"), Config(budget=5, measure=False))
+    found = changes(result.original, result.steps, {e.name: e for e in rules()})
+    compared = [c for c in found if c.equations != (FOLDING,)]
+    assert len(compared) >= 5
+    assert max(c.count for c in found) >= 2
+    assert len(result.steps) >= sum(c.count for c in compared)
+    for change in compared:
+        assert_equal(change, result.original.sizes)
+
+
+def assert_equal(change: Change, sizes: dict[str, int]) -> None:
+    rng = np.random.default_rng(3)
+    sides = [at_sizes(side, sizes) for side in (change.before, change.after)]
+    leaves = dict.fromkeys(n for side in sides for n in (*side, *side.inputs) if n.op in ("input", "weight"))
+    # batch normalization's variances are among the weights: none may be negative
+    values = {
+        n: EXACT.load(np.abs(random_array(n, rng, {})) if n.dtype != "bool" else random_array(n, rng, {}))
+        for n in leaves
+    }
+    old, new = ([interpret(s.outputs, EXACT, values)[o] for o in s.outputs] for s in sides)
+    for a, b in zip(old, new, strict=True):
+        np.testing.assert_allclose(
+            a, b, rtol=1e-6, atol=1e-9, err_msg=f"{change.equations}\n{show_graph(change.before)}"
+        )
+
+
+# ---------------------------------------------------------------- explanations
+
+
+@pytest.fixture(scope="session")
+def mini() -> Result:
+    return optimize(load(MINI), Config(budget=5, measure=False))
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What `optimize --no-measure --explain --report --json` prints, and the page."""
+    folder = tmp_path_factory.mktemp("report")
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), "-o", str(folder / "out.onnx")]
+    options = ["--no-measure", "--explain", "--json", "--report", str(folder / "out.html")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in folder.iterdir()) == ["out.html", "out.onnx"]
+    return json.loads(done.stdout), folder / "out.html"
+
+
+def test_explain_as_json(written: tuple[dict[str, Any], Path]) -> None:
+    found = written[0]["changes"]
+    assert 7 in [each["count"] for each in found]  # one a layer
+    assert all(each["count"] == len(each["places"]) for each in found)
+    assert all(e["equation"] and e["evidence"] for each in found for e in each["equations"])
+    assert any("every size" in e["evidence"] for each in found for e in each["equations"])
+    gains = [each["count"] * (each["predicted"]["before"] - each["predicted"]["after"]) for each in found]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 0
+    assert all(each["measured"] is None for each in found)
+    assert all(each["before"].startswith("def graph(") for each in found)
+
+
+def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
+    graph = Graph(RELU.inputs, (term("relu", RELU.outputs[0]),))
+    change = Change(("relu.0", "relu.0"), graph, RELU, ("a", "b", ""))
+    lines = list(as_lines([Explanation(change, (3e-6, 1e-6), (2e-6, 1e-6)), Explanation(change, (1e-6, 1e-6), None)]))
+    assert lines[0] == "2 distinct changes at 6 places, the largest predicted gain first"
+    assert lines[2:5] == [
+        "1. 3 x relu -> nothing",
+        "   at a, b and 1 more",
+        "   predicted 3 us -> 1 us a place, 6 us won in all; measured alone 2 us -> 1 us, 2.00 times as fast",
+    ]
+    assert sum("relu.0" in line for line in lines) == 2
+    assert "   by relu.0 (above)" in lines
+
+
+def test_statements_name_their_evidence() -> None:
+    assert "op_specs/activations.py" in statement("relu.0").evidence
+    assert "computed ahead" in statement(FOLDING).evidence
+    generated = next(r for r in rules() if r.evidence == "library" and r.reverse() is not None)
+    assert "typings" in statement(generated.name).evidence
+    backward = statement(f"{generated.name}~")
+    assert backward.text == " == ".join(reversed(statement(generated.name).text.split(" == ")))
+    assert "right to left" in backward.evidence
+    assert statement("no.such.equation").text == ""
+
+
+def test_a_change_is_measured_at_the_sizes_of_the_model(mini: Result) -> None:
+    a, n = x(symbol("n"), 3, name="x1"), weight("w1", Tensor("float32", (3, 3)))
+    before = Graph((a,), (term("relu", term("relu", term("matmul", a, n))),))
+    after = Graph((a,), (term("relu", term("matmul", a, n)),))
+    result = replace(mini, original=replace(mini.original, sizes={"n": 4}))
+    found = measured_seconds(Change(("twice",), before, after, ("",)), result)
+    assert found is not None
+    assert min(found) > 0
+    unknown = Graph((), (term("concat", n, n, axis=0),))
+    assert measured_seconds(Change((FOLDING,), unknown, unknown, ("",)), result) is None
+    no_type = Graph(
+        (variable("s", Tensor("string", (1,))),), (term("identity", variable("s", Tensor("string", (1,)))),)
+    )
+    assert measured_seconds(Change(("x",), no_type, no_type, ("",)), result) is None
+
+
+# ---------------------------------------------------------------- the page
+
+
+class Page(HTMLParser):
+    """Tags that do not close, ids, links, and what would leave the page."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        assert len(set(self.ids)) == len(self.ids)
+        assert {link[1:] for link in self.links} <= set(self.ids)
+        assert not {"script", "link", "img", "iframe", "object", "base"} & set(self.tags)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name not in ("src", "srcset", "xlink:href", "action")
+            if name == "id":
+                self.ids.append(value or "")
+            if name == "href":
+                assert value is not None
+                assert value.startswith("#")
+                self.links.append(value)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any], Path]) -> None:
+    found, path = written
+    content = path.read_text()
+    page = Page(content)
+    text = " ".join(" ".join(page.text).split())
+    assert not re.search(r"https?:|@import|url\((?!#arrow)", content)
+    assert page.tags.count("details") == len(found["changes"])
+    assert page.tags.count("figure") == 2 * len(found["changes"])
+    for section in ("Time", "What changed", "Equations", "Operators", "Check", "Search", "To repeat it"):
+        assert f"<h2>{section}</h2>" in content
+    for name in found["equations"]:
+        assert name in text
+    for row in found["check"]:
+        assert row["case"] in text
+        assert f"{row['bound']:.3g}" in text
+    assert f"taso-mirage optimize {MINI}" in text
+    assert "onnxruntime" in text
+    assert found["changes"][0]["places"][0] in text
+    for equation in found["changes"][0]["equations"]:
+        assert " ".join(equation["equation"].split()) in text
+        assert equation["evidence"] in text
+
+
+def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('1')</script>&\""
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["<b>", 8]) for n in (evil, f"{evil}y")]
+    nodes = [helper.make_node("Relu", [evil], [f"{evil}a"]), helper.make_node("Relu", [f"{evil}a"], [f"{evil}y"])]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:])
+    path = tmp_path / "a<i>&.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(path), "-o", str(tmp_path / "o.onnx")]
+    options = ["--no-measure", "--report", str(tmp_path / "o.html")]
+    subprocess.run([*command, *options], capture_output=True, check=True, timeout=120)
+    content = (tmp_path / "o.html").read_text()
+    page = Page(content)
+    assert {"b", "i", "script"}.isdisjoint(page.tags)
+    assert f"{evil}y" in "".join(page.text)
+
+
+def test_a_kept_model_has_a_page_too(mini: Result) -> None:
+    kept = replace(mini, steps=(), changed=False, model=mini.original, differences=(), notes=("no equation <applies>",))
+    content = html.page(kept, [], Path("m.onnx"), [], ["taso-mirage"], {})
+    assert "kept as it was" in "".join(Page(content).text)
+    assert "no equation &lt;applies&gt;" in content
+
+
+def many(count: int) -> list[Explanation]:
+    """Distinct changes, the last one too large to be drawn."""
+    made = []
+    for i in range(1, count + 1):
+        a = x(i, 3, name="x1")
+        old = term("relu", a)
+        for _ in range(60 if i == count else 3):
+            old = term("tanh", old)
+        change = Change((f"law.{i}",), Graph((a,), (old,)), Graph((a,), (term("relu", a),)), tuple("abc") * 50)
+        made.append(Explanation(change, (1e-3, 1e-4), None))
+    return made
+
+
+def test_three_hundred_changes_are_folded_and_capped(mini: Result) -> None:
+    content = html.page(mini, many(300), Path("m.onnx"), [], ["taso-mirage"], {})
+    page = Page(content)
+    assert page.tags.count("details") == 300
+    assert content.count('<details class="change" open>') == html.OPEN
+    assert page.tags.count("svg") == 2 * 300 - 1 + 2  # all but one are drawn; the arrow and the bars
+    assert "and 138 more" in content
+    assert len(content) < 3_000_000
+
+
+def test_the_report_is_refused_before_the_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), "-o", str(tmp_path / "o.onnx")]
+    done = subprocess.run([*command, "--report", str(tmp_path / "no" / "o.html")], capture_output=True, text=True)
+    assert done.returncode == 4
+    assert "does not exist" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_graphs_are_drawn_for_a_page() -> None:
+    a = variable("<x>", Tensor("float32", (2, 3)))
+    text = draw_graph(Graph((a,), (term("add", term("relu", a), w(3)),)), 'the "label"')
+    assert "xmlns" not in text
+    assert "<marker" not in text
+    assert "&lt;x&gt; [2, 3]" in text
+    assert "w [3]" in text
+    assert 'aria-label="the &quot;label&quot;"' in text
+    for kind in ("operator", "operand", "weight", "output"):
+        assert f'class="{kind}"' in text
+
+
+# ---------------------------------------------------------------- a browser
+
+
+def chromium(path: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    size = ["--window-size=1200,1600", "--enable-logging=stderr"]
+    command = [CHROMIUM, *fixed, *size, *options, path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on this machine")
+def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    done = chromium(written[1], tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
+    assert "<h2>To repeat it</h2>" in done.stdout
+    assert "CONSOLE" not in done.stderr
+    shot = (tmp_path / "shot.png").read_bytes()
+    assert values_of(shot) > 100
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on this machine")
+def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """What the test above relies on: an error of the page is printed, the page allows no script, and a blank picture is seen."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(written[1].read_text().replace("<main>", "<script>document.title = 'owned'</script><main hidden>"))
+    done = chromium(bad, tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
+    assert "CONSOLE" in done.stderr
+    assert "<title>owned" not in done.stdout
+    assert values_of((tmp_path / "shot.png").read_bytes()) < 20
+
+
+def values_of(png: bytes) -> int:
+    """How many different bytes the rows of a picture have (as they are filtered: rows of one colour are zeros)."""
+    data, at = b"", 8
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += 12 + length
+    return len(set(zlib.decompress(data)))
