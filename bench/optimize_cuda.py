@@ -10,6 +10,7 @@ is the original with the provider's option prefer_nhwc: a peer that costs its us
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import sys
@@ -24,6 +25,7 @@ import onnx_ir as ir
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -87,10 +89,8 @@ def timed(model: Model, result: Result, seconds: float) -> dict[str, Any]:
     last = CUDA.channels_last
     assert last is not None
     sessions = [runtime.opened(model, CUDA, source=True)]
-    try:
+    with contextlib.suppress(TasoMirageError):
         sessions.append(runtime.opened(model, last, source=True))
-    except TasoMirageError:
-        pass
     sessions.append(runtime.opened(result.model, result.target, source=not result.steps))
     times = runtime.interleaved(sessions, random_inputs(model, 0), seconds)
     quiet = [float(np.percentile(t, 25)) * 1e6 for t in times]
@@ -140,6 +140,15 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
                     yield name, dtype, batch
 
 
+def kept(path: Path, device: str, versions: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows of an earlier run on the same device with the same versions."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    same = (found["device"], found["versions"]) == (device, versions)
+    return list(found["rows"]) if same else []
+
+
 def show(r: dict[str, Any]) -> None:
     others = ", ".join(f"{k} {v:.0f}" for k, v in r["baselines"].items())
     print(
@@ -158,6 +167,9 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=30.0, help="search of each model")
+    parser.add_argument(
+        "--append", action="store_true", help="keep the other rows of the file, if they are of this device"
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     device = runtime.device(CUDA)
@@ -165,15 +177,16 @@ def main() -> None:
         options.output
         or ROOT / "bench" / "results" / f"optimize_cuda-{device.split()[1] if ' ' in device else device}.json"
     )
-    rows: list[dict[str, Any]] = []
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    rows = kept(path, device, versions) if options.append else []
     for case in cases(options):
         try:
-            rows.append(row(*case, options))
+            found = row(*case, options)
+            rows = [r for r in rows if r["case"] != found["case"]] + [found]
         except Exception as error:
             print(f"{case}: {type(error).__name__}: {error}", flush=True)
             continue
         show(rows[-1])
-        versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
         found = {"bench": "optimize_cuda", "device": device, "versions": versions, "unit": "us", "rows": rows}
         path.write_text(json.dumps(found, indent=1) + "\n")
         gc.collect()

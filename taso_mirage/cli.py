@@ -79,6 +79,12 @@ def optimize(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure operators and models, or estimate by a roofline.")
     ] = True,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Measure operators on the workers of this Dask scheduler (tcp://host:8786)."
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say of every change where, how much it wins, and what proves it.")
     ] = False,
@@ -97,6 +103,8 @@ def optimize(
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
+    if scheduler is not None and not measure:
+        raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)
     path = output or model.with_name(f"{model.stem}.optimized.onnx")
     for file in (path, page):
@@ -111,6 +119,7 @@ def optimize(
         target=named(target),
         portable=portable,
         strategy=strategy,
+        scheduler=scheduler,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = run(loaded, config, stages, stop)

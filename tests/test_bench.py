@@ -1,14 +1,77 @@
-"""The README's tables are those of the committed results."""
+"""The README's tables are those of the committed results, and the benchmark of the optimizer counts only right results."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_optimize", ROOT / "bench" / "optimize.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_readme_tables_are_generated_from_the_results() -> None:
     done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, "run `python bench/tables.py`"
+
+
+def doubled(content: bytes) -> bytes:
+    """The model with all its matrices doubled."""
+    model = onnx.load_from_string(content)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 2:
+            tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), tensor.name))
+    return model.SerializeToString()
+
+
+def failing(content: bytes) -> bytes:
+    raise ValueError("no such operator\nand more")
+
+
+def test_a_wrong_or_failing_peer_has_a_note_and_no_session(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (ROOT / "models" / "mini_transformer.onnx").read_bytes()
+    model = bench.from_ir(ir.from_proto(onnx.load_from_string(content)))
+    prepared = list(bench.cases(model, bench.runtime.Session(content), {}))
+    monkeypatch.setattr(bench, "PEERS", {"same": lambda c: c, "wrong": doubled, "failing": failing})
+    notes: list[str] = []
+    assert list(bench.peers(content, model, prepared, notes)) == ["same"]
+    assert notes[0].startswith("wrong is wrong: output 'last_hidden_state' on random inputs 1: error ")
+    assert notes[1] == "failing failed: ValueError: no such operator"
+
+
+def test_ratios_are_those_of_lower_quartiles_and_of_medians(bench: ModuleType) -> None:
+    found = bench.figures({"onnxruntime": [4.0, 4.0, 8.0], "onnxslim": [3.0, 3.0, 9.0], "ours": [2.0, 4.0, 4.0]})
+    assert (found["ratio"], found["median_ratio"]) == (round(4 / 3, 4), 1.0)
+    assert (found["best_peer"], found["ratio_best_peer"], found["median_ratio_best_peer"]) == ("onnxslim", 1.0, 0.75)
+    assert found["quartiles"] == [1.5, 2.0]
+    assert found["ours"] == 3e6
+
+
+def test_a_model_that_was_kept_has_ratio_one_to_itself(bench: ModuleType) -> None:
+    found = bench.figures({"onnxruntime": [4.0, 5.0], "onnxsim": [2.0, 2.0]})
+    assert (found["ratio"], found["spread"], found["ratio_best_peer"]) == (1.0, 0.0, round(2 / 4.25, 4))
+
+
+def test_shares_of_the_profile_name_the_operators(bench: ModuleType) -> None:
+    content = (ROOT / "models" / "mini_transformer.onnx").read_bytes()
+    model = bench.from_ir(ir.from_proto(onnx.load_from_string(content)))
+    shares = bench.shares(content, bench.random_inputs(model, 0))
+    assert "MatMul" in shares
+    assert 0.5 < np.sum(list(shares.values())) < 1.01

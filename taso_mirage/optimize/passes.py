@@ -226,7 +226,8 @@ def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tupl
     for node in order:
         if node in done:
             continue
-        ready = (a for a in waiting.get(node, ()) if _ready(a, done) and _smaller(a, uses, context))
+        found = waiting.get(node, ())
+        ready = (a for a in found if _ready(a, done) and _wanted(a.found, uses) and _smaller(a, uses, context))
         first = next(ready, None)
         if first is None:
             done[node] = with_args(node, tuple(done[a] for a in node.args))
@@ -241,6 +242,12 @@ def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
     """Whether all that was matched stands before the place in the walk, and none of the outputs is made yet."""
     found = application.found
     return all(o not in done for o in found.outputs) and all(n in done or is_weight(n) for n in found.operands.values())
+
+
+def _wanted(found: Match, uses: Mapping[Node, int]) -> bool:
+    """Whether every output is used outside of what was matched: else an equation with fewer outputs does it."""
+    inside = topological(found.outputs, stop=set(found.operands.values()))
+    return all(uses[o] > sum(o in n.args for n in inside) for o in found.outputs)
 
 
 def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Executor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from taso_mirage.equation import Equation, Rules, work_terms
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.model import Model, Weight, random_inputs
+from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.cache import CostCache, cache_path
@@ -44,7 +46,8 @@ KEEP_BELOW = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The options of `optimize`. `shapes` fixes named sizes, `inputs` are the user's own for the check and the timing."""
+    """The options of `optimize`. `shapes` fixes named sizes, `inputs` are the user's own for the check and the timing; `scheduler`
+    is the address of a Dask scheduler whose workers measure operators (whole models are measured here)."""
 
     budget: float = 60.0
     alpha: float = 1.05
@@ -57,6 +60,7 @@ class Config:
     target: Target = CPU
     strategy: str = "best-first"
     portable: bool = False
+    scheduler: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +137,17 @@ def optimize(
     model: Model, config: Config, progress: Progress = lambda stage, done, total: None, stop: Stop | None = None
 ) -> Result:
     """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""
-    job = _Job(model, config, progress, stop or Stop())
-    with closing(job.cache):
-        return job.run()
+    there = config.scheduler if config.measure else None
+    with remote.executor(there, config.target) if there is not None else nullcontext() as executor:
+        job = _Job(model, config, progress, stop or Stop(), executor)
+        with closing(job.cache):
+            return job.run()
 
 
 class _Job:
-    def __init__(self, model: Model, config: Config, progress: Progress, stop: Stop) -> None:
+    def __init__(
+        self, model: Model, config: Config, progress: Progress, stop: Stop, executor: Executor | None = None
+    ) -> None:
         self.config, self.progress, self.stop = config, progress, stop
         self.sizes = representative(model, config)
         self.model = replace(model, sizes=self.sizes)
@@ -148,7 +156,7 @@ class _Job:
         self.cache = CostCache(config.cache or cache_path()) if config.measure else CostCache(None)
         asked = Context(opsets, self.sizes, target=self.target)
         self.context = replace(asked, available=Available(model.nodes(), asked, self.cache))
-        self.measured = Measured(self.context, self.cache) if config.measure else None
+        self.measured = Measured(self.context, self.cache, executor) if config.measure else None
         self.cost = Cost(self.measured or Roofline(self.context))
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,11 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
         "model": str(source),
         "written": [str(p) for p in written],
         "changed": result.changed,
+        "target": {
+            "name": result.target.name,
+            "provider": result.target.provider,
+            "options": dict(result.target.options),
+        },
         "nodes": {"before": result.terms_before, "after": result.terms_after},
         "cost": {"before": result.cost_before, "after": result.cost_after},
         "time": None
@@ -84,7 +90,7 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
             {
                 "case": d.case,
                 "output": d.output,
-                "error": d.error,
+                "error": d.error if math.isfinite(d.error) else None,
                 "own_error": d.own,
                 "bound": d.bound,
                 "passed": d.passed,
@@ -122,6 +128,11 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
     if not result.changed:
         console.print("The original's graph was kept.", highlight=False)
+    if result.target.gpu:
+        options = {**dict(result.target.options), "enable_cuda_graph": "1"}
+        console.print(
+            f"measured with providers=[({result.target.provider!r}, {options})]", highlight=False, markup=False
+        )
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
 
 

@@ -122,8 +122,8 @@ def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Call
 
 
 def _group(spot: Spot) -> int:
-    """What the shapes ask for."""
-    if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes) < 2:
+    """What the shapes of data and kernel ask for."""
+    if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes[:2]) < 2:
         return 1
     groups, rest = divmod(spot.shapes[0][1], max(spot.shapes[1][1], 1))
     return max(groups, 1) if rest == 0 else 1

@@ -1,0 +1,157 @@
+"""Fusions into the runtime's own operators that one-output passes cannot make: sums that live on, shared heads, angles in weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from taso_mirage.equation import work_terms
+from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
+from taso_mirage.model import Array, Model
+from taso_mirage.onnx_io import from_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io.write import to_ir
+from taso_mirage.ops import term
+from taso_mirage.optimize.passes import Context, joint, merge, simplify, stages
+from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
+from taso_mirage.optimize.weights import split_halves
+from taso_mirage.verify.fingerprint import Agreed, fingerprint
+
+OPSETS = {"": 20, "com.microsoft": 1}
+CONTEXT = Context(OPSETS, {})
+
+
+def x(*shape: int, name: str = "x", dtype: str = "float32") -> Node:
+    return variable(name, Tensor(dtype, shape))
+
+
+def w(*shape: int, name: str = "w") -> Node:
+    return weight(name, Tensor("float32", shape))
+
+
+def ops(outputs: tuple[Node, ...]) -> list[str]:
+    return sorted(n.op for n in work_terms(topological(outputs)))
+
+
+def merged(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
+    last = stages(rules())[-1]
+    for _ in range(2):
+        outputs, _ = merge(outputs, joint(last), CONTEXT)
+    return outputs
+
+
+def norm(a: Node, name: str) -> Node:
+    return term("layer_norm", a, w(8, name=f"{name}g"), w(8, name=f"{name}o"), axis=2, epsilon=1e-5)
+
+
+def test_a_norm_and_its_sum_are_one_term() -> None:
+    """Before-norm transformers: the sum goes into the norm and on to the next layer."""
+    a = x(2, 3, 8)
+    total = term("add", a, x(2, 3, 8, name="y"))
+    outputs = (term("add", term("relu", norm(total, "n")), total),)
+    found = merged(outputs)
+    assert ops(found) == ["add", "relu", "skip_layer_norm_sum"]
+    assert isinstance(fingerprint(outputs, found), Agreed)
+
+
+def test_a_chain_of_layers_is_merged_in_one_walk() -> None:
+    state = x(2, 3, 8)
+    for i in range(6):
+        state = term("add", state, term("relu", norm(state, f"n{i}")))
+    outputs = (norm(state, "last"), state)
+    found = merged(outputs)
+    assert ops(found).count("skip_layer_norm_sum") == 6
+    assert ops(found).count("layer_norm") == 1
+    assert isinstance(fingerprint(outputs, found), Agreed)
+
+
+def test_a_sum_that_only_the_norm_uses_is_left_to_the_smaller_fusion() -> None:
+    a, b = x(2, 3, 8), x(2, 3, 8, name="y")
+    first = norm(term("add", a, b), "n")
+    outputs = (term("add", first, b),)
+    assert merged(outputs) == outputs
+
+
+def written(graph: Graph, weights: dict[str, np.ndarray]) -> Model:
+    built = standalone(graph, {"": 20}, {k: Array(v) for k, v in weights.items()})
+    return from_ir(to_ir(built))
+
+
+ROWS, HEADS, SHARED, SIZE = 6, 4, 2, 8
+
+
+def rotated(heads: Node, cos: Node, sin: Node) -> Node:
+    """torch's apply_rotary_pos_emb."""
+    half = SIZE // 2
+    ranges = {"axes": (3,), "steps": (1,)}
+    second = term("slice", heads, starts=(half,), ends=(SIZE,), **ranges)
+    first = term("slice", heads, starts=(0,), ends=(half,), **ranges)
+    turned = term("concat", term("neg", second), first, axis=3)
+    return term("add", term("mul", heads, cos), term("mul", turned, sin))
+
+
+def heads_of(a: Node, count: int) -> Node:
+    split = term("reshape", a, shape=(1, ROWS, count, SIZE))
+    return term("transpose", split, perm=(0, 2, 1, 3))
+
+
+def repeated(heads: Node) -> Node:
+    wide = term("expand", term("unsqueeze", heads, axes=(2,)), shape=(1, SHARED, HEADS // SHARED, ROWS, SIZE))
+    return term("reshape", wide, shape=(1, HEADS, ROWS, SIZE))
+
+
+def llama_attention(equal: bool) -> Model:
+    """Attention with shared heads, rotary embedding and a mask, as torch exports it."""
+    state, mask = x(1, ROWS, 16), x(1, 1, ROWS, ROWS, name="mask")
+    cos, sin = w(1, 1, ROWS, SIZE, name="cos"), w(1, 1, ROWS, SIZE, name="sin")
+    projections = {n: w(16, c * SIZE, name=n) for n, c in (("q", HEADS), ("k", SHARED), ("v", SHARED))}
+    q, k, v = (
+        heads_of(term("matmul", state, p), c)
+        for p, c in zip(projections.values(), (HEADS, SHARED, SHARED), strict=True)
+    )
+    keys = term("transpose", repeated(rotated(k, cos, sin)), perm=(0, 1, 3, 2))
+    scores = term("mul", term("matmul", rotated(q, cos, sin), keys), constant(SIZE**-0.5, "float32"))
+    weighted = term("matmul", term("softmax", term("add", scores, mask), axis=3), repeated(v))
+    joined = term("reshape", term("transpose", weighted, perm=(0, 2, 1, 3)), shape=(1, ROWS, HEADS * SIZE))
+    rng = np.random.default_rng(0)
+    angles = rng.normal(size=(1, 1, ROWS, SIZE // 2)).astype(np.float32)
+    tables = {n: np.concatenate([f(angles)] * 2, -1) for n, f in (("cos", np.cos), ("sin", np.sin))}
+    if not equal:
+        tables["cos"] = tables["cos"] + np.float32(1e-7) * np.arange(SIZE, dtype=np.float32)
+    values = {n: rng.normal(size=[int(d) for d in p.shape]).astype(np.float32) / 4 for n, p in projections.items()}
+    return written(Graph((state, mask), (joined,)), values | tables)
+
+
+@pytest.fixture(scope="module")
+def attention() -> Result:
+    return optimize(llama_attention(True), Config(measure=False, budget=5))
+
+
+def test_shared_heads_and_angles_become_the_runtimes_operators(attention: Result) -> None:
+    names = ops(attention.model.graph.outputs)
+    assert names.count("contrib_rotary_embedding") == 2
+    assert "multi_head_attention" in names
+    assert "softmax" not in names
+    assert attention.differences
+    assert all(d.passed for d in attention.differences)
+
+
+def test_halves_are_told_apart_bit_by_bit() -> None:
+    _, steps = split_halves(llama_attention(True), {})
+    assert len(steps[0].old) == 2
+    _, steps = split_halves(llama_attention(False), {})
+    assert [n.attr("name") for n in steps[0].old] == ["sin"]
+    found = optimize(llama_attention(False), Config(measure=False, budget=2))
+    assert "contrib_rotary_embedding" not in ops(found.model.graph.outputs)
+
+
+def test_half_precision_is_fused_too() -> None:
+    """On a machine whose runtime has the kernels (a GPU): here legality by the schema stands for it."""
+    a = x(2, 3, 8, dtype="float16")
+    total = term("add", a, x(2, 3, 8, name="y", dtype="float16"))
+    scale, offset = (weight(n, Tensor("float16", (8,))) for n in "go")
+    outputs = (term("layer_norm", total, scale, offset, axis=2, epsilon=1e-5),)
+    found, _ = simplify(outputs, stages(rules())[-1], replace(CONTEXT, available=lambda node: True))
+    assert ops(found) == ["skip_layer_norm"]
