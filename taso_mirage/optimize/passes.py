@@ -76,7 +76,7 @@ class Context:
                 return False
             try:
                 op.to_onnx(node, self.opsets.get(op.domain, 1))
-                self._legal[node] = self.available(node)
+                self._legal[node] = is_weight(node) or self.available(node)  # weights are computed ahead, here
             except (Unsupported, IllTyped):
                 self._legal[node] = False
         return self._legal[node]
