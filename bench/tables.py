@@ -7,7 +7,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent
+
+
+def optimize_cpu(found: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    lines = [
+        "| model | ONNX Runtime | optimized | ratio (quartiles) | nodes | whole job |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        low, high = row["quartiles"]
+        ratio = (
+            f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})" if not row["note"].startswith("the original") else "kept"
+        )
+        lines.append(
+            f"| {row['case']} | {row['baselines']['onnxruntime'] / 1e3:.2f} ms | {row['ours'] / 1e3:.2f} ms | {ratio} "
+            f"| {row['nodes'][0]} to {row['nodes'][1]} | {row['search_seconds']:.0f} s |"
+        )
+    mean = float(np.exp(np.mean([np.log(r["ratio"]) for r in found["rows"]])))
+    lines += ["", f"Geometric mean of the ratios {mean:.3f}. {found['device']}; {versions}."]
+    return lines
 
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
@@ -41,6 +63,23 @@ def _optimized(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} | {row['nodes'][0]} to {row['nodes'][1]} | {cold:.0f} s, {warm:.0f} s |"
 
 
+GPU_PEERS = ("onnxruntime", "onnxruntime, channels last", "torch.compile")
+
+
+def optimize_cuda(found: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    lines = ["| model, us | ours | ONNX Runtime | channels last | torch.compile | ratio | nodes |"]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|"]
+    for row in sorted(found["rows"], key=lambda r: (int(r["case"].rsplit(" b", 1)[1]), r["case"].split()[1])):
+        peers = [f"{row['baselines'][k]:.0f}" if k in row["baselines"] else "" for k in GPU_PEERS]
+        ratio = "kept" if row["note"].startswith("measured") else f"{row['ratio']:.2f}"
+        nodes = f"{row['nodes'][0]} to {row['nodes'][1]}"
+        lines.append(f"| {row['case']} | {row['ours']:.0f} | {' | '.join(peers)} | {ratio} | {nodes} |")
+    ratios = [r["ratio"] for r in found["rows"] if r["case"].endswith(" b1")]
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    return [*lines, "", f"Geometric mean at batch 1 over ONNX Runtime {mean:.3f}. {found['device']}; {versions}."]
+
+
 def startup(found: dict[str, Any]) -> list[str]:
     return [f"- `{row['case']}`: {row['ours'] / 1e6:.2f} s" for row in found["rows"]]
 
@@ -54,7 +93,13 @@ def generate(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-TABLES = {"generate-cpu2": generate, "optimize-cpu2": optimize, "startup-cpu2": startup}
+TABLES = {
+    "generate-cpu2": generate,
+    "optimize_cpu-cpu2": optimize_cpu,
+    "optimize-cpu2": optimize,
+    "optimize_cuda-H100": optimize_cuda,
+    "startup-cpu2": startup,
+}
 
 
 def filled(text: str) -> str:

@@ -252,4 +252,42 @@ multi_head_attention.laws("""
     given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: (), d: () | s: (b, x, 2*n, d), t: \
             (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: \
             (b, x, 2*n*d)
+    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            c), mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), \
+            axes=(2,)), shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3)), z, \
+            softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
+            mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
+            shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3)), reshape(expand(unsqueeze(transpose(reshape(v, \
+            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
+            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
+            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
+            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
+            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
+            0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2*n, d), \
+        t: (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: \
+        (b, 2*n, y, d), o: (b, x, 2*n*d)
+    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
+            c), mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
+            shape=f), shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3)), z, softmax(add(matmul(mul(transpose(reshape(q, \
+            shape=s), perm=(0, 2, 1, 3)), c), mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, \
+            2, 1, 3)), axes=(2,)), shape=f), shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3)), \
+            reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), \
+            perm=(0, 2, 1, 3)), shape=o) \
+        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
+            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
+            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
+        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
+            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
+            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
+            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
+            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
+            0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], t[1], t[3])
+    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2*n, d), \
+        t: (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: \
+        (b, x, 2*n*d)
 """)

@@ -21,6 +21,7 @@ class CostCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(path, timeout=5)
+            database.execute("PRAGMA synchronous=OFF")  # a measurement that is lost is measured again
             database.execute(
                 "CREATE TABLE IF NOT EXISTS cost (target TEXT, signature TEXT, seconds REAL, PRIMARY KEY (target, signature))"
             )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Executor
@@ -123,6 +125,8 @@ class Measured:
         self.context, self.cache, self.executor = context, cache, executor
         self.fallback = Roofline(context)
         self.measured = 0
+        self.deadline = math.inf
+        """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
         self._known: dict[Setting, float] = {}
         self._seconds: dict[str, float | None] = {}
         self._joined: dict[tuple[Setting, Node], bool] = {}
@@ -163,6 +167,8 @@ class Measured:
         key = f"{what} {copies} {description(setting, self.context)}"
         if key not in self._seconds:
             found = self.cache.get(self._device(), key)
+            if found is None and time.monotonic() > self.deadline:
+                return None
             if found is None:
                 found = self._now(what, setting, copies)
                 if found is not None:

@@ -201,6 +201,7 @@ class _Job:
         passed, lowered = self._simplified(normal, [every])
         found = [self._candidate("passes", passed, [*steps, *lowered])]
         if self.measured is not None:
+            self.measured.deadline = budget.start + budget.seconds
             budget.choose = partial(self._fastest_state, finish=[large, every])
         self.stop.budget = budget
         outputs, taken, self.statistics = search_model(

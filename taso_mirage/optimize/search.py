@@ -49,6 +49,10 @@ class Budget:
     start: float = field(default_factory=time.monotonic)
     choose: Choose | None = None
 
+    def late(self) -> bool:
+        """Whether the time of measuring is over too."""
+        return self.stop or time.monotonic() - self.start > self.seconds / SEARCHING
+
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
 
@@ -176,7 +180,7 @@ def chosen_of(first: State, prices: Mapping[State, float], budget: Budget) -> St
     """The cheapest state by its price; where states can be measured, the fastest of the cheapest, `first` among them."""
     cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
     finalists = [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
-    if budget.choose is None or len(finalists) == 1:
+    if budget.choose is None or len(finalists) == 1 or budget.late():
         return min(finalists, key=prices.__getitem__)
     return finalists[budget.choose(finalists)]
 
