@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import sys
 import time
@@ -50,7 +51,7 @@ WALK = 3
 """At most so many equations lead from a part to a variant."""
 DIFFERENT = 1.05
 """Two variants are asked which is faster where every measurement of one is so many times that of the other."""
-TURNS = 0.1
+TURNS = 0.06
 """Seconds of measuring for every graph."""
 
 
@@ -227,12 +228,12 @@ def main() -> None:
         start = time.perf_counter()
         found += (more := samples(name, model, options, cache, deadline))
         print(f"{name:22} {len(more):4} graphs {time.perf_counter() - start:6.1f} s", flush=True)
+        write(options.output, found)
         del model
         gc.collect()
     cache.close()
     show(found)
     print(json.dumps(summary(found), indent=1))
-    write(options.output, found)
     print(f"wrote {options.output}")
 
 
@@ -249,7 +250,10 @@ def write(path: Path, found: Sequence[Sample]) -> None:
         }
         for s in found
     ]
-    data = {"bench": "cost_model", "device": runtime.device(), "versions": versions, "unit": "us"}
+    data: dict[str, Any] = {"bench": "cost_model", "device": runtime.device(), "versions": versions, "unit": "us"}
+    data["load"] = [
+        round(n, 1) for n in os.getloadavg()
+    ]  # of the machine: what others run there disturbs long runs most
     path.write_text(json.dumps({**data, **summary(found), "rows": rows}, indent=1) + "\n")
 
 

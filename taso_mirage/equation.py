@@ -278,8 +278,7 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     if siblings:
         dtype = next((d for d in siblings if d != "bool"), siblings[0])  # the condition of a where says nothing
         args = [
-            constant(p.attr("value"), dtype) if p.op == "splat" else a
-            for a, p in zip(args, node.args, strict=True)
+            constant(p.attr("value"), dtype) if p.op == "splat" else a for a, p in zip(args, node.args, strict=True)
         ]
     return get(node.op).term(*args, **attrs)
 

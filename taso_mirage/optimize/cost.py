@@ -38,7 +38,7 @@ DEPTH = 3
 """How many terms in a row take part in a setting."""
 SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
-CONTEST, GAIN = 0.4, 1.01
+CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 

@@ -15,7 +15,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import node_count
 from taso_mirage.ops import get
-from taso_mirage.optimize.session import SETTLED, Arrays, RunFailed, Session, device, first_line, optimized, version
+from taso_mirage.optimize.session import SETTLED, Arrays, Session, device, optimized, version
 from taso_mirage.optimize.target import Target
 
 CHAIN = 20
@@ -68,32 +68,9 @@ def device_key(target: Target) -> str:
 
 def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
     session = Session(content, target)
-    feed = random_feed(session, seed)
-    run = session.prepared(feed) if target.gpu else _bound(session, feed)
+    run = session.bound(random_feed(session, seed))
     run()
     return run
-
-
-def _bound(session: Session, feed: Arrays) -> Callable[[], float]:
-    """Runs of a session on the CPU with inputs and outputs bound. A plain run takes a microsecond for each of them and copies
-    every output, which a term within a model does not; a small term would seem to cost several times what it does."""
-    inner = session._session
-    binding = inner.io_binding()
-    try:
-        for name, array in feed.items():
-            binding.bind_cpu_input(name, array)
-        for output in inner.get_outputs():
-            binding.bind_output(output.name)
-        inner.run_with_iobinding(binding)
-    except Exception as error:  # onnxruntime's errors share no base class of its own
-        raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
-
-    def timed() -> float:
-        start = time.perf_counter()
-        inner.run_with_iobinding(binding)
-        return time.perf_counter() - start
-
-    return timed
 
 
 def _settle(run: Callable[[], float]) -> None:
