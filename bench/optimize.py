@@ -17,6 +17,7 @@ import gc
 import importlib.metadata
 import io
 import json
+import os
 import sys
 import tempfile
 import time
@@ -57,7 +58,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "shufflenet": ("light_shufflenet", {}),
 }
 """Our names, and the builders behind them with their options."""
-SHAPES = {"bert_dynamic": {"batch": 1, "sequence": 128}}
+SEQUENCE = {False: 128, True: 16}
+"""Tokens at which a dynamic model is timed, by whether it is small: those of the static one."""
 ALONE = "onnxruntime"
 RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
 PEER_CASES = 2
@@ -130,7 +132,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One model: search it twice, cold and with the costs measured then, and time the first result against the peers."""
     content = loaded(name, options.models, options.small)
     model = from_ir(ir.from_proto(onnx.load_from_string(content)))
-    config = Config(budget=options.budget, shapes=SHAPES.get(name, {}))
+    sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
+    config = Config(budget=options.budget, shapes={k: sizes[k] for k in model.symbols()})
     model = replace(model, sizes=representative(model, config))
     result, searches = searched(model, config)
     notes: list[str] = list(result.notes)
@@ -146,6 +149,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "case": name,
         **figures(times),
+        "load": round(os.getloadavg()[0], 2),
         "kept": not result.changed,
         "nodes": [result.terms_before, result.terms_after],
         "equations": sum(result.equations.values()),
@@ -243,26 +247,26 @@ def versions() -> dict[str, str]:
     return found
 
 
-def setting(small: bool) -> dict[str, Any]:
+def setting(options: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a file have in common."""
-    found = {"bench": "optimize", "device": runtime.device(), "unit": "us", "small": small, "versions": versions()}
-    return found
+    chosen = {k: getattr(options, k) for k in ("small", "seconds", "budget")}
+    return {"bench": "optimize", "device": runtime.device(), "unit": "us", "versions": versions(), "options": chosen}
 
 
-def earlier(path: Path, small: bool) -> dict[str, dict[str, Any]]:
+def earlier(path: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The rows that the file has from a run in the same setting: models that are not named again keep theirs."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
-    same = all(found.get(k) == v for k, v in setting(small).items())
+    same = all(found.get(k) == v for k, v in setting(options).items())
     return {r["case"]: r for r in found["rows"]} if same else {}
 
 
-def write(path: Path, done: Mapping[str, dict[str, Any]], small: bool) -> None:
+def write(path: Path, done: Mapping[str, dict[str, Any]], options: argparse.Namespace) -> None:
     rows = [done[name] for name in MODELS if name in done]
     timed = [r for r in rows if "failed" not in r]
     means = {k: round(mean(r[k] for r in timed), 4) for k in RATIOS if timed}
-    path.write_text(json.dumps({**setting(small), "means": means, "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({**setting(options), "means": means, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -276,7 +280,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - set(MODELS):
         parser.error(f"no model is named {sorted(unknown)[0]!r}; the names are {', '.join(MODELS)}")
-    done = earlier(options.output, options.small)
+    done = earlier(options.output, options)
     for name in options.names:
         done.pop(name, None)
         try:
@@ -285,7 +289,7 @@ def main() -> None:
         except Exception as error:  # the others are worth having: this one is named in the file as failed
             done[name] = {"case": name, "failed": f"{type(error).__name__}: {runtime.first_line(error)}"}
             print(f"{name}: {done[name]['failed']}", flush=True)
-        write(options.output, done, options.small)
+        write(options.output, done, options)
         gc.collect()
     rows = [r for r in done.values() if "failed" not in r]
     print()

@@ -12,26 +12,6 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 
 
-def optimize_cpu(found: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-    lines = [
-        "| model | ONNX Runtime | optimized | ratio (quartiles) | nodes | whole job |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        low, high = row["quartiles"]
-        ratio = (
-            f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})" if not row["note"].startswith("the original") else "kept"
-        )
-        lines.append(
-            f"| {row['case']} | {row['baselines']['onnxruntime'] / 1e3:.2f} ms | {row['ours'] / 1e3:.2f} ms | {ratio} "
-            f"| {row['nodes'][0]} to {row['nodes'][1]} | {row['search_seconds']:.0f} s |"
-        )
-    mean = float(np.exp(np.mean([np.log(r["ratio"]) for r in found["rows"]])))
-    lines += ["", f"Geometric mean of the ratios {mean:.3f}. {found['device']}; {versions}."]
-    return lines
-
-
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
 
 
@@ -95,7 +75,6 @@ def generate(found: dict[str, Any]) -> list[str]:
 
 TABLES = {
     "generate-cpu2": generate,
-    "optimize_cpu-cpu2": optimize_cpu,
     "optimize-cpu2": optimize,
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,

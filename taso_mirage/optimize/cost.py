@@ -128,6 +128,7 @@ class Measured:
         self.deadline = math.inf
         """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
         self._known: dict[Setting, float] = {}
+        self._described: dict[Setting, str] = {}
         self._seconds: dict[str, float | None] = {}
         self._joined: dict[tuple[Setting, Node], bool] = {}
         self._key: str | None = None
@@ -164,7 +165,9 @@ class Measured:
 
     def _measured(self, what: str, setting: Setting, copies: int) -> float | None:
         """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
-        key = f"{what} {copies} {description(setting, self.context)}"
+        if setting not in self._described:
+            self._described[setting] = description(setting, self.context)
+        key = f"{what} {copies} {self._described[setting]}"
         if key not in self._seconds:
             found = self.cache.get(self._device(), key)
             if found is None and time.monotonic() > self.deadline:
