@@ -282,7 +282,8 @@ conv.laws("""
     given x: (n, 4*c, h, k), w: (4*o, c, 3, 3) | g: 4, a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}
     conv(x, w, b, group=g, **a) \
         == conv(x, reshape(where(reshape(eye_like(expand(0, shape=(g, g)), dtype="bool"), shape=(g, 1, g) + (1,) * (rank(w) - 1)), \
-            reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), b, group=1, **a) \
+            reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), \
+            b, group=1, **a) \
         where g > 2 and dim(w, 1) > 1 and is_weight(w)
     given x: (n, 4*c, h, k), w: (4*o, c, 1, 1), b: (4*o) \
         | g: 4, a: {dilations: (1, 1), pads: (0, 0, 0, 0), strides: (1, 1)}

@@ -57,9 +57,6 @@ matmul.laws("""
     matmul(x, div(w, c)) == div(matmul(x, w), c)  where size(c) == 1
 
     # scale and shift of rows and columns go into the weights
-    mul(matmul(x, w), c) \
-        == matmul(x, mul(w, c)) \
-        where rank(w) == 2 and shape(c) == (dim(w, 1),) and is_weight(w) and is_weight(c)
     matmul(mul(x, c), w) \
         == matmul(x, mul(w, reshape(c, shape=(dim(w, 0), 1)))) \
         where rank(w) == 2 and shape(c) == (dim(x, -1),) and is_weight(w) and is_weight(c)
@@ -71,10 +68,6 @@ matmul.laws("""
         where rank(w) == 2 and shape(c) == (dim(x, -1),) and is_weight(w) and is_weight(c)
 
     # one product for several
-    (matmul(x, v), matmul(x, w)) \
-        == (item(split(matmul(x, concat(v, w, axis=1)), axis=rank(x) - 1, split=(dim(v, 1), dim(w, 1))), index=0), \
-            item(split(matmul(x, concat(v, w, axis=1)), axis=rank(x) - 1, split=(dim(v, 1), dim(w, 1))), index=1)) \
-        where rank(v) == 2 and rank(w) == 2 and is_weight(v) and is_weight(w)
     (matmul(x, u), matmul(x, v), matmul(x, w)) \
         == (item(split(matmul(x, concat(u, v, w, axis=1)), axis=rank(x) - 1, split=(dim(u, 1), dim(v, 1), dim(w, \
             1))), index=0), item(split(matmul(x, concat(u, v, w, axis=1)), axis=rank(x) - 1, split=(dim(u, 1), dim(v, \
@@ -98,7 +91,4 @@ matmul.laws("""
     concat(matmul(x, w), matmul(y, w), axis=i) \
         == matmul(concat(x, y, axis=i), w) \
         where rank(w) == 2 and i < rank(x) - 1
-    concat(matmul(x, v), matmul(x, w), axis=i) \
-        == matmul(x, concat(v, w, axis=1)) \
-        where rank(v) == 2 and rank(w) == 2 and i == rank(x) - 1
 """)

@@ -233,7 +233,7 @@ def test_no_law_is_in_the_library_too() -> None:
     known = Rules(directions(tuple(rule.equation for rule in load())))
     double = []
     for law in laws():
-        cases = different(list(islice(typings(law, 0, 400), 60)), 12)
+        cases = different(list(islice(typings(law, 0, 1500), 200)), 24)
         ways = [lambda c: (c.lhs, c.rhs), *([lambda c: (c.rhs, c.lhs)] if len(directions((law,))) > 1 else [])]
         if cases and all(one_step(known, *way(c)) for way in ways for c in cases):
             double.append(show_equation(law))

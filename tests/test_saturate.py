@@ -227,7 +227,7 @@ def test_parallel_products_become_one_and_share_it() -> None:
     assert ops(after) == ["matmul", "relu", "split"]
     assert done.saturated
     assert done.exact
-    assert "matmul.24" in found.path[0].equation.split(" + ")
+    assert any(name.startswith("matmul.") for name in found.path[0].equation.split(" + "))
 
 
 def test_parallel_convolutions_become_one() -> None:
