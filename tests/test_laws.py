@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from taso_mirage.equation import Equation, NoMatch, apply, match
@@ -13,11 +15,17 @@ from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 from taso_mirage.verify.fuzz import fuzz
 
 
+def stated(law: Equation) -> tuple[Any, Any]:
+    """The typing in letters that stands below a law, and its attributes there."""
+    op, _, index = law.name.rpartition(".")
+    given, _, attributes = (get(op).law_typings.get(int(index), "") if op else "").partition("|")
+    return parse_given(given), parse_attributes(attributes)
+
+
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)
 def test_law_holds_on_random_typings(law: Equation) -> None:
-    op, _, index = law.name.rpartition(".")
-    given, _, attributes = get(op).law_typings.get(int(index), "").partition("|")
-    found = fuzz(law, wanted=20, given=parse_given(given), attributes=parse_attributes(attributes))
+    given, attributes = stated(law)
+    found = fuzz(law, wanted=20, given=given, attributes=attributes)
     assert found.counterexample is None, found.counterexample
     assert found.typings >= 3, (
         f"only {found.typings} typings of {show_equation(law)} were found: add an example to its operators"

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from test_laws import WRONG
+from test_laws import WRONG, stated
 
 from taso_mirage.dims import Dim, parse_dim, product
 from taso_mirage.equation import Equation, Rules
@@ -265,8 +265,9 @@ def test_what_is_false_is_not_proved(name: str) -> None:
 
 
 def legal(equation: Equation, wanted: int, tries: int = 2000) -> list[Typing]:
-    """Typings without empty tensors."""
-    return list(islice((y for y in typings(equation, 0, tries) if not any(map(_empty, topological(y.lhs)))), wanted))
+    """Typings without empty tensors, around the one that is stated with a law if there is one."""
+    drawn = typings(equation, 0, tries, *stated(equation))
+    return list(islice((y for y in drawn if not any(map(_empty, topological(y.lhs)))), wanted))
 
 
 def _empty(node: Node) -> bool:

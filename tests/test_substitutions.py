@@ -453,7 +453,7 @@ def test_the_picture_shows_both_sides(each: Rule) -> None:
 
 def inside(root: ET.Element, svg: str) -> bool:
     """Boxes of one side do not overlap, and lie within the picture."""
-    for group in root.iter(f"{svg}g"):
+    for group in (g for g in root.iter(f"{svg}g") if g.get("transform")):
         x, y = map(float, group.get("transform", "")[10:-1].split(","))
         boxes = [[float(r.get(k, "0")) for k in ("x", "y", "width", "height")] for r in group.iter(f"{svg}rect")]
         for i, (a, b, w, h) in enumerate(boxes):
