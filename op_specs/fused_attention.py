@@ -111,38 +111,95 @@ multi_head_attention.example(
 add.example("float32[2,3,8]", "float32[8]")
 matmul.example("float32[2,3,8]", "float32[8,8]")
 
+# Torch exports attention in many spellings: the scale behind the product or on both sides of it, a mask or none, softmax guarded against
+# rows that are not a number, and fewer key and value heads, each repeated (GQA). The laws are put together from their pieces.
+QUERY = "transpose(reshape(q, shape=s), perm=(0, 2, 1, 3))"
+KEYS = "transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))"
+VALUES = "transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))"
+REPEATED = "reshape(expand(unsqueeze(transpose(reshape({x}, shape={split}), perm=(0, 2, 1, 3)), axes=(2,)), shape={wide}), shape={heads})"
+SHARED_KEYS = REPEATED.format(x="k", split="t", wide="f", heads="h")
+SHARED_VALUES = REPEATED.format(x="v", split="u", wide="e", heads="r")
+RANKS = "rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1]"
+RANKS += " and t[0] == s[0] == u[0] and dtype(q) in ('float32', 'float16')"
+AS_MANY = f"{RANKS} and t[2] == s[2] and u[2] == s[2]"
+FEWER = f"{RANKS} and t[3] == s[3] and t[2] == u[2] and s[2] == t[2] * f[2] and f[2] == e[2] and f == (t[0], t[2], f[2], t[1], t[3])"
+FEWER += " and e == (u[0], u[2], e[2], u[1], u[3]) and r == (u[0], s[2], u[1], u[3])"
+MASK = "rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])"
+FINITE = "size(b) == 1 and abs(value(b)) < inf and value(b) < 0"
+SCALED = (
+    ("mul(matmul({q}, {k}), c)", "value(c)", "is_constant(c)", "c: ()"),
+    (
+        "matmul(mul({q}, c), mul({k}, d))",
+        "value(c) * value(d)",
+        "is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1",
+        "c: (), d: ()",
+    ),
+)
+SAME_HEADS = "s: (j, x, 2, l), t: (j, y, 2, l), u: (j, y, 2, i), o: (j, x, 2*i)"
+FEWER_HEADS = "s: (j, x, 2*i, l), t: (j, y, i, l), u: (j, y, i, l), "
+FEWER_HEADS += "f: (j, i, 2, y, l), e: (j, i, 2, y, l), r: (j, 2*i, y, l), o: (j, x, 2*i*l)"
+"""Typings of the laws, in letters."""
+
+
+def _once_repeated(x: str, split: str, wide: str) -> str:
+    """Heads repeated before they move in front."""
+    kept = f"reshape({x}, shape={split}[:3] + (1, {split}[3]))"
+    grown = f"expand({kept}, shape=({split}[0], {split}[1], {split}[2], {wide}[2], {split}[3]))"
+    return f"reshape({grown}, shape=({split}[0], {split}[1], s[2] * {split}[3]))"
+
+
+def _law(scores: str, values: str, operands: str, scale: str, guard: str, given: str) -> None:
+    """softmax(scores) values, the heads behind one another, as one operator."""
+    joined = f"reshape(transpose(matmul({scores}, {values}), perm=(0, 2, 1, 3)), shape=o)"
+    fused = f"multi_head_attention({operands}, num_heads=s[2], scale={scale})"
+    multi_head_attention.laws(f"{joined} == {fused} where {guard}\ngiven {given}")
+
+
+def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
+    """The softmax of masked scores, the mask, its guard and its typing.
+
+    Where the softmax is guarded against rows that are not a number, the mask is zero or a finite number: then scores plus mask are finite
+    reals, and there are no such rows. With minus infinity there would be: a row that is masked whole. The fused kernels add the mask in
+    single precision, so that half precision does not overflow to it.
+    """
+    mask = "where(m, 0, b)" if guarded else "m"
+    soft = f"softmax(add({scores}, {mask}), axis=3)"
+    if not guarded:
+        return soft, mask, MASK, "m: (1, 1, x, y)"
+    return f"where(isnan({soft}), z, {soft})", mask, f"{MASK} and {FINITE}", "m: bool(1, 1, x, y), b: (), z: ()"
+
+
+for _form, _scale, _guard, _given in SCALED:
+    _scores = _form.format(q=QUERY, k=KEYS)
+    _typed = f"q: (j, x, 2*l), k: (j, y, 2*l), v: (j, y, 2*i), {_given}"
+    _law(
+        f"softmax({_scores}, axis=3)", VALUES, "q, k, v", _scale, f"{_guard} and {AS_MANY}", f"{_typed} | {SAME_HEADS}"
+    )
+    for _guarded in (False, True):
+        _soft, _mask, _extra, _more = _masked(_scores, _guarded)
+        _all = f"{_guard} and {AS_MANY} and {_extra}"
+        _law(_soft, VALUES, f"q, k, v, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {SAME_HEADS}")
+
+    _typed = f"q: (j, x, 2*i*l), k: (j, y, i*l), v: (j, y, i*l), {_given}"
+    _both = f"q, {_once_repeated('k', 't', 'f')}, {_once_repeated('v', 'u', 'e')}"
+    for _keys, _shaped, _heads in (
+        (
+            f"reshape(transpose({SHARED_KEYS}, perm=(0, 2, 1)), shape=g)",
+            "h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])",
+            f"{FEWER_HEADS}, h: (2*j*i, y, l), g: (j, 2*i, l, y)",
+        ),
+        (
+            f"transpose({SHARED_KEYS}, perm=(0, 1, 3, 2))",
+            "h == (t[0], s[2], t[1], t[3])",
+            f"{FEWER_HEADS}, h: (j, 2*i, y, l)",
+        ),
+    ):
+        for _guarded in (False, True):
+            _soft, _mask, _extra, _more = _masked(_form.format(q=QUERY, k=_keys), _guarded)
+            _all = f"{_guard} and {FEWER} and {_shaped} and {_extra}"
+            _law(_soft, SHARED_VALUES, f"{_both}, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {_heads}")
+
 multi_head_attention.laws("""
-    reshape(transpose(matmul(softmax(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, 1, \
-            3))), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c)) \
-        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
-            and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] \
-            and dtype(q) in ("float32", "float16")
-    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), m), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
-            1, 3))), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
-        where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] \
-            == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] \
-            and u[0] == s[0] and dtype(q) in ("float32", "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and \
-            shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
-    reshape(transpose(matmul(softmax(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
-            mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), axis=3), transpose(reshape(v, shape=u), perm=(0, 2, \
-            1, 3))), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, k, v, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
-            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] \
-            and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", "float16")
-    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
-            mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3), transpose(reshape(v, shape=u), perm=(0, \
-            2, 1, 3))), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == \
-            rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] \
-            == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", \
-            "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, \
-            s[2])
     multi_head_attention(add(q, b), add(k, c), add(v, d), None, m, **a) \
         == multi_head_attention(q, k, v, concat(b, c, d, axis=0), m, **a) \
         where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) and \
@@ -159,135 +216,4 @@ multi_head_attention.laws("""
         == packed_attention(x, concat(u, v, w, axis=1), b, **a) \
         where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
             shape(u) == shape(v) == shape(w)
-
-    # scores plus mask are finite reals, so the softmax is a number; the fused kernels add the mask in single precision
-    reshape(transpose(matmul(where(isnan(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))), c), m), axis=3)), z, \
-            softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), transpose(reshape(k, shape=t), \
-            perm=(0, 2, 3, 1))), c), m), axis=3)), transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))), perm=(0, 2, 1, 3)), \
-            shape=o) \
-        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c)) \
-        where is_constant(c) and rank(m) == 4 and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] \
-            == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] \
-            and u[0] == s[0] and dtype(q) in ("float32", "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and \
-            shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2])
-    given q: (b, x, 2*d), k: (b, y, 2*d), v: (b, y, 2*i), m: (1, 1, x, y), z: (), c: () | s: (b, x, 2, d), t: (b, y, \
-            2, d), u: (b, y, 2, i), o: (b, x, 2*i)
-    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            c), mul(transpose(reshape(k, shape=t), perm=(0, 2, 3, 1)), d)), m), axis=3)), z, \
-            softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), mul(transpose(reshape(k, shape=t), \
-            perm=(0, 2, 3, 1)), d)), m), axis=3)), transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))), perm=(0, 2, 1, 3)), \
-            shape=o) \
-        == multi_head_attention(q, k, v, None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(m) == 4 and rank(q) == \
-            rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[2] \
-            == s[2] and u[2] == s[2] and t[1] == u[1] and t[0] == s[0] and u[0] == s[0] and dtype(q) in ("float32", \
-            "float16") and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, \
-            s[2])
-    given q: (b, x, 2*j), k: (b, y, 2*j), v: (b, y, 2*i), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2, j), t: \
-            (b, y, 2, j), u: (b, y, 2, i), o: (b, x, 2*i)
-
-    # the same with fewer key and value heads, each repeated (GQA)
-    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
-            shape=f), shape=h), perm=(0, 2, 1)), shape=g)), c), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, \
-            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c)) \
-        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
-            and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] == u[0] and t[3] == s[3] and t[2] == u[2] and f == \
-            (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] \
-            and r == (u[0], s[2], u[1], u[3]) and dtype(q) in ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == \
-            (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], \
-            t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: () | s: (b, x, 2*n, d), t: (b, y, n, \
-            d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: (b, 2*n, y, \
-            d), o: (b, x, 2*n*d)
-    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
-            mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
-            shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, \
-            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
-            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
-            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
-            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
-            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
-            0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: (), d: () | s: (b, x, 2*n, d), t: \
-            (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: \
-            (b, 2*n, y, d), o: (b, x, 2*n*d)
-    reshape(transpose(matmul(softmax(add(mul(matmul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), shape=f), \
-            shape=h), perm=(0, 1, 3, 2))), c), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, \
-            2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c)) \
-        where is_constant(c) and rank(q) == rank(k) == rank(v) == 3 and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] \
-            and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] == u[0] and t[3] == s[3] and t[2] == u[2] and f == \
-            (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] \
-            and r == (u[0], s[2], u[1], u[3]) and dtype(q) in ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == \
-            (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, 0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], \
-            t[1], t[3])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: () | s: (b, x, 2*n, d), t: (b, y, n, \
-            d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: (b, x, \
-            2*n*d)
-    reshape(transpose(matmul(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
-            mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), shape=f), \
-            shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3), reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, \
-            2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
-            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
-            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
-            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
-            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
-            0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], t[1], t[3])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), c: (), d: () | s: (b, x, 2*n, d), t: \
-            (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: \
-            (b, x, 2*n*d)
-    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            c), mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), \
-            axes=(2,)), shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3)), z, \
-            softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), c), \
-            mul(reshape(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
-            shape=f), shape=h), perm=(0, 2, 1)), shape=g), d)), m), axis=3)), reshape(expand(unsqueeze(transpose(reshape(v, \
-            shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
-            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
-            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
-            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
-            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
-            0)) and shape(m)[1] in (1, s[2]) and h == (t[0] * s[2], t[1], t[3]) and g == (t[0], s[2], t[3], t[1])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2*n, d), \
-        t: (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (2*b*n, y, d), g: (b, 2*n, d, y), r: \
-        (b, 2*n, y, d), o: (b, x, 2*n*d)
-    reshape(transpose(matmul(where(isnan(softmax(add(matmul(mul(transpose(reshape(q, shape=s), perm=(0, 2, 1, 3)), \
-            c), mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, 2, 1, 3)), axes=(2,)), \
-            shape=f), shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3)), z, softmax(add(matmul(mul(transpose(reshape(q, \
-            shape=s), perm=(0, 2, 1, 3)), c), mul(transpose(reshape(expand(unsqueeze(transpose(reshape(k, shape=t), perm=(0, \
-            2, 1, 3)), axes=(2,)), shape=f), shape=h), perm=(0, 1, 3, 2)), d)), m), axis=3)), \
-            reshape(expand(unsqueeze(transpose(reshape(v, shape=u), perm=(0, 2, 1, 3)), axes=(2,)), shape=e), shape=r)), \
-            perm=(0, 2, 1, 3)), shape=o) \
-        == multi_head_attention(q, reshape(expand(reshape(k, shape=t[:3] + (1, t[3])), shape=(t[0], t[1], t[2], f[2], \
-            t[3])), shape=(t[0], t[1], s[2] * t[3])), reshape(expand(reshape(v, shape=u[:3] + (1, u[3])), shape=(u[0], u[1], \
-            u[2], e[2], u[3])), shape=(u[0], u[1], s[2] * u[3])), None, m, num_heads=s[2], scale=value(c) * value(d)) \
-        where is_constant(c) and is_constant(d) and size(c) == 1 and size(d) == 1 and rank(q) == rank(k) == rank(v) == 3 \
-            and s[:2] == shape(q)[:2] and t[:2] == shape(k)[:2] and u[:2] == shape(v)[:2] and t[1] == u[1] and t[0] == s[0] \
-            == u[0] and t[3] == s[3] and t[2] == u[2] and f == (t[0], t[2], f[2], t[1], t[3]) and e == (u[0], u[2], e[2], \
-            u[1], u[3]) and f[2] == e[2] and s[2] == t[2] * f[2] and r == (u[0], s[2], u[1], u[3]) and dtype(q) in \
-            ("float32", "float16") and rank(m) == 4 and shape(m)[2:] == (dim(q, 1), dim(k, 1)) and shape(m)[0] in (1, dim(q, \
-            0)) and shape(m)[1] in (1, s[2]) and h == (t[0], s[2], t[1], t[3])
-    given q: (b, x, 2*n*d), k: (b, y, n*d), v: (b, y, n*d), m: (1, 1, x, y), z: (), c: (), d: () | s: (b, x, 2*n, d), \
-        t: (b, y, n, d), u: (b, y, n, d), f: (b, n, 2, y, d), e: (b, n, 2, y, d), h: (b, 2*n, y, d), r: (b, 2*n, y, d), o: \
-        (b, x, 2*n*d)
 """)

@@ -18,14 +18,19 @@ from onnx import numpy_helper
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_optimize", ROOT / "bench" / "optimize.py")
+def script(name: str) -> ModuleType:
+    """A benchmark as a module."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return script("optimize")
 
 
 def test_readme_tables_are_generated_from_the_results() -> None:
@@ -35,13 +40,8 @@ def test_readme_tables_are_generated_from_the_results() -> None:
 
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
     """The seed gives the same files: what `generate --ops 4` wrote when it was measured is what is shipped."""
-    spec = importlib.util.spec_from_file_location("bench_generate", ROOT / "bench" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
-    assert module.digest(ROOT / "substitutions") in [row.get("sha256") for row in rows]
+    assert script("generate").digest(ROOT / "substitutions") in [row.get("sha256") for row in rows]
 
 
 def doubled(content: bytes) -> bytes:

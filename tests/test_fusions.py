@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taso_mirage.equation import work_terms
+from taso_mirage.equation import match, work_terms
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir
@@ -17,6 +17,7 @@ from taso_mirage.ops import term
 from taso_mirage.optimize.passes import Context, joint, merge, simplify, stages
 from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
 from taso_mirage.optimize.weights import split_halves
+from taso_mirage.text import show_equation
 from taso_mirage.verify.fingerprint import Agreed, fingerprint
 
 OPSETS = {"": 20, "com.microsoft": 1}
@@ -155,3 +156,25 @@ def test_half_precision_is_fused_too() -> None:
     outputs = (term("layer_norm", total, scale, offset, axis=2, epsilon=1e-5),)
     found, _ = simplify(outputs, stages(rules())[-1], replace(CONTEXT, available=lambda node: True))
     assert ops(found) == ["skip_layer_norm"]
+
+
+def test_a_mask_of_minus_infinity_keeps_its_guard() -> None:
+    """A row that is masked whole is no number, which the guard of the export makes 0: no finite mask, so no fusion takes it away."""
+    laws = [e for e in rules() if e.name.startswith("multi_head_attention") and "isnan" in show_equation(e)]
+    assert len(laws) == 6
+    for number, fits in ((-3e38, True), (float("-inf"), False), (5.0, False)):
+        guarded = guarded_attention(number)
+        assert any(bool(match(law, guarded)) for law in laws) == fits
+
+
+def guarded_attention(number: float) -> Node:
+    """Attention as torch exports it, masked with a number."""
+    q, k, v = (heads_of(x(1, ROWS, HEADS * SIZE, name=n), HEADS) for n in "qkv")
+    keys = term("transpose", k.args[0], perm=(0, 2, 3, 1))
+    scores = term("mul", term("matmul", q, keys), constant(0.5, "float32"))
+    allowed = x(1, 1, ROWS, ROWS, name="allowed", dtype="bool")
+    mask = term("where", allowed, constant(0.0, "float32"), constant(number, "float32"))
+    weights = term("softmax", term("add", scores, mask), axis=3)
+    kept = term("where", term("isnan", weights), constant(0.0, "float32"), weights)
+    joined = term("transpose", term("matmul", kept, v), perm=(0, 2, 1, 3))
+    return term("reshape", joined, shape=(1, ROWS, HEADS * SIZE))
