@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
+from taso_mirage import sides
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.expressions import Expr, is_weight, moved, replaced, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
+from taso_mirage.expressions import Expr, is_weight, replaced, splat_value
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological, with_args
 from taso_mirage.ops import get
+from taso_mirage.outline import Key, canonical, depth, surroundings, upper
 
-REST = "**"
-"""The key under which a pattern term keeps the name that captures all attributes it does not mention."""
+REST = sides.REST
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,14 @@ class Equation:
         """The equation read from right to left; None where the right side does not determine the left. Pads that the right side has
         as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))` on the left."""
         lhs, rhs, where = self.rhs, self.lhs, self.where.source if self.where else None
-        for name, numbers in _moved(self.rhs).items():
+        for name, numbers in sides.moved(self.rhs).items():
             back = f"minus({name}, {numbers})"
-            lhs, rhs = _mapped(lhs, partial(_bare, name)), _mapped(rhs, partial(replaced, name=name, by=back))
+            lhs, rhs = (
+                sides.mapped(lhs, partial(sides.bare, name)),
+                sides.mapped(rhs, partial(replaced, name=name, by=back)),
+            )
             where = where and replaced(where, name, back)
-        loose = (_free_names(rhs) | _free_names(lhs)) - _bound_names(lhs)
+        loose = (sides.free_names(rhs) | sides.free_names(lhs)) - sides.bound_names(lhs)
         leaf = any(o.op in ("input", "splat") for o in lhs.outputs)
         if loose or leaf:
             return None
@@ -283,47 +287,6 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
     return get(node.op).term(*args, **attrs)
 
 
-def _moved(side: Graph) -> dict[str, str]:
-    """Attribute names that a side has as `plus(name, numbers)`, always with the same numbers, and never alone."""
-    found: dict[str, set[str]] = {}
-    for node in side:
-        for _, value in node.attrs:
-            if isinstance(value, Expr):
-                of_name = moved(value.source) or (value.source, "")
-                found.setdefault(of_name[0], set()).add(of_name[1])
-    return {name: min(numbers) for name, numbers in found.items() if len(numbers) == 1 and "" not in numbers}
-
-
-def _bare(name: str, source: str) -> str:
-    found = moved(source)
-    return name if found is not None and found[0] == name else source
-
-
-def _mapped(side: Graph, change: Callable[[str], str]) -> Graph:
-    """A side with other texts for the expressions in its attributes."""
-    done: dict[Node, Node] = {}
-    for node in topological(side.outputs):
-        attrs = tuple((k, Expr(change(v.source)) if isinstance(v, Expr) and k != REST else v) for k, v in node.attrs)
-        done[node] = Node(node.op, tuple(done[a] for a in node.args), attrs, node.type)
-    return Graph(side.inputs, tuple(done[o] for o in side.outputs))
-
-
-def _free_names(graph: Graph) -> set[str]:
-    from taso_mirage.expressions import names
-
-    found = set()
-    for node in graph:
-        if node.op == "input":
-            found.add(node.attr("name"))
-        found |= {n for _, v in node.attrs if isinstance(v, Expr) for n in names(v.source)}
-    return found
-
-
-def _bound_names(graph: Graph) -> set[str]:
-    found = {n.attr("name") for n in graph if n.op == "input"}
-    return found | {v.name for n in graph for _, v in n.attrs if isinstance(v, Expr) and v.name}
-
-
 @dataclass(frozen=True, slots=True)
 class Application:
     """An equation at one place: what it matched, and the terms to put there."""
@@ -333,18 +296,35 @@ class Application:
     results: tuple[Node, ...]
 
 
-class Rules:
-    """Equations indexed by the operators at their first output and two levels below, so that few are tried where they cannot match."""
+Keep: TypeAlias = Callable[[Application], bool]
+"""Whether an application is wanted. It may look at what `outline.surroundings` tells, and at nothing else."""
 
-    def __init__(self, equations: Iterable[Equation]) -> None:
+
+class Rules:
+    """Equations, tried where they can match: by the operator at their first output, then by the surroundings of a term.
+
+    Equal surroundings are matched once. What is found there holds for every term that looks so; equations that reach further down
+    are tried on the term itself where their upper part fits. `keep` leaves out applications for good.
+    """
+
+    def __init__(self, equations: Iterable[Equation], keep: Keep | None = None) -> None:
         self.equations = tuple(equations)
-        self._single: dict[str, list[Equation]] = {}
-        self._joint: dict[str, list[Equation]] = {}
+        self.keep = keep
+        self.trials = 0
+        """How often a pattern was matched, at surroundings or at a term."""
+        self._at: dict[str, list[tuple[Equation, frozenset[str]]]] = {}
         for equation in self.equations:
-            table = self._single if len(equation.roots) == 1 else self._joint
-            table.setdefault(equation.roots[0], []).append(equation)
-        self._near: dict[_Outline, tuple[list[Equation], list[Equation]]] = {}
+            needs = frozenset(n.op for n in topological([upper(equation.lhs.outputs[0], LEVELS)]) if n.args)
+            self._at.setdefault(equation.roots[0], []).append((equation, needs))
+        self._near: dict[Key, _Near] = {}
         self._known: dict[Node, tuple[Application, ...]] = {}
+        self._joint: dict[Node, tuple[Equation, ...]] = {}
+        self._made: dict[Key, Application | None] = {}
+
+    @property
+    def matched(self) -> tuple[int, int]:
+        """How many terms were asked for, and how many different surroundings were matched for them."""
+        return len(self._joint), len(self._near)
 
     def applications(self, node: Node) -> tuple[Application, ...]:
         """Every application of a one-output equation at `node` that gives another term than those of the equations before.
@@ -353,59 +333,111 @@ class Rules:
         """
         known = self._known.get(node)
         if known is None:
+            near, terms = self._surroundings(node)
             found: dict[tuple[Node, ...], Application] = {}
-            for equation in self._candidates(node)[0]:
-                for where in matches(equation, node):
-                    results = apply(equation, where)
-                    if not isinstance(results, NoMatch) and results[0] is not node:
-                        found.setdefault(results, Application(equation, where, results))
+            real = dict(zip(near.terms, terms, strict=True)) if near.single else {}
+            for each in near.single:
+                for application in self._found(each, node) if isinstance(each, Equation) else (each.placed(real),):
+                    if application.results[0] is not node:
+                        found.setdefault(application.results, application)
             known = self._known[node] = tuple(found.values())
         return known
 
     def joint_applications(self, node: Node, users: Mapping[Node, list[Node]]) -> Iterator[Application]:
         """Applications of equations with several outputs, `node` being the first; they depend on the graph around."""
-        for equation in self._candidates(node)[1]:
-            for found in matches(equation, node, users):
-                results = apply(equation, found)
-                if not isinstance(results, NoMatch) and results != found.outputs:
-                    yield Application(equation, found, results)
+        if node not in self._joint:
+            self._surroundings(node)
+        for equation in self._joint[node]:
+            for application in self._found(equation, node, users):
+                if application.results != application.found.outputs:
+                    yield application
 
-    def _candidates(self, node: Node) -> tuple[list[Equation], list[Equation]]:
-        """The equations with one and with several outputs whose first output looks like `node`, in their order."""
-        outline = _outline(node, LEVELS)
-        near = self._near.get(outline)
+    def _found(
+        self, equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None
+    ) -> Iterator[Application]:
+        self.trials += 1
+        for found in matches(equation, node, users):
+            key = (id(equation), found.outputs, *found.operands.values(), *found.attributes.values())
+            if key not in self._made:  # of several outputs: matched in every graph around them, applied once
+                self._made[key] = self._applied(equation, found)
+            application = self._made[key]
+            if application is not None:
+                yield application
+
+    def _applied(self, equation: Equation, found: Match) -> Application | None:
+        results = apply(equation, found)
+        if isinstance(results, NoMatch):
+            return None
+        application = Application(equation, found, results)
+        return application if self.keep is None or self.keep(application) else None
+
+    def _surroundings(self, node: Node) -> tuple[_Near, tuple[Node, ...]]:
+        if node.op not in self._at:
+            self._joint[node] = ()
+            return _NOTHING, ()
+        key, terms = surroundings(node, LEVELS)
+        near = self._near.get(key)
         if near is None:
-            single, joint = (
-                [e for e in table.get(node.op, ()) if _resembles(e.lhs.outputs[0], node, LEVELS)]
-                for table in (self._single, self._joint)
-            )
-            near = self._near[outline] = single, joint
-        return near
+            near = self._near[key] = self._matched(canonical(key, terms))
+        self._joint[node] = near.joint
+        return near, terms
+
+    def _matched(self, terms: tuple[Node, ...]) -> _Near:
+        top, operators = terms[0], {n.op for n in terms}
+        single: list[Equation | _Local] = []
+        joint: list[Equation] = []
+        for equation, needs in self._at[top.op]:
+            if not needs <= operators:
+                continue
+            if len(equation.roots) == 1 and depth(equation.lhs.outputs[0]) <= LEVELS:
+                single += [_Local.of(a, terms) for a in self._found(equation, top)]
+            elif self._resembles(equation, top):
+                (joint if len(equation.roots) > 1 else single).append(equation)
+        return _Near(terms, tuple(single), tuple(joint))
+
+    def _resembles(self, equation: Equation, node: Node) -> bool:
+        """Whether the first levels of a pattern match, without computed attributes and guards."""
+        self.trials += 1
+        pattern = upper(equation.lhs.outputs[0], LEVELS)
+        return next(_match(pattern, node, _State({}, {}), None), None) is not None
 
 
-LEVELS = 2
-"""How far below a term its operators take part in the index of `Rules`."""
-_Outline: TypeAlias = tuple[Any, ...]
+LEVELS = 3
+"""How many operators in a row from a term down are its surroundings. Most patterns are no deeper."""
 
 
-def _outline(node: Node, levels: int) -> _Outline:
-    """All of a term that `_resembles` looks at."""
-    below = tuple([_outline(a, levels - 1) for a in node.args]) if levels else len(node.args)
-    return node.op, below
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """An application at canonical terms, and the terms to make for it, operands first."""
+
+    application: Application
+    new: tuple[Node, ...]
+
+    @staticmethod
+    def of(application: Application, terms: tuple[Node, ...]) -> _Local:
+        return _Local(application, tuple(topological(application.results, stop=set(terms))))
+
+    def placed(self, real: Mapping[Node, Node]) -> Application:
+        """The application at terms that look like the canonical ones."""
+        equation, found, results = self.application.equation, self.application.found, self.application.results
+        done = dict(real)
+        for node in self.new:
+            done[node] = with_args(node, tuple([done[a] for a in node.args]))
+        operands = {name: real[node] for name, node in found.operands.items()}
+        where = Match(tuple([real[o] for o in found.outputs]), operands, found.attributes)
+        return Application(equation, where, tuple([done[r] for r in results]))
 
 
-def _resembles(pattern: Node, node: Node, levels: int) -> bool:
-    """Whether `pattern` could match by the operators of the first levels."""
-    if pattern.op == "input":
-        return True
-    if pattern.op == "splat":
-        return node.op == "constant"
-    if node.op != pattern.op or len(node.args) != len(pattern.args):
-        return False
-    orders = [node.args, node.args[::-1]] if len(node.args) == 2 and get(node.op).commutative else [node.args]
-    return levels == 0 or any(
-        all(_resembles(p, a, levels - 1) for p, a in zip(pattern.args, args, strict=True)) for args in orders
-    )
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """What is known at some surroundings: applications and, in their order, the deeper equations to try; and those with several outputs."""
+
+    terms: tuple[Node, ...]
+    single: tuple[Equation | _Local, ...]
+    joint: tuple[Equation, ...]
+
+
+_NOTHING = _Near((), (), ())
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:

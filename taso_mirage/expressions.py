@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,18 +39,25 @@ class Expr(Opaque):
     __str__ = __repr__
 
 
-_WEIGHT_ONLY: WeakKeyDictionary[Node, bool] = WeakKeyDictionary()
-
-
 def is_weight(node: Node) -> bool:
     """Whether a term is known before the model runs: it hangs on weights and constants only. Memoised: one visit a term."""
-    known = _WEIGHT_ONLY.get(node)
-    if known is None:
-        for each in topological([node], stop=_WEIGHT_ONLY):
+    try:
+        return node.is_weight
+    except AttributeError:
+        for each in topological([node], stop=_ASKED):
             runs = each.op in ("input", "opaque", "extents") or _holds_symbol(each)
-            _WEIGHT_ONLY[each] = not runs and all(_WEIGHT_ONLY[a] for a in each.args)
-        known = _WEIGHT_ONLY[node]
-    return known
+            each.is_weight = not runs and all(a.is_weight for a in each.args)
+        return node.is_weight
+
+
+class _Asked:
+    """The terms whose memo is set."""
+
+    def __contains__(self, node: object) -> bool:
+        return hasattr(node, "is_weight")
+
+
+_ASKED = _Asked()
 
 
 def _holds_symbol(node: Node) -> bool:

@@ -14,11 +14,14 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.ops import extents, run
 
 SMALL = 1024
+KNOWN = frozenset({"constant", "extents", "absent"})
 
 
 def fold_small(node: Node) -> Node:
     """The constant or the sizes that `node` always is, when its operands are known and it is small; else `node`."""
-    if not node.args or node.op in ("opaque", "item") or not isinstance(node.type, Tensor) or not _small(node.type):
+    if not node.args or not all(a.op in KNOWN for a in node.args) or node.op in ("opaque", "item"):
+        return node
+    if not isinstance(node.type, Tensor) or not _small(node.type):
         return node
     operands = [a for a in node.args if a is not ABSENT]
     if all(a.op == "constant" for a in operands):

@@ -57,11 +57,13 @@ class Node:
     `type` is a Tensor, a tuple of Tensors (read with the op `item`), or None in a pattern whose variables are untyped.
     """
 
-    __slots__ = ("__weakref__", "args", "attrs", "op", "type")
+    __slots__ = ("__weakref__", "args", "attrs", "is_weight", "op", "type")
     op: str
     args: tuple[Node, ...]
     attrs: Attributes
     type: Type
+    is_weight: bool
+    """The memo of `expressions.is_weight`: not set until that is asked."""
     _pool: ClassVar[WeakValueDictionary[Any, Node]] = WeakValueDictionary()
 
     def __new__(
@@ -152,6 +154,8 @@ class Graph:
 
 def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Node]:
     """All terms below `outputs`, operands first; nothing below (or of) `stop`. Iterative: models are deep."""
+    if not stop:
+        return _all_below(outputs)
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[Node] = []
@@ -171,6 +175,24 @@ def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Nod
     return order
 
 
+def _all_below(outputs: Iterable[Node]) -> list[Node]:
+    """`topological` where nothing stops it, which most of a search's time went to."""
+    seen: dict[Node, None] = {}
+    stack = list(outputs)[::-1]
+    while stack:
+        node = stack[-1]
+        if node in seen:
+            stack.pop()
+            continue
+        waiting = node.args and [arg for arg in node.args if arg not in seen]
+        if waiting:
+            stack += waiting[::-1]
+            continue
+        seen[node] = None
+        stack.pop()
+    return list(seen)
+
+
 def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """For every term the terms that use it, in the order of `nodes`."""
     found: dict[Node, list[Node]] = {}
@@ -185,15 +207,21 @@ def with_args(node: Node, args: tuple[Node, ...]) -> Node:
     return node if args == node.args else Node(node.op, args, node.attrs, node.type)
 
 
-def substitute(outputs: Sequence[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """`outputs` with terms replaced by terms of the same type. What is put in is not searched again."""
+def substitute(
+    outputs: Sequence[Node], mapping: Mapping[Node, Node], order: Iterable[Node] | None = None
+) -> tuple[Node, ...]:
+    """`outputs` with terms replaced by terms of the same type. What is put in is not searched again.
+
+    `order`: the terms below the outputs, operands first, where they are at hand.
+    """
     for old, new in mapping.items():
         if old.type != new.type:
             raise TypeError(f"{old.op} has type {old.type}; it cannot be replaced by {new.op} of type {new.type}")
-    done: dict[Node, Node] = dict(mapping)
-    for node in topological(outputs, stop=done.keys()):
-        done[node] = with_args(node, tuple(done[arg] for arg in node.args))
-    return tuple(done[output] for output in outputs)
+    done: dict[Node, Node] = dict(mapping)  # and what is above
+    for node in topological(outputs, stop=mapping) if order is None else order:
+        if node not in mapping and not done.keys().isdisjoint(node.args):
+            done[node] = with_args(node, tuple([done.get(arg, arg) for arg in node.args]))
+    return tuple([done.get(output, output) for output in outputs])
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

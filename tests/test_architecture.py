@@ -16,6 +16,7 @@ LAYERS = [
     {"meanings"},
     {"ops"},
     {"expressions", "folding"},
+    {"outline", "sides"},
     {"equation", "model"},
     {"text"},
     {"library"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
@@ -33,14 +33,24 @@ def signature(node: Node) -> Signature:
 
 @dataclass
 class Context:
-    """What every rewrite of one model has to respect, with memos over interned terms."""
+    """What every rewrite of one model has to respect, with memos over interned terms. `others` is the same at the other sets of sizes,
+    each with how much it counts against this one."""
 
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
     available: Callable[[Node], bool] = lambda node: True
     target: Target = CPU
+    others: Sequence[tuple[Context, float]] = ()
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
+    _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
+
+    def helpful(self, rules: Rules) -> Rules:
+        """The rules without the applications that never pay: not even where nothing that they match is used elsewhere."""
+        if rules not in self._helpful:
+            single = (e for e in rules.equations if len(e.roots) == 1)
+            self._helpful[rules] = Rules(single, lambda application: _smaller(application, _Once(), self))
+        return self._helpful[rules]
 
     def work(self, node: Node) -> Work | None:
         """The work of one term; None where it cannot be counted."""
@@ -59,11 +69,12 @@ class Context:
         return counted is not None and counted.flops > 0
 
     def estimate(self, node: Node) -> float:
-        """Seconds of one term on a roofline: a launch, and the longer of computing and moving."""
+        """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""
         counted, target = self.work(node), self.target
+        seconds = target.launch + sum(weight * other.estimate(node) for other, weight in self.others)
         if counted is None:
-            return target.launch
-        return target.launch + max(counted.flops / target.flops, counted.bytes / target.bandwidth)
+            return seconds
+        return seconds + max(counted.flops / target.flops, counted.bytes / target.bandwidth)
 
     def legal(self, node: Node) -> bool:
         """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""
@@ -150,21 +161,34 @@ _NUMBERS = count(1)
 
 class _Sweep:
     def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[Step]) -> None:
-        self.outputs, self.rules, self.context, self.steps = outputs, rules, context, steps
+        self.outputs, self.rules, self.context, self.steps = outputs, context.helpful(rules), context, steps
         self.order = topological(outputs)
-        self.uses: Counter[Node] = Counter(a for n in self.order for a in set(n.args))
-        self.uses.update(outputs)
         self.done: dict[Node, Node] = {}
+        """The terms that are no longer there, and what is in their place."""
         self.number = next(_NUMBERS)
 
+    @cached_property
+    def uses(self) -> Counter[Node]:
+        """How many terms use each; counted once something could be rewritten."""
+        uses = Counter(a for n in self.order for a in set(n.args))
+        uses.update(self.outputs)
+        for old, new in self.done.items():
+            uses[new] = max(uses[new], uses[old])
+        return uses
+
     def run(self) -> tuple[Node, ...]:
+        done = self.done
         for node in self.order:
-            new = with_args(node, tuple(self.done[a] for a in node.args))
-            result = self._reduce(new, self.uses[node])
+            result = node
+            if not done.keys().isdisjoint(node.args):
+                result = with_args(node, tuple([done.get(a, a) for a in node.args]))
+            if self.rules.applications(result) or fold_small(result) is not result:
+                result = self._reduce(result, self.uses[node])
             if result is not node:
-                self.uses[result] = max(self.uses[result], self.uses[node])
-            self.done[node] = result
-        return tuple(self.done[o] for o in self.outputs)
+                done[node] = result
+                if "uses" in self.__dict__:
+                    self.uses[result] = max(self.uses[result], self.uses[node])
+        return tuple([done.get(o, o) for o in self.outputs])
 
     def _reduce(self, node: Node, uses: int) -> Node:
         for _ in range(16):
@@ -181,20 +205,17 @@ class _Sweep:
 
     def _rewrite(self, node: Node) -> Node | None:
         for application in self.rules.applications(node):
-            if self._pays(application):
+            if _smaller(application, self.uses, self.context):
                 self.steps.append(Step((application.equation.name,), (node,), application.results, self.number))
                 return application.results[0]
         return None
 
-    def _pays(self, application: Application) -> bool:
-        new = new_terms(application.results, application.found.operands)
-        added = [n for n in new if n.op != "item" and not is_weight(n)]
-        removed = removed_terms(application.found, self.uses)
-        if len(added) >= len(removed) or not all(self.context.legal(n) for n in new):
-            return False
-        if not added:
-            return True
-        return sum(map(self.context.estimate, added)) <= sum(map(self.context.estimate, removed))
+
+class _Once(dict[Node, int]):
+    """Every term has one use."""
+
+    def __missing__(self, node: Node) -> int:
+        return 1
 
 
 def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
@@ -259,6 +280,7 @@ def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
 
 
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
+    """Whether fewer terms run after an application, no slower on a roofline, and all of them may be written."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
