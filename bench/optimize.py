@@ -133,7 +133,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     content = loaded(name, options.models, options.small)
     model = from_ir(ir.from_proto(onnx.load_from_string(content)))
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
-    config = Config(budget=options.budget, shapes={k: sizes[k] for k in model.symbols()})
+    config = Config(budget=options.budget, shapes=(({k: sizes[k] for k in model.symbols()}, 1.0),))
     model = replace(model, sizes=representative(model, config))
     result, searches = searched(model, config)
     notes: list[str] = list(result.notes)

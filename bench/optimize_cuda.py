@@ -3,8 +3,8 @@
     python bench/optimize_cuda.py [NAME ...] [--dtype float16 float32] [--batch 1 16] [--models DIR] [--no-compile]
 
 Prints a table and writes bench/results/optimize_cuda-DEVICE.json (microseconds). Needs the extras `cuda` and `models`. A model
-is built, or read from DIR/NAME-bBATCH.onnx; half precision is onnxruntime's own conversion of it. `onnxruntime, channels last`
-is the original with the provider's option prefer_nhwc: a peer that costs its user one line. Every result went through the check.
+is built, or read from DIR/NAME-bBATCH.onnx; half precision is onnxruntime's own conversion of it. `onnxruntime, OPTIONS`
+is the original with options of the provider: a peer that costs its user one line. Every result went through the check.
 """
 
 from __future__ import annotations
@@ -85,28 +85,25 @@ def compiled(name: str, dtype: str, batch: int) -> float | None:
 
 
 def timed(model: Model, result: Result, seconds: float) -> dict[str, Any]:
-    """Original, original with channels last, and optimized, in turn."""
-    last = CUDA.channels_last
-    assert last is not None
-    sessions = [runtime.opened(model, CUDA, source=True)]
-    with contextlib.suppress(TasoMirageError):
-        sessions.append(runtime.opened(model, last, source=True))
-    sessions.append(runtime.opened(result.model, result.target, source=not result.steps))
-    times = runtime.interleaved(sessions, random_inputs(model, 0), seconds)
+    """Original, original with other options of the provider, and optimized, in turn."""
+    sessions = {"onnxruntime": runtime.opened(model, CUDA, source=True)}
+    for target in CUDA.variants:
+        with contextlib.suppress(TasoMirageError):
+            chosen = ", ".join(f"{k}={v}" for k, v in target.options if k not in dict(CUDA.options))
+            sessions[f"onnxruntime, {chosen}"] = runtime.opened(model, target, source=True)
+    ours = runtime.opened(result.model, result.target, source=not result.steps)
+    times = runtime.interleaved([*sessions.values(), ours], random_inputs(model, 0), seconds)
     quiet = [float(np.percentile(t, 25)) * 1e6 for t in times]
     ratios = np.asarray(times[0]) / np.asarray(times[-1])
     low, high = np.percentile(ratios, (25, 75))
-    baselines = {"onnxruntime": quiet[0]}
-    if len(quiet) > 2:
-        baselines["onnxruntime, channels last"] = quiet[1]
     return {
         "ours": quiet[-1],
-        "baselines": baselines,
+        "baselines": dict(zip(sessions, quiet, strict=False)),
         "ratio": round(quiet[0] / quiet[-1], 4),
         "quartiles": [round(float(low), 4), round(float(high), 4)],
         "spread": round(float(high - low), 4),
         "runs": len(ratios),
-        "graphs": [s.captures for s in sessions],
+        "graphs": [s.captures for s in (*sessions.values(), ours)],
     }
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,8 @@ from taso_mirage.errors import InvalidOption, TasoMirageError
 if TYPE_CHECKING:
     from taso_mirage.ir import Tensor
     from taso_mirage.model import Model
-    from taso_mirage.optimize.pipeline import Stop
+    from taso_mirage.optimize.explanations import Explanation
+    from taso_mirage.optimize.pipeline import Result, Stop
 
 app = typer.Typer(
     add_completion=False,
@@ -36,10 +37,15 @@ app.add_typer(cli_substitutions.app, name="substitutions")
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Shapes = Annotated[
+FIXES = "Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable."
+Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]
+WeightedShapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", metavar="NAME:DIMS", help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4)."
+        "--shape",
+        metavar="NAME:DIMS[+...][@WEIGHT]",
+        help=f"{FIXES} For several sets of sizes give each its weight, how often it is run: "
+        "--shape batch:1+seq:512@3 --shape batch:8+seq:128@1; what has no weight holds in every set.",
     ),
 ]
 
@@ -67,7 +73,7 @@ def optimize(
     strategy: Annotated[
         str, typer.Option(help="best-first, or saturate (equality saturation and extraction).")
     ] = "best-first",
-    shape: Shapes = None,
+    shape: WeightedShapes = None,
     inputs: Annotated[
         list[Path] | None,
         typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
@@ -99,6 +105,7 @@ def optimize(
     from taso_mirage.optimize import explanations, html, report
     from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
     from taso_mirage.optimize.pipeline import optimize as run
+    from taso_mirage.optimize.shapes import parse_shapes
     from taso_mirage.optimize.target import target as named
 
     if strategy not in STRATEGIES:
@@ -127,16 +134,25 @@ def optimize(
     written = save(result.model, path, source=not result.changed)
     if page is not None:
         html.write(page, result, explained, model, written, ["taso-mirage", *sys.argv[1:]])
-    if as_json:
-        changes = {"changes": explanations.as_data(explained)} if explain else {}
-        typer.echo(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
-    else:
-        report.show(result, model, written)
-        for line in explanations.as_lines(explained) if explain else ():
-            typer.echo(line)
+    _print(result, explained if explain else None, model, written, as_json)
     problem = failed(result)
     if problem is not None:
         raise problem
+
+
+def _print(
+    result: Result, explained: Sequence[Explanation] | None, model: Path, written: Sequence[Path], as_json: bool
+) -> None:
+    """The result, with its changes where they were asked for, as one JSON object or as tables and lines."""
+    from taso_mirage.optimize import explanations, report
+
+    if as_json:
+        changes = {} if explained is None else {"changes": explanations.as_data(explained)}
+        typer.echo(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
+        return
+    report.show(result, model, written)
+    for line in () if explained is None else explanations.as_lines(explained):
+        typer.echo(line)
 
 
 @app.command()
@@ -145,9 +161,10 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
     from taso_mirage.onnx_io import load
     from taso_mirage.optimize import report
     from taso_mirage.optimize.pipeline import Config, representative
+    from taso_mirage.optimize.shapes import parse_shape
 
     loaded = load(model)
-    sizes = representative(loaded, Config(shapes=parse_shapes(loaded, shape or [])))
+    sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found = report.inspection(loaded, sizes)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -168,6 +185,7 @@ def diff(
     """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
     from taso_mirage.onnx_io import load
     from taso_mirage.optimize import diff
+    from taso_mirage.optimize.shapes import parse_shape
 
     a, b = load(first), load(second)
     found = diff.structure(a, b)
@@ -175,7 +193,7 @@ def diff(
     if not as_json:
         typer.echo("\n".join(diff.structure_lines(found)))
     try:
-        differences = diff.numbers(a, b, parse_shapes(a, shape or []), given)
+        differences = diff.numbers(a, b, parse_shape(a, shape or []), given)
     except TasoMirageError:
         if as_json:
             typer.echo(json.dumps(diff.as_data(found, None), indent=2))
@@ -198,56 +216,6 @@ def doctor(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(found, indent=2))
     else:
         report.show_diagnosis(found)
-
-
-def parse_shapes(model: Model, texts: list[str]) -> dict[str, int]:
-    """`batch:4` fixes a dim; `input_ids:1,128` fixes the dims of an input by position."""
-    from taso_mirage.dims import symbol, symbols
-
-    inputs = {n.attr("name"): n for n in model.graph.inputs}
-    found: dict[str, int] = {}
-    for text in texts:
-        name, _, given = text.rpartition(":")
-        sizes = _sizes(text, given)
-        if name not in inputs:
-            _fix(
-                found, {name: sizes[0]} if len(sizes) == 1 and name in model.symbols() else _unknown(text, name, model)
-            )
-            continue
-        dims = inputs[name].tensor.shape or ()
-        if len(dims) != len(sizes):
-            raise InvalidOption(
-                f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given"
-            )
-        for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
-            if isinstance(dim, int) and dim != size:
-                raise InvalidOption(
-                    f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given"
-                )
-            if not isinstance(dim, int) and len(symbols(dim)) == 1 and dim == symbol(next(iter(symbols(dim)))):
-                _fix(found, {next(iter(symbols(dim))): size})
-    return found
-
-
-def _sizes(text: str, given: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in given.replace("x", ",").split(",")]
-    except ValueError:
-        raise InvalidOption(f"--shape {text}: write NAME:DIMS, for example input_ids:1,128") from None
-    if any(size < 1 for size in sizes):
-        raise InvalidOption(f"--shape {text}: sizes must be at least 1")
-    return sizes
-
-
-def _unknown(text: str, name: str, model: Model) -> dict[str, int]:
-    known = ", ".join([*model.input_names, *model.symbols()])
-    raise InvalidOption(f"--shape {text}: the model has no input or dynamic dim {name!r}; it has: {known}")
-
-
-def _fix(found: dict[str, int], more: dict[str, int]) -> None:
-    for name, size in more.items():
-        if found.setdefault(name, size) != size:
-            raise InvalidOption(f"--shape gives the dim {name!r} two sizes, {found[name]} and {size}")
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:

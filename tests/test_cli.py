@@ -75,6 +75,14 @@ def test_json_and_default_output_name(dynamic: Path) -> None:
     assert Path(found["written"][0]).name == "dynamic.optimized.onnx"
 
 
+def test_several_sets_of_sizes(dynamic: Path) -> None:
+    shapes = ["--shape", "batch:3@3", "--shape", "x:5,8@1"]
+    found = json.loads(run("optimize", dynamic, "--no-measure", "--json", *shapes).stdout)
+    assert [(row["sizes"], row["share"]) for row in found["sizes"]] == [({"batch": 3}, 0.75), ({"batch": 5}, 0.25)]
+    assert "random inputs at batch=5" in {row["case"] for row in found["check"]}
+    assert "only `optimize` takes weights" in one_line(run("inspect", dynamic, "--shape", "batch:3@3", check=2))
+
+
 def test_inputs_from_a_file(dynamic: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
     found = json.loads(run("optimize", dynamic, "--no-measure", "--json", "--inputs", tmp_path / "in.npz").stdout)
@@ -112,6 +120,7 @@ WRONG_OPTIONS = [
     (["--shape", "x:3,9"], "dimension 1 of 'x' is 8 in the model, 9 was given"),
     (["--shape", "batch:0"], "at least 1"),
     (["--shape", "batch:2", "--shape", "x:3,8"], "two sizes, 2 and 3"),
+    (["--shape", "batch:2@0"], "must be a positive number"),
     (["--target", "tpu"], "the targets are: cpu, cuda"),
     (["--strategy", "best"], "the strategies are: best-first, saturate"),
     (["--inputs", "missing.npz"], "not a readable .npz"),

@@ -22,7 +22,9 @@ from taso_mirage.ir import Node, Tensor, constant, variable
 from taso_mirage.ops import term
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.cost import Cost, Measured, Roofline, Setting
+from taso_mirage.optimize.cost import Cost, Measured, Roofline, Setting, Weighted
+from taso_mirage.optimize.explanations import explained
+from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.remote import executor
 from taso_mirage.optimize.target import CPU
@@ -45,11 +47,12 @@ class Here(Executor):
 
 
 class Elsewhere(Here):
-    """Answers from tables, by the operators of the setting that is asked for; no clock is involved."""
+    """Answers from tables, by the operators of the setting that is asked for, and of states one list after the other; no clock is
+    involved."""
 
-    def __init__(self, seconds: dict[str, float], kernels: dict[str, int], states: Sequence[float] = ()) -> None:
+    def __init__(self, seconds: dict[str, float], kernels: dict[str, int], *states: Sequence[float]) -> None:
         super().__init__()
-        self.states = list(states)
+        self.states = iter(states)
         self.tables: dict[str, Any] = {"seconds": seconds, "kernels": kernels}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -58,7 +61,7 @@ class Elsewhere(Here):
         if fn.__name__ == "device_key":
             done.set_result("elsewhere")
         elif fn.__name__ == "in_turn":
-            done.set_result(self.states)
+            done.set_result(list(next(self.states)))
         else:
             copies = len(onnx.load_from_string(args[0]).graph.output) if fn.__name__ == "seconds" else 1
             done.set_result(self.tables[fn.__name__]["+".join(_operators(args[0]))] * copies)
@@ -71,6 +74,10 @@ def _operators(content: bytes) -> list[str]:
 
 def measured(where: Executor | None = None, cache: CostCache | None = None) -> Measured:
     return Measured(CONTEXT, cache or CostCache(None), where)
+
+
+def weighted(where: Executor | None = None, cache: CostCache | None = None, context: Context = CONTEXT) -> Weighted:
+    return Weighted(context, (({}, 1.0),), cache or CostCache(None), where)
 
 
 def image(channels: int = 16, size: int = 32) -> Node:
@@ -141,7 +148,7 @@ def test_equal_terms_are_measured_once_whatever_their_names() -> None:
 
 def test_what_cannot_be_measured_is_estimated() -> None:
     gelu = term("gelu", x(4, 4), approximate="none")
-    lacking = type(CONTEXT)({"": 17}, {})  # Gelu came with opset 20
+    lacking = Context({"": 17}, {})  # Gelu came with opset 20
     cost = Measured(lacking, CostCache(None))
     assert cost.seconds(Setting(gelu)) == Roofline(lacking).seconds(Setting(gelu)) > 0
     assert not cost.joined(Setting(gelu), term("relu", gelu))
@@ -161,17 +168,17 @@ def _chain(count: int) -> Node:
 @pytest.mark.parametrize(("seconds", "fastest"), [([1.0, 1.0, 0.999], 0), ([1.0, 0.9, 0.8], 2), ([1.0, 1.2], 0)])
 def test_the_first_state_is_kept_unless_another_is_clearly_faster(seconds: list[float], fastest: int) -> None:
     nodes = [_chain(i + 1) for i in range(len(seconds))]
-    assert measured(Elsewhere({}, {}, seconds)).fastest([(n,) for n in nodes]) == fastest
+    assert weighted(Elsewhere({}, {}, seconds)).fastest([(n,) for n in nodes]) == fastest
 
 
 def test_a_clearly_faster_state_is_chosen() -> None:
-    assert measured().fastest([(_chain(6),), (_chain(1),)]) == 1
-    assert measured().fastest([(_chain(1),), (_chain(6),)]) == 0
+    assert weighted().fastest([(_chain(6),), (_chain(1),)]) == 1
+    assert weighted().fastest([(_chain(1),), (_chain(6),)]) == 0
 
 
 def test_states_measured_once_are_not_measured_again() -> None:
     where = Here()
-    cost = measured(where)
+    cost = weighted(where)
     for _ in range(2):
         cost.fastest([(term("tanh", x(4)),), (term("relu", x(4)),)])
     assert where.calls.count("in_turn") == 1
@@ -179,7 +186,7 @@ def test_states_measured_once_are_not_measured_again() -> None:
 
 def test_states_that_cannot_be_run_leave_the_first() -> None:
     gelu = term("gelu", x(4, 4), approximate="none")
-    assert Measured(type(CONTEXT)({"": 17}, {}), CostCache(None)).fastest([(gelu,), (x(4, 4),)]) == 0
+    assert weighted(context=Context({"": 17}, {})).fastest([(gelu,), (x(4, 4),)]) == 0
 
 
 # ---------------------------------------------------------------- somewhere else
@@ -190,12 +197,14 @@ def test_every_measurement_goes_through_the_executor(monkeypatch: pytest.MonkeyP
     where = Elsewhere({"Relu": 2e-6, "Tanh": 3e-6}, kernels, [2.0, 1.0])
     for name in ("seconds", "kernels", "in_turn", "device_key"):
         monkeypatch.setattr(measure, name, _named(name))
-    cost = measured(where)
+    cost = weighted(where)
     outputs = (term("relu", term("tanh", x(4, 4))),)
     assert Cost(cost)(outputs) == pytest.approx(5e-6)
     assert cost.fastest([outputs, (term("tanh", x(4, 4)),)]) == 1
     assert where.calls.count("device_key") == 1
-    assert len(where.calls) - where.calls.count("device_key") - where.calls.count("in_turn") == cost.measured
+    assert (
+        len(where.calls) - where.calls.count("device_key") - where.calls.count("in_turn") == cost.measured[0].measured
+    )
 
 
 def _named(name: str) -> Callable[..., Any]:
@@ -218,15 +227,21 @@ QUIET = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
 
 
 @pytest.mark.parametrize("resources", [None, {"device": 1}])
-def test_terms_are_measured_by_the_workers_of_a_scheduler(resources: dict[str, int] | None, tmp_path: Path) -> None:
+def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
+    resources: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "Session", _named("a model"))  # in this process; the workers have their own
     a = x(8, 64)
     outputs = tuple(term("relu", term("matmul", a, w(64, 64, name=n))) for n in "qk")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, resources=resources, **QUIET) as cluster:
         config = Config(scheduler=cluster.scheduler_address, cache=tmp_path / "costs.sqlite", seconds=0.2, budget=20)
         result = optimize(model((a,), outputs), config)
+        changed = optimize(model((a,), (term("relu", term("relu", a)),)), Config(measure=False))
+        listed = explained(changed, config, lambda stage, done, total: None)
         with distributed.Client(cluster) as client:
             tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-    assert {"seconds", "kernels", "device_key"} <= set(tasks)
+    assert {"seconds", "kernels", "device_key", "in_turn"} <= set(tasks)
+    assert [each.measured is not None for each in listed] == [True]
     assert all(d.passed for d in result.differences)
 
 

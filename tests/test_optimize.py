@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
 from taso_mirage.optimize import pipeline
+from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.check import difference, first_bad
 from taso_mirage.optimize.cost import Cost, CostCache, Roofline
-from taso_mirage.optimize.partition import parts
+from taso_mirage.optimize.partition import LEAST, parts
 from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.pipeline import Config, Stop, optimize
 from taso_mirage.optimize.search import Budget, directions, search_model, search_part
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
@@ -171,6 +174,21 @@ def test_repeated_layers_are_one_part() -> None:
     assert len({p.graph for p in found}) <= 3
 
 
+def test_a_second_look_finds_what_a_cut_hid() -> None:
+    def chain(state: Node, length: int) -> Node:
+        for _ in range(length):
+            state = term("tanh", state)
+        return state
+
+    first = term("neg", chain(x(8, 64), LEAST - 1))
+    plain = chain(chain(x(8, 64), LEAST - 1), 50)
+    hidden = chain(term("neg", first), 50)
+    cut, *_ = parts((hidden,))
+    assert cut.place(cut.graph.outputs, cut.leaves) == (first,)
+    assert all(first not in p.place(p.graph.outputs, p.leaves) for p in parts((hidden,), [first]))
+    assert searched((hidden,)) == (plain,)
+
+
 def test_parts_rebuild_the_model() -> None:
     a = x(4, 16)
     state = a
@@ -194,6 +212,22 @@ def test_chain_of_20000_nodes_is_optimized() -> None:
 
 
 # ---------------------------------------------------------------- the whole job
+
+
+def test_other_options_of_the_provider_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(CPU, options=(("cudnn_conv_algo_search", "HEURISTIC"),))
+    monkeypatch.setattr(Target, "variants", property(lambda self: (other,)))
+    monkeypatch.setattr(
+        runtime, "interleaved", lambda sessions, *_: [[1e-3 if s.target == other else 2e-3] * 9 for s in sessions]
+    )
+    image = x(1, 4, 8, 8)
+    conv = term("conv", image, w(4, 4, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+    result = optimize(model((image,), (conv,)), Config(budget=1, seconds=0.1))
+    assert result.target == other
+    assert result.timing is not None
+    assert result.timing.ratio == pytest.approx(2)
+    plain = optimize(model((image,), (term("relu", image),)), Config(budget=1, seconds=0.1))
+    assert plain.target == CPU  # nothing there is run in another way
 
 
 def test_the_original_is_kept_when_nothing_is_faster() -> None:

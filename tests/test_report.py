@@ -27,9 +27,12 @@ from taso_mirage.model import Array, Model, random_array
 from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
-from taso_mirage.optimize import html
+from taso_mirage.optimize import html, report
+from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.changes import FOLDING, Change, changes
-from taso_mirage.optimize.explanations import Explanation, as_lines, at_sizes, measured_seconds, statement
+from taso_mirage.optimize.cost import Weighted
+from taso_mirage.optimize.explanations import Explanation, as_lines, measured_seconds, statement
+from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
 from taso_mirage.optimize.steps import Step
 from taso_mirage.text import parse_equation, show_graph
@@ -152,14 +155,14 @@ def test_both_sides_of_every_change_compute_the_same(name: str, tmp_path: Path) 
 
 def assert_equal(change: Change, sizes: dict[str, int]) -> None:
     rng = np.random.default_rng(3)
-    sides = [at_sizes(side, sizes) for side in (change.before, change.after)]
+    sides = (change.before, change.after)
     leaves = dict.fromkeys(n for side in sides for n in (*side, *side.inputs) if n.op in ("input", "weight"))
     # batch normalization's variances are among the weights: none may be negative
     values = {
-        n: EXACT.load(np.abs(random_array(n, rng, {})) if n.dtype != "bool" else random_array(n, rng, {}))
+        n: EXACT.load(np.abs(random_array(n, rng, sizes)) if n.dtype != "bool" else random_array(n, rng, sizes))
         for n in leaves
     }
-    old, new = ([interpret(s.outputs, EXACT, values)[o] for o in s.outputs] for s in sides)
+    old, new = ([interpret(s.outputs, EXACT, values, sizes=dict(sizes))[o] for o in s.outputs] for s in sides)
     for a, b in zip(old, new, strict=True):
         np.testing.assert_allclose(
             a, b, rtol=1e-6, atol=1e-9, err_msg=f"{change.equations}\n{show_graph(change.before)}"
@@ -224,20 +227,25 @@ def test_statements_name_their_evidence() -> None:
     assert statement("no.such.equation").text == ""
 
 
-def test_a_change_is_measured_at_the_sizes_of_the_model(mini: Result) -> None:
+def test_a_change_is_measured_at_the_sizes_of_the_model() -> None:
     a, n = x(symbol("n"), 3, name="x1"), weight("w1", Tensor("float32", (3, 3)))
-    before = Graph((a,), (term("relu", term("relu", term("matmul", a, n))),))
-    after = Graph((a,), (term("relu", term("matmul", a, n)),))
-    result = replace(mini, original=replace(mini.original, sizes={"n": 4}))
-    found = measured_seconds(Change(("twice",), before, after, ("",)), result)
+    workloads = (({"n": 4}, 0.5), ({"n": 8}, 0.5))
+    term_cost = Weighted(Context({"": 20}, {}), workloads, CostCache(None))
+
+    def measured(before: Graph, after: Graph) -> tuple[float, float] | None:
+        return measured_seconds(Change(("e",), before, after, ("",)), term_cost, workloads)
+
+    product = term("matmul", a, n)
+    found = measured(Graph((a,), (term("relu", term("relu", product)),)), Graph((a,), (term("relu", product),)))
     assert found is not None
     assert min(found) > 0
-    unknown = Graph((), (term("concat", n, n, axis=0),))
-    assert measured_seconds(Change((FOLDING,), unknown, unknown, ("",)), result) is None
-    no_type = Graph(
-        (variable("s", Tensor("string", (1,))),), (term("identity", variable("s", Tensor("string", (1,)))),)
-    )
-    assert measured_seconds(Change(("x",), no_type, no_type, ("",)), result) is None
+    assert measured(Graph((a,), (term("neg", term("neg", a)),)), Graph((a,), (a,))) is not None
+    ahead = Graph((), (term("concat", n, n, axis=0),))
+    assert measured(ahead, ahead) is None
+    text, unknown, large = variable("s", Tensor("string", (1,))), x(symbol("m"), 3), x(1 << 30, 3)
+    for operand in (text, unknown, large):
+        side = Graph((operand,), (term("identity", operand),))
+        assert measured(side, side) is None
 
 
 # ---------------------------------------------------------------- the page
@@ -309,6 +317,26 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
     for equation in found["changes"][0]["equations"]:
         assert " ".join(equation["equation"].split()) in text
         assert equation["evidence"] in text
+
+
+def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    a = x(2, 3)
+    small = model((a,), (term("relu", term("relu", term("tanh", a))),))
+    exact = optimize(small, Config(budget=5, measure=False, strategy="saturate"))
+    assert exact.statistics.ended == {"saturated": 1}
+    statistics = replace(exact.statistics, ended={"saturated": 2, "time": 1}, gaps=(0.0, 0.25, 0.0))
+    saturated = replace(exact, statistics=statistics)
+    expected = {"parts": 3, "exact": 2, "gap": 0.25}
+    data = [report.as_dict(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
+    assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
+    assert data[1]["ended"] == {"saturated": 2, "time": 1}
+    assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]
+    text = "exact in 2 of 3, a better one could save at most 25.0% of a part"
+    assert f"<td>{text}</td>" in html.page(saturated, [], Path("m.onnx"), [], ["taso-mirage"], {})
+    for each, words in ((saturated, ("e-nodes", "saturated (2), time (1)", text)), (mini, ("states", "matches"))):
+        report.show(each, Path("m.onnx"), [])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert all(word in printed for word in words)
 
 
 def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:

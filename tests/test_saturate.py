@@ -212,6 +212,32 @@ def test_without_steps_the_best_known_graph_is_kept_and_said_to_be_so() -> None:
     found = extract(options, [0, 1], known=[{0: 1, 1: 0, 2: 0}], limit=0)
     assert not found.exact
     assert found.found[0][0] == 10.0  # the cheapest trees
+    assert found.bound <= 8.0
+    assert found.gap == pytest.approx(1 - found.bound / 10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_graph_is_cheaper_than_the_bound(seed: int) -> None:
+    """However early the extraction is stopped."""
+    rng = random.Random(seed)
+    gaps = []
+    for _ in range(100):
+        options = {
+            c: [
+                Option(rng.randint(1, 9), tuple(rng.sample(range(c + 1, 8), rng.randint(0, min(2, 7 - c)))))
+                for _ in range(2)
+            ]
+            for c in range(8)
+        }
+        best = cheapest(options, [0, 1])
+        for limit in (0, 3, 10_000):
+            result = extract(options, [0, 1], keep=8, slack=1.5, limit=limit)
+            assert result.bound <= best + 1e-9
+            assert best >= (1 - result.gap) * result.found[0][0] - 1e-9
+            gaps.append(result.gap)
+            if result.exact:
+                assert (result.gap, result.bound) == (0.0, best)
+    assert max(gaps) > 0
 
 
 # ---------------------------------------------------------------- whole parts
@@ -276,6 +302,7 @@ def test_growth_without_end_is_stopped() -> None:
     )
     assert not done.saturated
     assert done.nodes <= saturate.NODES + 100
+    assert found.ended == "number of iterations"
     assert found.after == found.before
 
 
@@ -286,11 +313,11 @@ def test_two_runs_are_the_same() -> None:
 
 def test_without_a_budget_the_start_is_kept() -> None:
     for budget in (Budget(0.0), Budget(20.0, stop=True)):
-        found, done, after = saturated(products("qkv"), budget=budget)
+        found, _, after = saturated(products("qkv"), budget=budget)
         assert after == products("qkv")
         assert found.path == ()
         assert found.after == found.before
-        assert not done.saturated
+        assert found.ended == "time"
 
 
 def test_an_interrupt_ends_it() -> None:
@@ -298,6 +325,22 @@ def test_an_interrupt_ends_it() -> None:
         Graph((), products("qkv")), rules(), Rules(()), COST, CONTEXT, Budget(60.0), Budget(60.0, stop=True)
     )
     assert found.path == ()
+    assert found.ended == "interrupt"
+
+
+def test_both_strategies_say_what_ended_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(using: Rules, *budgets: Budget) -> str:
+        return search_part(Graph((), products("qkv")), using, Rules(()), COST, CONTEXT, *budgets).ended
+
+    assert ended(Rules(()), Budget(60)) == "nothing left to try"
+    assert ended(rules(), Budget(0.0)) == "time"
+    assert ended(rules(), Budget(60, states_per_part=1)) == "number of states"
+    assert ended(rules(), Budget(60, patience=-1)) == "patience"
+    assert ended(rules(), Budget(60), Budget(60, stop=True)) == "interrupt"
+    found, done, _ = saturated(products("ab"), Rules(()))
+    assert (found.ended, found.gap, found.states) == ("saturated", 0.0, done.nodes)
+    monkeypatch.setattr(saturate, "NODES", 20)
+    assert saturated(products("qkv"))[0].ended == "number of e-nodes"
 
 
 def test_what_the_model_cannot_hold_is_not_made() -> None:

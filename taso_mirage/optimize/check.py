@@ -77,8 +77,19 @@ def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
     return found
 
 
-def cases(model: Model, session: Session, base: Mapping[str, int], given: Sequence[Arrays] = ()) -> Iterator[Case]:
-    """The user's inputs, random ones at the base sizes, and random ones at other sizes of every dynamic dim.
+def shown(sizes: Mapping[str, int]) -> str:
+    """`batch=8, sequence=128`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def cases(
+    model: Model,
+    session: Session,
+    base: Mapping[str, int],
+    given: Sequence[Arrays] = (),
+    others: Sequence[Mapping[str, int]] = (),
+) -> Iterator[Case]:
+    """The user's inputs, random ones at the base sizes and the others that were asked for, and at further sizes of every dynamic dim.
 
     What the original itself does not take (a size that its signature allows, integers that are no ids) is left out. Inputs of
     types for which no random value can be made must be given.
@@ -88,6 +99,7 @@ def cases(model: Model, session: Session, base: Mapping[str, int], given: Sequen
         yield Case(f"the given inputs {i + 1}", inputs, session.run(inputs), exact(inputs))
     try:
         drawn = [(f"random inputs {seed}", random_inputs(model, seed, base)) for seed in SEEDS]
+        drawn += [(f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[0], sizes)) for sizes in others]
         wide = random_inputs(model, SEEDS[-1] + 1, base, wide=True)
     except InvalidOption:
         if given:
@@ -97,8 +109,8 @@ def cases(model: Model, session: Session, base: Mapping[str, int], given: Sequen
         yield Case(name, inputs, session.run(inputs), exact(inputs))
     more = [("random inputs with wide integers", wide)] if _has_integers(model) else []
     for sizes in sizes_to_try(model, base)[1:]:
-        shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
-        more.append((f"random inputs at {shown}", random_inputs(model, SEEDS[-1] + 2, sizes)))
+        if sizes not in others:
+            more.append((f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[-1] + 2, sizes)))
     for name, inputs in more:
         try:
             outputs = session.run(inputs)

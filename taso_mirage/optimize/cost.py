@@ -40,6 +40,8 @@ SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
+Workloads = Sequence[tuple[Mapping[str, int], float]]
+"""Sets of sizes of the dynamic dims, each with its share of the runs."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -197,21 +199,65 @@ class Measured:
     def _run(self, function: Any, *args: Any) -> Any:
         return function(*args) if self.executor is None else self.executor.submit(function, *args).result()
 
-    def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest, in turn; the first, unless another is so by GAIN."""
+    def in_turn(self, states: Sequence[Sequence[Node]], seconds: float) -> list[float] | None:
+        """Seconds of several equal graphs as they are, measured in turn for so long; None where the runtime does not take one."""
         try:
-            contents = [serialize(concrete(s, _Running(), self.context)) for s in states]
-            name = hashlib.sha256(b"".join(contents)).hexdigest()
-            known = [self.cache.get(self._device(), f"in turn {name} {i}") for i in range(len(contents))]
+            described = "\n".join(described_terms(_running(s), s, self.context) for s in states)
+            name = hashlib.sha256(described.encode()).hexdigest()
+            known = [self.cache.get(self._device(), f"in turn {name} {i}") for i in range(len(states))]
             times = [t for t in known if t is not None]
-            if len(times) < len(contents):
-                times = self._run(measure.in_turn, contents, self.context.target, CONTEST)
+            if len(times) < len(states):
+                contents = [serialize(concrete(s, _Running(), self.context)) for s in states]
+                times = self._run(measure.in_turn, contents, self.context.target, seconds)
                 for i, taken in enumerate(times):
                     self.cache.put(self._device(), f"in turn {name} {i}", taken)
         except UNMEASURABLE:
+            return None
+        return times
+
+
+class Weighted:
+    """The cost at several sets of sizes: what it is at each, times the share of that set. Measured with a cache, else rooflines.
+
+    `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
+    """
+
+    def __init__(
+        self, context: Context, workloads: Workloads, cache: CostCache | None, executor: Executor | None = None
+    ) -> None:
+        contexts = [Context(context.opsets, sizes, context.available, context.target) for sizes, _ in workloads]
+        self.shares = [share for _, share in workloads]
+        self.measured = [] if cache is None else [Measured(c, cache, executor) for c in contexts]
+        self.terms: Sequence[TermCost] = self.measured or [Roofline(c) for c in contexts]
+
+    def seconds(self, setting: Setting) -> float:
+        return self._sum([term.seconds(setting) for term in self.terms])
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        """Whether they are run as one at some sizes; at the others the term costs what it adds there all the same."""
+        return any(term.joined(producer, node) for term in self.terms)
+
+    def measure_until(self, deadline: float) -> None:
+        """Measure nothing more from this monotonic time."""
+        for each in self.measured:
+            each.deadline = deadline
+
+    def in_turn(self, states: Sequence[Sequence[Node]], seconds: float = CONTEST) -> list[float] | None:
+        """Seconds of several equal graphs, measured in turn at every set of sizes; None where that cannot be done."""
+        times = [each.in_turn(states, seconds / len(self.measured)) for each in self.measured]
+        found = [t for t in times if t is not None]
+        return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
+
+    def fastest(self, states: Sequence[Sequence[Node]]) -> int:
+        """Which of several equal graphs is measured fastest; the first, unless another is so by GAIN."""
+        times = self.in_turn(states)
+        if times is None:
             return 0
         best = min(range(len(times)), key=times.__getitem__)
         return best if times[best] * GAIN < times[0] else 0
+
+    def _sum(self, seconds: Sequence[float]) -> float:
+        return sum(share * each for share, each in zip(self.shares, seconds, strict=True))
 
 
 class _Running:
@@ -221,12 +267,21 @@ class _Running:
         return isinstance(node, Node) and bool(node.args) and not is_weight(node)
 
 
+def _running(outputs: Sequence[Node]) -> list[Node]:
+    return topological(outputs, stop=_Outside(_Running()))
+
+
 def description(setting: Setting, context: Context) -> str:
     """All that the time of a setting hangs on: operators, attributes and sizes, and which operands are weights or the same."""
-    inside = setting.terms
+    return described_terms(topological([setting.node], stop=_Outside(setting.terms)), (), context)
+
+
+def described_terms(terms: Sequence[Node], outputs: Sequence[Node], context: Context) -> str:
+    """The same of several terms, in topological order."""
+    inside = set(terms)
     numbers: dict[Node, int] = {}
     rows: list[Any] = []
-    for node in _ordered(setting):
+    for node in terms:
         for arg in node.args:
             if arg not in inside and arg not in numbers:
                 numbers[arg] = len(numbers)
@@ -235,6 +290,7 @@ def description(setting: Setting, context: Context) -> str:
         attrs = [[k, str(fixed(v, context.sizes))] for k, v in node.attrs]
         opset = context.opsets.get(get(node.op).domain)
         rows.append([node.op, [numbers[a] for a in node.args], attrs, opset])
+    rows += [numbers.get(o) for o in outputs]
     return json.dumps(rows, separators=(",", ":"))
 
 
@@ -244,10 +300,6 @@ def _leaf(node: Node, sizes: Mapping[str, int]) -> str:
     kind = "const " if is_weight(node) else ""
     value = splat_value(node)
     return f"{kind}{sized(node.type, sizes)}{'' if value is None else f' {value:g}'}"
-
-
-def _ordered(setting: Setting) -> list[Node]:
-    return topological([setting.node], stop=_Outside(setting.terms))
 
 
 class _Outside:

@@ -110,7 +110,7 @@ def numbers(a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arra
     InvalidOption where inputs or outputs do not correspond; CheckFailed where a itself gives other outputs at every run.
     """
     sizes = _corresponding(a, b)
-    base = representative(a, Config(shapes={**sizes, **shapes}, inputs=tuple(inputs)))
+    base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
     model = replace(a, sizes=base)
     first, second = opened(model, source=True), opened(b, source=True)
     prepared = list(cases(model, first, base, inputs))

@@ -5,37 +5,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from taso_mirage import library, ops
-from taso_mirage.dims import fixed
 from taso_mirage.equation import work_terms
-from taso_mirage.errors import TasoMirageError
 from taso_mirage.explain import grounds
 from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, Node, topological, with_args
+from taso_mirage.ir import Graph
 from taso_mirage.meanings.work import size, sized
-from taso_mirage.model import Array, random_array
-from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.build import standalone
-from taso_mirage.optimize.cache import CostCache, cache_path
 from taso_mirage.optimize.changes import FOLDING, Change, changes
-from taso_mirage.optimize.cost import Cost, Measured, Roofline
+from taso_mirage.optimize.cost import UNMEASURABLE, Cost, Weighted, Workloads
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, Progress, Result, rules
-from taso_mirage.optimize.session import Session, interleaved
+from taso_mirage.optimize.pipeline import Config, Progress, Result, measuring, rules
 from taso_mirage.text import laws, show_equation, show_graph
 
 MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""
-EACH, LEAST = 0.1, 7
-LARGEST = 1 << 29
-"""Bytes of operands up to which a change is measured."""
+EACH, LARGEST = 0.1, 1 << 29
+"""Seconds that a change is measured, and bytes of operands up to which it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,69 +54,36 @@ class Explanation:
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
     """The distinct changes of a result, the largest predicted gain first. Measures for about `seconds` at most."""
     found = changes(result.original, result.steps, {e.name: e for e in rules()})
-    with closing(CostCache(cache_path() if config.measure else None)) as cache:
-        cost = _cost(result, config, cache)
+    opsets = {"com.microsoft": 1, **result.original.opsets}
+    context = Context(opsets, result.original.sizes, target=result.target)
+    with measuring(config) as (cache, executor):
+        term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        cost = Cost(term)
         predicted = {c: (cost(c.before.outputs), cost(c.after.outputs)) for c in found}
-    found.sort(key=lambda c: c.count * (predicted[c][1] - predicted[c][0]))
-    end = time.monotonic() + seconds
-    listed: list[Explanation] = []
-    for i, change in enumerate(found):
-        progress("explain", i, len(found))
-        timed = config.measure and time.monotonic() < end
-        listed.append(Explanation(change, predicted[change], measured_seconds(change, result) if timed else None))
+        found.sort(key=lambda c: c.count * (predicted[c][1] - predicted[c][0]))
+        end = time.monotonic() + seconds
+        listed: list[Explanation] = []
+        for i, change in enumerate(found):
+            progress("explain", i, len(found))
+            timed = config.measure and time.monotonic() < end
+            measured = measured_seconds(change, term, result.workloads) if timed else None
+            listed.append(Explanation(change, predicted[change], measured))
     return listed
 
 
-def _cost(result: Result, config: Config, cache: CostCache) -> Cost:
-    """The cost by which the result was chosen."""
-    opsets = {"com.microsoft": 1, **result.original.opsets}
-    context = Context(opsets, result.original.sizes, target=result.target)
-    return Cost(Measured(context, cache) if config.measure else Roofline(context))
-
-
-# ---------------------------------------------------------------- measuring
-
-
-def measured_seconds(change: Change, result: Result) -> tuple[float, float] | None:
-    """Lower quartiles of interleaved runs of both sides as models of their own; None where one cannot be built, loaded or run."""
+def measured_seconds(change: Change, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
+    """Seconds of both sides as models of their own, run in turn where `term` measures; None where that cannot be done."""
     if not work_terms(change.before):
         return None  # computed ahead: it takes no time at a run
-    sizes = result.original.sizes
+    leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
     try:
-        before, after = at_sizes(change.before, sizes), at_sizes(change.after, sizes)
-        leaves = {n.attr("name"): n for n in (*before, *after) if n.op == "weight"}
-        if sum(size(n.type) for n in (*leaves.values(), *before.inputs)) > LARGEST:
-            return None
-        rng = np.random.default_rng(0)
-        weights = {name: Array(random_array(n, rng, {})) for name, n in leaves.items()}
-        feed = {n.attr("name"): random_array(n, rng, {}) for n in before.inputs}
-        opsets = {"": 17, "com.microsoft": 1, **result.original.opsets}
-        sessions = [Session(serialize(standalone(side, opsets, weights)), result.target) for side in (before, after)]
-        for session in sessions:
-            session.run(feed)  # says what is wrong, where the timed runs would not
-        times = interleaved(sessions, feed, EACH, LEAST)
-    except (TasoMirageError, LookupError, TypeError, ValueError):
+        largest = max(sum(size(sized(n.type, sizes)) for n in leaves) for sizes, _ in workloads)
+    except UNMEASURABLE:  # a size that only the run shows
         return None
-    low, other = (float(np.percentile(t, 25)) for t in times)
-    return low, other
-
-
-def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The graph with every symbol at its size. Raises what typing raises."""
-    done: dict[Node, Node] = {}
-    for node in topological((*graph.inputs, *graph.outputs)):
-        done[node] = _at_sizes(node, tuple(done[a] for a in node.args), sizes)
-    return Graph(tuple(done[n] for n in graph.inputs), tuple(done[n] for n in graph.outputs))
-
-
-def _at_sizes(node: Node, args: tuple[Node, ...], sizes: Mapping[str, int]) -> Node:
-    if node.op in ("input", "weight"):
-        return Node(node.op, (), node.attrs, sized(node.type, sizes))
-    if node.op == "extents":
-        return ops.extents(fixed(node.attr("values"), sizes), bool(node.attr("scalar")))
-    if node.op in ("constant", "absent", "opaque"):
-        return with_args(node, args)
-    return ops.term(node.op, *args, **{k: fixed(v, sizes) for k, v in node.attrs})
+    if largest > LARGEST:
+        return None
+    times = term.in_turn((change.before.outputs, change.after.outputs), EACH)
+    return None if times is None else (times[0], times[1])
 
 
 # ---------------------------------------------------------------- equations

@@ -14,11 +14,19 @@ Choice = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to be the cheapest of all."""
+    """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to be the cheapest of all, and
+    `bound`, which no graph is cheaper than."""
 
     found: tuple[tuple[float, Choice], ...]
     exact: bool
     steps: int
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """The share of the cost that a better graph might still save; 0 where there is none."""
+        best = self.found[0][0] if self.found else 0.0
+        return 1 - self.bound / best if best > 0 and not self.exact else 0.0
 
 
 def extract(
@@ -37,7 +45,7 @@ def extract(
     kept = _Kept(keep, slack)
     prices = tree_costs(options)
     if any(root not in prices for root in roots):
-        return Extraction((), True, 0)
+        return Extraction((), True, 0, math.inf)
     for choice in (*known, _cheapest_trees(options, prices)):
         kept.offer(_restricted(options, roots, choice), options)
     problem = Problem(options, roots, prices, stop)
@@ -45,7 +53,9 @@ def extract(
         pass
     search = _Search(problem, kept, options)
     search.run(limit, stop)
-    return Extraction(kept.result(), not search.cut_short, search.steps)
+    found = kept.result()
+    bound = min(problem.bound, found[0][0]) if search.cut_short else found[0][0]
+    return Extraction(found, not search.cut_short, search.steps, bound)
 
 
 def _cheapest_trees(options: Options, prices: Mapping[int, float]) -> Choice:

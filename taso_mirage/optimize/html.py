@@ -12,9 +12,10 @@ from typing import Any
 from taso_mirage import __version__
 from taso_mirage.drawing import ARROW, draw_graph
 from taso_mirage.ir import Graph
+from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.explanations import Explanation, Statement, duration, gains, outline, shortened, statement
 from taso_mirage.optimize.pipeline import Result
-from taso_mirage.optimize.report import inspection, quantity, versions
+from taso_mirage.optimize.report import by_sizes, inspection, quantity, search_facts, versions
 from taso_mirage.optimize.session import device
 from taso_mirage.text import show_graph
 from taso_mirage.toml import write_file
@@ -86,9 +87,9 @@ def _summary(result: Result) -> str:
     if result.differences:
         passed = sum(d.passed for d in result.differences)
         facts.append(f"{passed} of {len(result.differences)} outputs within the bound of the check")
-    shown = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     notes = "".join(f'<p class="note">Note: {escape(note)}</p>' for note in result.notes)
-    return f'<ul class="facts">{shown}</ul>{notes}'
+    return f'<ul class="facts">{listed}</ul>{notes}'
 
 
 def _section(title: str, body: str) -> str:
@@ -110,7 +111,27 @@ def _times(result: Result) -> str:
         f"Predicted, as the sum over the operators: {duration(result.cost_before)} and {duration(result.cost_after)}."
     )
     spread = (timing.original / timing.high, timing.original / timing.low)
-    return _bars(timing.original, timing.optimized, spread) + _paragraph(text)
+    return _bars(timing.original, timing.optimized, spread) + _paragraph(text) + _times_by_sizes(result)
+
+
+def _times_by_sizes(result: Result) -> str:
+    """The times at each of several sets of sizes."""
+    if result.timing is None or not result.timing.each:
+        return ""
+    rows = [
+        [
+            shown(sizes),
+            f"{share:.1%}",
+            duration(t.original),
+            duration(t.optimized),
+            f"{t.ratio:.3f}",
+            f"{t.low:.3f} to {t.high:.3f}",
+        ]
+        for sizes, share, t in by_sizes(result)
+        if t is not None
+    ]
+    text = "The times above are the sums over these sets of sizes, by their shares."
+    return _paragraph(text) + _table(["sizes", "share", "original", "optimized", "ratio", "quartiles"], rows)
 
 
 def _bars(before: float, after: float, spread: tuple[float, float] | None) -> str:
@@ -149,8 +170,8 @@ def _changes(explained: Sequence[Explanation], names: Sequence[str]) -> str:
     text += " Green is known before the model runs: weights, and what is computed from weights, once."
     if any(each.measured for each in explained):
         text += " Measured alone means: both sides as small models of their own, run in turn."
-    shown = (_change(i, each, names) for i, each in enumerate(explained, 1))
-    return _paragraph(text) + "\n".join(shown)
+    listed = (_change(i, each, names) for i, each in enumerate(explained, 1))
+    return _paragraph(text) + "\n".join(listed)
 
 
 def _change(number: int, each: Explanation, names: Sequence[str]) -> str:
@@ -188,8 +209,8 @@ def _drawing(side: Graph, label: str) -> str:
 
 
 def _equations(names: Sequence[str], result: Result) -> str:
-    shown = (_equation(i, statement(name), result.equations.get(name, 0)) for i, name in enumerate(names, 1))
-    return "\n".join(shown)
+    listed = (_equation(i, statement(name), result.equations.get(name, 0)) for i, name in enumerate(names, 1))
+    return "\n".join(listed)
 
 
 def _equation(number: int, each: Statement, count: int) -> str:
@@ -214,9 +235,10 @@ def _operators(result: Result) -> str:
         rows.append([op, *(_amount(row[key], key) for key in none for row in pair)])
     totals = [{key: sum(row[key] for row in side.values()) for key in none} for side in (before, after)]
     rows.append(["all", *(_amount(row[key], key) for key in none for row in totals)])
-    shown = ", ".join(f"{k} = {v}" for k, v in sizes.items())
     heads = ["operator", "count before", "after", "flops before", "after", "bytes before", "after"]
-    text = "Over the whole graph, with what is computed ahead from weights" + (f", at {shown}." if shown else ".")
+    text = "Over the whole graph, with what is computed ahead from weights" + (
+        f", at {shown(sizes)}." if sizes else "."
+    )
     return _table(heads, rows) + _paragraph(text)
 
 
@@ -239,12 +261,8 @@ def _check(result: Result) -> str:
 
 
 def _search(result: Result) -> str:
-    statistics = result.statistics
     rows = [
-        ["parts of the model", str(statistics.parts)],
-        ["distinct parts", str(statistics.distinct)],
-        ["states looked at", str(statistics.states)],
-        ["matches", str(statistics.matches)],
+        *([name, text] for name, text in search_facts(result).items() if name != "seconds"),
         ["rewrites taken", str(len(result.steps))],
         *([f"seconds to {stage}", f"{seconds:.2f}"] for stage, seconds in result.seconds.items()),
     ]

@@ -62,8 +62,9 @@ def overhead(target: Target) -> float:
 
 
 def device_key(target: Target) -> str:
-    """The device and versions that a measurement on this machine holds for."""
-    return f"{target.name} | {device(target)} | onnxruntime {version()}"
+    """The device, options and versions that a measurement on this machine holds for."""
+    options = "".join(f" {name}={value}" for name, value in target.options)
+    return f"{target.name}{options} | {device(target)} | onnxruntime {version()}"
 
 
 def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:

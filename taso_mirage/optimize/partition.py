@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, topological, users, variable, weight, with_args
 
-LEAST, MOST, REST = 24, 60, 8
+LEAST, MOST, REST, APART = 24, 60, 8, 8
 """A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST terms; no cut leaves fewer than
 REST terms. A value that lives through the whole model, such as a mask, widens all cuts alike. The rule looks only ahead, so that
-equal layers are cut alike."""
+equal layers are cut alike. A second look at a model cuts it at least APART terms away from where it was cut before: what one
+cut hid is then within a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +30,36 @@ class Part:
         return tuple(done[o] for o in outputs)
 
 
-def parts(outputs: Sequence[Node]) -> Iterator[Part]:
-    """The parts of a model, in topological order. Opaque terms, and terms that hang on weights only, are in none."""
+def parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[Part]:
+    """The parts of a model, in topological order. Opaque terms, and terms that hang on weights only, are in none. No part ends near
+    one of `cuts`, the last outputs of the parts of an earlier look."""
     order = topological(outputs)
     used_by = users(order)
     wanted = set(outputs)
-    for segment in _segments(order, used_by, wanted):
+    for segment in _segments(order, used_by, wanted, cuts):
         yield _part(segment, used_by, wanted)
 
 
-def _segments(order: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Iterator[list[Node]]:
+def _segments(
+    order: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node], cuts: Collection[Node]
+) -> Iterator[list[Node]]:
     run: list[Node] = []
     for node in order:
         if not node.args or is_weight(node):
             continue
         if node.op == "opaque":
-            yield from _cut(run, used_by, wanted)
+            yield from _cut(run, used_by, wanted, cuts)
             run = []
         elif node.op != "item":
             run.append(node)
             if isinstance(node.type, tuple):  # its parts stay with it
                 run += [u for u in used_by.get(node, ()) if u.op == "item"]
-    yield from _cut(run, used_by, wanted)
+    yield from _cut(run, used_by, wanted, cuts)
 
 
-def _cut(run: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Iterator[list[Node]]:
+def _cut(
+    run: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node], cuts: Collection[Node]
+) -> Iterator[list[Node]]:
     position = {node: i for i, node in enumerate(run)}
     beyond = len(run)
     last = [
@@ -61,9 +67,10 @@ def _cut(run: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node])
         for i, n in enumerate(run)
     ]
     live = _live_counts(last)
+    ends = _may_end(run, cuts)
     start = 0
     while start < len(run):
-        end = _end(start, len(run), live, run)
+        end = _end(start, len(run), live, ends)
         yield run[start:end]
         start = end
 
@@ -81,16 +88,24 @@ def _live_counts(last: list[int]) -> list[int]:
     return counts
 
 
-def _end(start: int, stop: int, live: list[int], run: list[Node]) -> int:
-    window = [i for i in range(start + LEAST - 1, min(start + MOST, stop - REST)) if _may_end(run, i)]
+def _end(start: int, stop: int, live: list[int], ends: list[bool]) -> int:
+    window = [i for i in range(start + LEAST - 1, min(start + MOST, stop - REST)) if ends[i]]
     narrowest = min(window, key=lambda i: (live[i], i), default=None)
     if narrowest is None or (stop - start <= MOST and live[narrowest] > min(live[start], 2)):
         return stop if stop - start <= MOST + REST else start + LEAST
     return narrowest + 1
 
 
-def _may_end(run: list[Node], i: int) -> bool:
-    return not isinstance(run[i].type, tuple) and (i + 1 == len(run) or run[i + 1].op != "item")
+def _may_end(run: list[Node], cuts: Collection[Node]) -> list[bool]:
+    """Where a part may end: not between a term and its items, and not near an earlier cut."""
+    found = [not isinstance(n.type, tuple) for n in run]
+    for i, node in enumerate(run):
+        if node.op == "item" and i:
+            found[i - 1] = False
+        if node in cuts:
+            near = range(max(i - APART, 0), min(i + APART + 1, len(run)))
+            found[near.start : near.stop] = [False] * len(near)
+    return found
 
 
 def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Part:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -19,7 +21,10 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.meanings.work import sized, work
 from taso_mirage.model import Model
+from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.search import Statistics
+from taso_mirage.optimize.timing import Timing
 
 
 class Stages:
@@ -76,15 +81,11 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
         },
         "nodes": {"before": result.terms_before, "after": result.terms_after},
         "cost": {"before": result.cost_before, "after": result.cost_after},
-        "time": None
-        if timing is None
-        else {
-            "before": timing.original,
-            "after": timing.optimized,
-            "ratio": timing.ratio,
-            "quartiles": [timing.low, timing.high],
-            "runs": timing.runs,
-        },
+        "time": None if timing is None else _timing_data(timing),
+        "sizes": [
+            {"sizes": dict(sizes), "share": share, "time": None if each is None else _timing_data(each)}
+            for sizes, share, each in by_sizes(result)
+        ],
         "equations": dict(result.equations),
         "check": [
             {
@@ -102,11 +103,54 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
             "distinct_parts": result.statistics.distinct,
             "states": result.statistics.states,
             "matches": result.statistics.matches,
+            "ended": dict(result.statistics.ended),
+            "extraction": _extraction_data(result.statistics),
         },
         "seconds": dict(result.seconds),
         "notes": list(result.notes),
         "version": __version__,
     }
+
+
+def _timing_data(timing: Timing) -> dict[str, Any]:
+    return {
+        "before": timing.original,
+        "after": timing.optimized,
+        "ratio": timing.ratio,
+        "quartiles": [timing.low, timing.high],
+        "runs": timing.runs,
+    }
+
+
+def _extraction_data(statistics: Statistics) -> dict[str, Any] | None:
+    gaps = statistics.gaps
+    return {"parts": len(gaps), "exact": gaps.count(0.0), "gap": max(gaps)} if gaps else None
+
+
+def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing | None]]:
+    """Every set of sizes, its share, and the times there."""
+    each = () if result.timing is None else result.timing.each or (result.timing,)
+    for (sizes, share), timing in zip_longest(result.workloads, each):
+        yield sizes, share, timing
+
+
+def search_facts(result: Result) -> dict[str, str]:
+    """What the search did, by its name."""
+    statistics = result.statistics
+    facts = {
+        "parts": f"{statistics.parts}, {statistics.distinct} distinct",
+        "e-nodes" if statistics.gaps else "states": str(statistics.states),
+        "matches": str(statistics.matches),
+        "seconds": f"{result.seconds.get('search', 0.0):.2f}",
+    }
+    if statistics.ended:
+        facts["ended"] = ", ".join(f"{why} ({count})" for why, count in statistics.ended.items())
+    if statistics.gaps:
+        exact = statistics.gaps.count(0.0)
+        facts["extraction"] = f"exact in {exact} of {len(statistics.gaps)}"
+        if max(statistics.gaps) > 0:
+            facts["extraction"] += f", a better one could save at most {max(statistics.gaps):.1%} of a part"
+    return facts
 
 
 def show(result: Result, source: Path, written: Sequence[Path]) -> None:
@@ -118,11 +162,15 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
     table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
     table.add_row("predicted cost", _time(result.cost_before), _time(result.cost_after), _ratio(result))
     if result.timing is not None:
-        timing = result.timing
-        ratio = f"{timing.ratio:.2f} [{timing.low:.2f}, {timing.high:.2f}]"
-        table.add_row("measured time", _time(timing.original), _time(timing.optimized), ratio)
+        table.add_row("measured time", *_times(result.timing))
+        if result.timing.each:
+            for sizes, share, timing in by_sizes(result):
+                table.add_row(escape(f"  {shown(sizes)} ({share:.0%})"), *_times(timing))
     console.print(table)
     _show_equations(console, result)
+    if result.statistics.parts:
+        facts = "; ".join(f"{name} {text}" for name, text in search_facts(result).items())
+        console.print(f"search: {facts}", highlight=False, markup=False)
     _show_check(console, result)
     for note in result.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
@@ -134,6 +182,13 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
             f"measured with providers=[({result.target.provider!r}, {options})]", highlight=False, markup=False
         )
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _times(timing: Timing | None) -> tuple[str, ...]:
+    if timing is None:
+        return ()
+    ratio = f"{timing.ratio:.2f} [{timing.low:.2f}, {timing.high:.2f}]"
+    return _time(timing.original), _time(timing.optimized), ratio
 
 
 def _ratio(result: Result) -> str:
@@ -243,8 +298,7 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         for name, type in found[kind].items():
             console.print(f"  {kind[:-1]} {name}: {type}", highlight=False, markup=False)
     if found["sizes"]:
-        shown = ", ".join(f"{k}={v}" for k, v in found["sizes"].items())
-        console.print(f"  sizes used for the counts below: {shown}", highlight=False, markup=False)
+        console.print(f"  sizes used for the counts below: {shown(found['sizes'])}", highlight=False, markup=False)
     weights = found["weights"]
     console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
     table = Table()

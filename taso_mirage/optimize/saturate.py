@@ -20,6 +20,7 @@ from taso_mirage.optimize.extract import Choice, Extraction, extract
 from taso_mirage.optimize.passes import Context, new_terms, simplify
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, chosen_of, search_part
 
+SATURATED = "saturated"
 NODES = 5_000
 MATCHES, BAN = 200, 2
 """An equation with more new matches than this in an iteration rests for so many; both double each time (egg's BackoffScheduler)."""
@@ -34,14 +35,21 @@ a small e-graph good ones are found sooner."""
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What saturation did: whether nothing was left to add, iterations, e-nodes, matches; and whether the extraction was exact."""
+    """What saturation did: what ended it, that nothing was left to add or a limit; iterations, e-nodes, matches; whether the
+    extraction was exact, and its gap."""
 
-    saturated: bool
+    ended: str
     iterations: int
     nodes: int
     matches: int
     exact: bool
+    gap: float
     steps: int
+
+    @property
+    def saturated(self) -> bool:
+        """Whether nothing was left to add."""
+        return self.ended == SATURATED
 
 
 def saturate_part(
@@ -66,6 +74,7 @@ def saturated(
         return budget.left() <= left * (1 - share) or bool(whole and whole.stop)
 
     extracted, extraction = _extracted(growth, graph.outputs, cost, budget.alpha, over)
+    ended = "interrupt" if whole and whole.stop and not growth.saturated else growth.ended()
     prices, names = {graph.outputs: start}, {graph.outputs: ""}
     if seed.path:
         prices[seed.path[-1].outputs] = seed.after
@@ -81,9 +90,15 @@ def saturated(
     best = chosen_of(graph.outputs, prices, budget)
     path = () if best == graph.outputs else (Rewrite(names[best], best),)
     done = Saturation(
-        growth.saturated, growth.iterations, len(growth.graph), growth.matches, extraction.exact, extraction.steps
+        ended,
+        growth.iterations,
+        len(growth.graph),
+        growth.matches,
+        extraction.exact,
+        extraction.gap,
+        extraction.steps,
     )
-    return Found(path, start, prices[best], done.nodes, done.matches), done
+    return Found(path, start, prices[best], done.nodes, done.matches, ended, done.gap), done
 
 
 def _extracted(
@@ -165,6 +180,14 @@ class _Growth:
             if not grown and not resting and not stop():
                 self.saturated = True
                 return
+
+    def ended(self) -> str:
+        """What ended the growth: saturation, or a limit."""
+        if self.saturated:
+            return SATURATED
+        if len(self.graph) >= NODES:
+            return "number of e-nodes"
+        return "number of iterations" if self.iterations >= PHASES[-1][0] else "time"
 
     # ------------------------------------------------------------ matching
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,6 +23,8 @@ Choose = Callable[[list[State]], int]
 """Which of several equal graphs is the fastest; the first is the one that is there."""
 SEARCHING = 0.8
 """The share of a part's time for its search; the rest is for measuring what it found."""
+FIRST = 0.7
+"""The share of a search's time for the first look at a model of several parts; the rest is for a second one, which cuts it elsewhere."""
 FINALISTS = 4
 """So many of the cheapest states of a part are measured as they are."""
 
@@ -59,13 +62,16 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best state of one part: the path to it (each with the equations taken), costs, and what the search looked at."""
+    """The best state of one part: the path to it (each with the equations taken), costs, what the search looked at and what ended it,
+    and the gap of the extraction, where there was one: the share of the cost that a better one might save."""
 
     path: tuple[Rewrite, ...]
     before: float
     after: float
     states: int
     matches: int
+    ended: str
+    gap: float | None = None
 
 
 class Strategy(Protocol):
@@ -85,12 +91,24 @@ class Strategy(Protocol):
 
 @dataclass
 class Statistics:
-    """What a search of a model looked at."""
+    """What a search of a model looked at, how many distinct parts ended by what, and the gap of every extraction."""
 
     parts: int = 0
     distinct: int = 0
     states: int = 0
     matches: int = 0
+    ended: Mapping[str, int] = field(default_factory=dict)
+    gaps: tuple[float, ...] = ()
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.parts + other.parts,
+            self.distinct + other.distinct,
+            self.states + other.states,
+            self.matches + other.matches,
+            dict(Counter(self.ended) + Counter(other.ended)),
+            self.gaps + other.gaps,
+        )
 
 
 def search_model(
@@ -103,24 +121,36 @@ def search_model(
     progress: Callable[[int, int], None] = lambda done, total: None,
     strategy: Strategy | None = None,
 ) -> tuple[State, list[Step], Statistics]:
-    """Search every distinct part and put the best of each in its places. Returns the outputs and the steps taken."""
-    pieces = list(parts(outputs))
+    """Search every distinct part and put the best of each in its places, then once more with other cuts. Returns the outputs and
+    the steps taken."""
     found: dict[Graph, Found] = {}
-    current: dict[Node, Node] = {}
     steps: list[Step] = []
-    statistics = Statistics(parts=len(pieces))
-    waiting = len({p.graph for p in pieces})
-    for i, piece in enumerate(pieces):
-        progress(i, len(pieces))
-        if piece.graph not in found:
-            share = replace(budget, seconds=SEARCHING * budget.left() / max(waiting, 1), start=time.monotonic())
-            found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
-            waiting -= 1
-        steps += _place(piece, found[piece.graph], current)
+    statistics = Statistics()
+    cuts: set[Node] = set()
+    for last in (False, True):
+        pieces = list(parts(outputs, cuts))
+        waiting = len({p.graph for p in pieces} - found.keys())
+        if last and (len(pieces) == 1 or not waiting):
+            break
+        kept = 0.0 if last or len(pieces) == 1 else (1 - FIRST) * budget.left()
+        current: dict[Node, Node] = {}
+        for i, piece in enumerate(pieces):
+            progress(i + last * len(pieces), 2 * len(pieces))
+            if piece.graph not in found:
+                seconds = SEARCHING * (budget.left() - kept) / max(waiting, 1)
+                share = replace(budget, seconds=seconds, start=time.monotonic())
+                found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
+                waiting -= 1
+            steps += _place(piece, found[piece.graph], current)
+        cuts = {_updated(piece.place(piece.graph.outputs[-1:], piece.leaves)[0], current) for piece in pieces}
+        outputs = tuple(_updated(o, current) for o in outputs)
+        statistics.parts += len(pieces)
     statistics.distinct = len(found)
     statistics.states = sum(f.states for f in found.values())
     statistics.matches = sum(f.matches for f in found.values())
-    return tuple(_updated(o, current) for o in outputs), steps, statistics
+    statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
+    statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
+    return outputs, steps, statistics
 
 
 def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
@@ -153,9 +183,7 @@ def search_part(
     queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
     raw: set[State] = set()
-    while queue and popped < budget.states_per_part and budget.left() > 0 and not (whole and whole.stop):
-        if popped - improved > budget.patience:
-            break
+    while queue and not _limit(budget, whole, popped, popped - improved):
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best:
             break
@@ -172,8 +200,20 @@ def search_part(
                 heapq.heappush(queue, (price, len(paths), rewrite.outputs))
             if budget.left() <= 0 or (whole and whole.stop):
                 break
+    ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
     chosen = chosen_of(graph.outputs, prices, budget)
-    return Found(_path(chosen, paths), start, prices[chosen], popped, tried)
+    return Found(_path(chosen, paths), start, prices[chosen], popped, tried, ended)
+
+
+def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
+    """The limit that a search is at; none is empty."""
+    if whole and whole.stop:
+        return "interrupt"
+    if budget.left() <= 0:
+        return "time"
+    if popped >= budget.states_per_part:
+        return "number of states"
+    return "patience" if idle > budget.patience else ""
 
 
 def chosen_of(first: State, prices: Mapping[State, float], budget: Budget) -> State:
@@ -209,10 +249,10 @@ def rewrites(
     position = {node: i for i, node in enumerate(order)}
     for node in order:
         for application in rules.applications(node):
-            yield from _applied(state, application, eager, context, raw)
+            yield from _applied(state, order, application, eager, context, raw)
         for application in rules.joint_applications(node, used_by):
             if _in_order(application, position):
-                yield from _applied(state, application, eager, context, raw)
+                yield from _applied(state, order, application, eager, context, raw)
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
@@ -224,12 +264,12 @@ def _in_order(application: Application, position: dict[Node, int]) -> bool:
 
 
 def _applied(
-    state: State, application: Application, eager: Rules, context: Context, raw: set[State]
+    state: State, order: list[Node], application: Application, eager: Rules, context: Context, raw: set[State]
 ) -> Iterator[Rewrite]:
     found, results = application.found, application.results
     if _only_grows(application) or not all(context.legal(n) for n in new_terms(results, found.operands)):
         return
-    outputs = substitute(state, dict(zip(found.outputs, results, strict=True)))
+    outputs = substitute(state, dict(zip(found.outputs, results, strict=True)), order)
     if outputs in raw:
         return
     raw.add(outputs)

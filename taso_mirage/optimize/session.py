@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Session:
 
     def __init__(self, source: bytes | str, target: Target = CPU, alone: bool = False) -> None:
         self.target, self.captures = target, target.gpu
+        self._graphs = count(1)
         if target.gpu:
             _load_libraries()
         try:
@@ -57,7 +59,7 @@ class Session:
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
         try:
-            return list(self._session.run(None, dict(inputs), _plain() if self.captures else None))
+            return list(self._session.run(None, dict(inputs), _graph(PLAIN) if self.captures else None))
         except Exception as error:
             raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
 
@@ -88,7 +90,7 @@ class Session:
         """As `prepared`, with inputs and outputs in place: a plain run takes a microsecond for each of them and copies every output,
         which a term within a model does not; a small term would seem to cost several times what it does."""
         if self.target.gpu:
-            return _Bound(self._session, dict(inputs), self.captures)
+            return _Bound(self._session, dict(inputs), str(next(self._graphs)) if self.captures else None)
         binding = self._session.io_binding()
         try:
             for name, array in inputs.items():
@@ -108,13 +110,13 @@ class Session:
 
 
 class _Bound:
-    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for."""
+    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every one is a graph of its own."""
 
-    def __init__(self, session: Any, feed: dict[str, Any], captures: bool) -> None:
+    def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
         import onnxruntime
 
-        self.session = session
-        outputs = session.run(None, feed, _plain() if captures else None)
+        self.session, self.options = session, None if graph is None else _graph(graph)
+        outputs = session.run(None, feed, None if graph is None else _graph(PLAIN))
         self.binding = session.io_binding()
         self.kept = []
         for name, array in feed.items():
@@ -132,7 +134,7 @@ class _Bound:
     def __call__(self) -> float:
         start = time.perf_counter()
         try:
-            self.session.run_with_iobinding(self.binding)
+            self.session.run_with_iobinding(self.binding, self.options)
         except Exception as error:
             raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
         return time.perf_counter() - start
@@ -149,11 +151,12 @@ def optimized(content: bytes, target: Target, path: str) -> None:
     _inference_session(content, target, False, False, path)
 
 
-def _plain() -> Any:
+def _graph(annotation: str) -> Any:
+    """The options of a run that captures, or replays, the CUDA graph of this annotation."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", PLAIN)
+    options.add_run_config_entry("gpu_graph_id", annotation)
     return options
 
 

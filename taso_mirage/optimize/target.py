@@ -19,9 +19,13 @@ class Target:
     bandwidth: float = 1e10
 
     @property
-    def channels_last(self) -> Target | None:
-        """The same with convolutions and pools in channels-last layout, where the provider can; ONNX has no word for it."""
-        return replace(self, options=(*self.options, ("prefer_nhwc", "1"))) if self.gpu else None
+    def variants(self) -> tuple[Target, ...]:
+        """The same with other options that change how convolutions and pools run: cuDNN's own choice of algorithm (the provider's trial
+        of all of them can take one ten times as slow), and with it channels last, for which ONNX has no word."""
+        if not self.gpu:
+            return ()
+        chosen = (*self.options, ("cudnn_conv_algo_search", "HEURISTIC"))
+        return (replace(self, options=chosen), replace(self, options=(*chosen, ("prefer_nhwc", "1"))))
 
     @property
     def gpu(self) -> bool:

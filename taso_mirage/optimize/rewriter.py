@@ -1,0 +1,131 @@
+"""What the passes and the search make of a model for one target: candidates, each with the steps that lead to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from taso_mirage.equation import Equation, Rules
+from taso_mirage.ir import Node
+from taso_mirage.model import Model, Weight
+from taso_mirage.optimize.available import Available
+from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.cost import Cost, Weighted, Workloads
+from taso_mirage.optimize.passes import Context, for_search, joint, merge, simplify, stages
+from taso_mirage.optimize.search import Budget, Statistics, Strategy, directions, search_model
+from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.target import Target
+from taso_mirage.optimize.weights import fold_weights, split_halves
+
+MERGES = 2
+"""How often equations with several outputs are tried: a bias joins the sum that the first walk made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that could be the result, the steps from the original to it, its predicted seconds, and where it is to run."""
+
+    name: str
+    model: Model
+    steps: tuple[Step, ...]
+    cost: float
+    target: Target
+
+
+class Rewriter:
+    """Passes and search of one model for one target. Nothing is measured where `cache` is None; `weights` gets every folded one."""
+
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        workloads: Workloads,
+        equations: tuple[Equation, ...],
+        weights: dict[str, Weight],
+        cache: CostCache | None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.model, self.target, self.equations, self.weights = model, target, equations, weights
+        opsets = {"com.microsoft": 1, **model.opsets}
+        (sizes, share), *rest = workloads
+        asked = Context(opsets, sizes, target=target)
+        others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
+        self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
+        self.term = Weighted(self.context, workloads, cache, executor)
+        self.cost = Cost(self.term)
+        self.stages = stages(equations)
+
+    def passes(self) -> tuple[Model, list[Step], Candidate]:
+        """The model that the search starts from with the steps to it, and the model after all passes.
+
+        The search has no small fusions into the runtime's operators: they are made last, and would only hide large ones.
+        """
+        standard, large, every = self.stages
+        normal, steps = self._simplified(self.model, [standard, large])
+        passed, lowered = self._simplified(normal, [every])
+        return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
+
+    def search(
+        self,
+        normal: Model,
+        steps: Sequence[Step],
+        strategy: Strategy,
+        budget: Budget,
+        progress: Callable[[int, int], None],
+    ) -> tuple[Candidate | None, Statistics]:
+        """The model after search and passes, if the search took a step, and what it looked at."""
+        standard, large, every = self.stages
+        if self.term.measured:
+            self.term.measure_until(budget.start + budget.seconds)
+            budget.choose = partial(self._fastest_state, finish=[large, every])
+        rules = Rules(directions(for_search(self.equations)))
+        outputs, taken, statistics = search_model(
+            normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
+        )
+        if not taken:
+            return None, statistics
+        folded, rest = self._fold(normal, outputs)
+        searched, last = self._simplified(folded, [standard, large, every])
+        return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
+
+    def candidate(self, name: str, model: Model, steps: Sequence[Step] = ()) -> Candidate:
+        """A candidate with its predicted cost on this target."""
+        return Candidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
+
+    def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
+        """Which state of a part is the fastest as it will be written."""
+        for rules in finish:
+            states = [simplify(state, rules, self.context)[0] for state in states]
+        return self.term.fastest(states)
+
+    def _simplified(self, model: Model, rules: Sequence[Rules]) -> tuple[Model, list[Step]]:
+        """The model after the laws that only help, stage by stage, with weights folded in between."""
+        taken: list[Step] = []
+        for stage in rules:
+            model, halved = split_halves(model, self.weights)
+            self.weights.update(model.weights)
+            outputs, steps = simplify(model.graph.outputs, stage, self.context)
+            taken += [*halved, *steps]
+            for _ in range(MERGES):
+                outputs, merged = merge(outputs, joint(stage), self.context)
+                taken += merged
+            model, folded = self._fold(model, outputs)
+            taken += folded
+        return model, taken
+
+    def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
+        folded, steps = fold_weights(model.with_graph(outputs), self.weights)
+        self.weights.update(folded.weights)
+        return folded, steps
+
+
+def shares(budget: Budget, count: int) -> Iterator[Budget]:
+    """Equal shares of what is left of a budget for one search after the other; an interrupt of one ends them all."""
+    for left in range(count, 0, -1):
+        share = Budget(budget.left() / left, alpha=budget.alpha)
+        yield share
+        if share.stop:
+            budget.stop = True
+            return

@@ -1,0 +1,34 @@
+"""What interleaved runs of two models say about their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time), their ratio, and the quartiles of
+    the ratio round by round. Of several sets of sizes the weighted sums; `each` has the times of every set."""
+
+    original: float
+    optimized: float
+    ratio: float
+    low: float
+    high: float
+    runs: int
+    each: tuple[Timing, ...] = ()
+
+
+def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]) -> Timing:
+    """Of the times of both models at every set of sizes; the shares weigh the sets."""
+    rounds = min(map(len, original))
+    sums = [np.dot(shares, [times[:rounds] for times in side]) for side in (original, other)]
+    low, high = (float(v) for v in np.percentile(sums[0] / sums[1], (25, 75)))
+    quiet, other_quiet = (
+        float(np.dot(shares, [np.percentile(times, 25) for times in side])) for side in (original, other)
+    )
+    each = tuple(compared([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
+    return Timing(quiet, other_quiet, quiet / other_quiet, low, high, rounds, each)
