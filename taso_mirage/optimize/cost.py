@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from taso_mirage.ops import get
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.passes import Context
+from taso_mirage.outline import Key, canonical, surroundings
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
 DEPTH = 3
@@ -40,6 +41,7 @@ SMALL, COPIES = 1 << 20, 8
 """A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
 CONTEST, GAIN = 0.4, 1.02
 """Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
+_Pattern: TypeAlias = tuple[tuple[int, "_Pattern"], ...]
 Workloads = Sequence[tuple[Mapping[str, int], float]]
 """Sets of sizes of the dynamic dims, each with its share of the runs."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
@@ -51,14 +53,33 @@ class Setting:
 
     node: Node
     producers: tuple[Setting, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "_hash", hash((self.node, self.producers))
+        )  # once: settings are what a search looks up most
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def terms(self) -> set[Node]:
         """Every term of the setting."""
         return {self.node}.union(*(p.terms for p in self.producers))
 
+    def pattern(self, terms: Sequence[Node]) -> _Pattern:
+        """Where the producers are among some terms, and theirs."""
+        return tuple([(terms.index(p.node), p.pattern(terms)) for p in self.producers])
+
+    def over(self, to: Mapping[Node, Node]) -> Setting:
+        """The setting with other terms for its own."""
+        return Setting(to[self.node], tuple(p.over(to) for p in self.producers))
+
     def cut(self, depth: int) -> Setting:
         """The setting up to `depth` terms in a row."""
+        if not self.producers:
+            return self
         return Setting(self.node, tuple(p.cut(depth - 1) for p in self.producers) if depth > 1 else ())
 
 
@@ -79,7 +100,8 @@ class Cost:
     """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
 
     term: TermCost
-    _alone: dict[Node, float] = field(default_factory=dict)
+    _placed: dict[tuple[Node, tuple[Setting, ...]], tuple[Setting, float]] = field(default_factory=dict)
+    _alike: dict[tuple[Key, _Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
         order = topological(outputs)
@@ -90,17 +112,31 @@ class Cost:
         for node in order:
             if not _runs(node):
                 continue
-            sole = [settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings]
-            joined = tuple(s for s in (p.cut(DEPTH - 1) for p in sole) if self.term.joined(s, node))
-            settings[node] = Setting(node, joined)
-            total += self.term.seconds(settings[node]) if joined else self.of(node)
+            sole = tuple([settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings])
+            settings[node], seconds = self._placed.get((node, sole)) or self._place(node, sole)
+            total += seconds
         return total
 
     def of(self, node: Node) -> float:
         """Seconds of one term alone."""
-        if node not in self._alone:
-            self._alone[node] = self.term.seconds(Setting(node)) if _runs(node) else 0.0
-        return self._alone[node]
+        return self._place(node, ())[1] if _runs(node) else 0.0
+
+    def _place(self, node: Node, sole: tuple[Setting, ...]) -> tuple[Setting, float]:
+        """The setting of a term above producers that only it uses, and what it adds to them: asked once for all that look so."""
+        near = tuple([s.cut(DEPTH - 1) for s in sole])
+        row, terms = surroundings(node, DEPTH)
+        key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
+        if key not in self._alike:
+            self._alike[key] = self._asked(node, near, dict(zip(terms, canonical(row, terms), strict=True)))
+        joined, seconds = self._alike[key]
+        self._placed[node, sole] = found = Setting(node, tuple([near[i] for i in joined])), seconds
+        return found
+
+    def _asked(self, node: Node, near: Sequence[Setting], to: Mapping[Node, Node]) -> tuple[tuple[int, ...], float]:
+        """Which of the producers the runtime joins with a term, and the seconds that it adds, over canonical terms."""
+        producers = [s.over(to) for s in near]
+        joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
+        return joined, self.term.seconds(Setting(to[node], tuple(producers[i] for i in joined)))
 
 
 def _runs(node: Node) -> bool:
