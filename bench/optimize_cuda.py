@@ -165,7 +165,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=30.0, help="search of each model")
     parser.add_argument(
-        "--append", action="store_true", help="keep the other rows of the file, if they are of this device"
+        "--append",
+        action="store_true",
+        help="keep the other rows of the file, if they are of this device; with --no-compile its times of torch.compile too",
     )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -179,6 +181,8 @@ def main() -> None:
     for case in cases(options):
         try:
             found = row(*case, options)
+            for earlier in (r for r in rows if r["case"] == found["case"] and options.no_compile):
+                found["baselines"] |= {k: v for k, v in earlier["baselines"].items() if k == "torch.compile"}
             rows = [r for r in rows if r["case"] != found["case"]] + [found]
         except Exception as error:
             print(f"{case}: {type(error).__name__}: {error}", flush=True)
