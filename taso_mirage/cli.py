@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage import __version__, cli_substitutions
+from taso_mirage import __version__, cli_kernels, cli_substitutions
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_substitutions.app, name="substitutions")
+app.command()(cli_kernels.kernels)
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -17,12 +17,13 @@ import numpy as np
 
 from taso_mirage.dims import Dim, Shape, Symbolic, fixed, learn
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir import ABSENT, Literal, Node, Tensor, Type, constant, topological
+from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
+Maps = tuple[Ints, ...]
 Floats = tuple[float, ...]
 Dims = tuple[Dim, ...]
 
@@ -228,12 +229,14 @@ _KINDS: dict[Any, Callable[[Any], Any]] = {
     Dim: lambda v: v if isinstance(v, Symbolic) else int(v),
     Dims: lambda v: tuple(x if isinstance(x, Symbolic) else int(x) for x in v),
     Literal: lambda v: v,
+    Maps: lambda v: tuple(tuple(int(x) for x in each) for each in v),
+    Graph: lambda v: v,
 }
 
 
 def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
     """Register an operator. Positional parameters after `xp` are operands (a default of None makes one optional),
-    keyword-only ones are attributes, their annotation one of int, float, str, Ints, Floats, Dim, Dims, Literal.
+    keyword-only ones are attributes, their annotation one of int, float, str, Ints, Maps, Floats, Dim, Dims, Literal, Graph.
 
     `onnx`, `domain`, `since`, `until`: the ONNX operator and the opsets at which the mapping holds;
     `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for two operands; `truncates` where the

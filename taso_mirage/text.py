@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 from functools import cache
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -19,27 +20,37 @@ from taso_mirage.ops import Op, get, load_specs
 # ---------------------------------------------------------------- graphs
 
 
-def show_graph(graph: Graph) -> str:
-    """A graph as a Python function, one term a line. `parse_graph` reads it back (opaque terms excepted)."""
+def show_graph(graph: Graph, name: str = "graph") -> str:
+    """A graph as a Python function, one term a line; the bodies of its kernels are functions inside it.
+
+    `parse_graph` reads it back (opaque terms excepted).
+    """
     names = {node: f"x{i}" for i, node in enumerate(graph.inputs)}
+    bodies: dict[Graph, str] = {}
     inputs = ", ".join(f"{names[n]}: input({n.attr('name')!r}, {_show_type(n.tensor)})" for n in graph.inputs)
-    lines = [f"def graph({inputs}):"]
+    lines = [f"def {name}({inputs}):"]
+    count = 0
     for node in topological(graph.outputs):
         if node in names:
             continue
         if node is ABSENT:
             names[node] = "None"
             continue
-        names[node] = f"v{len(lines) - 1}"
-        lines.append(f"    {names[node]} = {_show_term(node, [names[a] for a in node.args])}")
+        for body in (value for _, value in node.attrs if isinstance(value, Graph) and value not in bodies):
+            bodies[body] = f"body{len(bodies)}"
+            lines += indent(show_graph(body, bodies[body]), "    ").splitlines()
+        names[node] = f"v{count}"
+        count += 1
+        lines.append(f"    {names[node]} = {_show_term(node, [names[a] for a in node.args], bodies)}")
     lines.append(f"    return {', '.join(names[o] for o in graph.outputs)}")
     return "\n".join(lines) + "\n"
 
 
-def _show_term(node: Node, args: list[str]) -> str:
+def _show_term(node: Node, args: list[str], bodies: Mapping[Graph, str]) -> str:
     if node.op in ("weight", "input"):
         return f"{node.op}({node.attr('name')!r}, {_show_type(node.tensor)})"
-    return f"{node.op}({', '.join([*args, *(f'{k}={_show_value(v)}' for k, v in node.attrs)])})"
+    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v)}" for k, v in node.attrs]
+    return f"{node.op}({', '.join([*args, *attrs])})"
 
 
 def _show_type(type: Tensor) -> str:
@@ -68,26 +79,33 @@ def parse_graph(text: str) -> Graph:
         raise SyntaxProblem(f"line {error.lineno}: {error.msg}") from None
     if not isinstance(function, ast.FunctionDef):
         raise SyntaxProblem("a graph is written as `def graph(...):`")
+    return _function(function)
+
+
+def _function(function: ast.FunctionDef) -> Graph:
     env: dict[str, Node] = {}
+    bodies: dict[str, Graph] = {}
     for argument in function.args.args:
         if argument.annotation is None:
             raise SyntaxProblem(f"the input {argument.arg} has no type")
-        env[argument.arg] = _graph_term(argument.annotation, env)
+        env[argument.arg] = _graph_term(argument.annotation, env, bodies)
     inputs = tuple(env.values())
     for statement in function.body:
         match statement:
+            case ast.FunctionDef(name=name):
+                bodies[name] = _function(statement)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                env[name] = _graph_term(value, env)
+                env[name] = _graph_term(value, env, bodies)
             case ast.Return(value=ast.Tuple(elts=elements)):
-                return Graph(inputs, tuple(_graph_term(e, env) for e in elements))
+                return Graph(inputs, tuple(_graph_term(e, env, bodies) for e in elements))
             case ast.Return(value=value) if value is not None:
-                return Graph(inputs, (_graph_term(value, env),))
+                return Graph(inputs, (_graph_term(value, env, bodies),))
             case _:
                 raise SyntaxProblem(f"line {statement.lineno}: {ast.unparse(statement)}")
     raise SyntaxProblem("the graph returns nothing")
 
 
-def _graph_term(tree: ast.expr, env: Mapping[str, Node]) -> Node:
+def _graph_term(tree: ast.expr, env: Mapping[str, Node], bodies: Mapping[str, Graph]) -> Node:
     match tree:
         case ast.Constant(value=None):
             return ABSENT
@@ -98,9 +116,13 @@ def _graph_term(tree: ast.expr, env: Mapping[str, Node]) -> Node:
         case ast.Call(func=ast.Name(id="input" | "weight" as kind), args=[ast.Constant(value=str(name)), type]):
             return Node(kind, (), (("name", name),), parse_type(type))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            attrs = {k.arg or REST: parse_value(k.value) for k in keywords}
-            return _operator(name).term(*[_graph_term(a, env) for a in args], **attrs)
+            attrs = {k.arg or REST: _attribute(k.value, bodies) for k in keywords}
+            return _operator(name).term(*[_graph_term(a, env, bodies) for a in args], **attrs)
     raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no term")
+
+
+def _attribute(tree: ast.expr, bodies: Mapping[str, Graph]) -> Any:
+    return bodies[tree.id] if isinstance(tree, ast.Name) and tree.id in bodies else parse_value(tree)
 
 
 def parse_type(tree: ast.expr | str) -> Tensor:

@@ -13,6 +13,7 @@ LAYERS = [
     {"errors"},
     {"dims", "toml"},
     {"ir"},
+    {"mugraph", "gpu"},
     {"meanings"},
     {"ops"},
     {"expressions", "folding"},
@@ -22,8 +23,8 @@ LAYERS = [
     {"library"},
     {"onnx_io", "verify", "drawing"},
     {"explain"},
-    {"generate", "optimize", "codegen", "runtime"},
-    {"cli_substitutions"},
+    {"generate", "optimize", "kernels", "codegen", "runtime"},
+    {"cli_kernels", "cli_substitutions"},
     {"cli"},
 ]
 HEAVY = {
@@ -33,7 +34,7 @@ HEAVY = {
     "onnx_shape_inference": {"onnx_io/read.py"},
     "onnxruntime": {"optimize/session.py"},
     "z3": {"meanings/integers.py", "verify/arbiter.py", "verify/laws.py"},
-    "triton": set(),
+    "triton": {"codegen/compile.py", "codegen/tune.py"},
     "sqlite3": {"optimize/cache.py", "optimize/report.py"},
 }
 

@@ -11,6 +11,7 @@ from taso_mirage.dims import Dim, Shape
 from taso_mirage.ir import Literal
 
 V = TypeVar("V")
+R = TypeVar("R")
 Scalar = Callable[..., Any]
 """A numpy function applied to every element: np.add, np.exp, np.where... Its `__name__` is its identity."""
 
@@ -91,6 +92,10 @@ class Meaning(Generic[V]):
     def take_along(self, a: V, indices: V, axis: int) -> V:
         """numpy's take_along_axis."""
         raise NotImplementedError
+
+    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
+        """fn(0), ..., fn(n-1), which are of one type; a meaning of types asks for the first alone."""
+        return [fn(i) for i in range(n)]
 
     # What follows is sugar: no meaning overrides it.
     def rank(self, a: V) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from taso_mirage.dims import Dim, Shape, broadcast_dims, broadcast_shapes, product, show_shape
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir import Literal, Tensor, numpy_dtype
-from taso_mirage.meanings.base import Meaning, Scalar, contraction, window_count
+from taso_mirage.meanings.base import Meaning, R, Scalar, contraction, window_count
 
 
 class Shapes(Meaning[Tensor]):
@@ -168,6 +168,9 @@ class Shapes(Meaning[Tensor]):
         if indices.rank != a.rank:
             raise IllTyped(f"indices of rank {indices.rank} for data of rank {a.rank}")
         return Tensor(a.dtype, self.shape(indices))
+
+    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
+        return [fn(0)] * n
 
     def _axes(self, a: Tensor, axes: Sequence[int]) -> None:
         for axis in axes:

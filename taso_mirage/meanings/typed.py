@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.ir import Literal, Tensor
-from taso_mirage.meanings.base import Meaning, Scalar
+from taso_mirage.meanings.base import Meaning, R, Scalar
 from taso_mirage.meanings.shapes import SHAPES
 
 N = TypeVar("N")
@@ -96,3 +96,6 @@ class Typed(Meaning[tuple[Tensor, N]], Generic[N]):
 
     def take_along(self, a: tuple[Tensor, N], indices: tuple[Tensor, N], axis: int) -> tuple[Tensor, N]:
         return self._lift("take_along", None, [a, indices], a[0], indices[0], axis)
+
+    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
+        return [fn(0)] * n

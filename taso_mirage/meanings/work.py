@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from taso_mirage.dims import evaluate, fixed
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
-from taso_mirage.meanings.base import contraction
+from taso_mirage.meanings.base import R, contraction
 from taso_mirage.meanings.typed import Typed
 
 
@@ -33,10 +33,16 @@ class Flops(Typed[None]):
                     sizes[letter] = max(int(n), sizes.get(letter, 1))
             self.total += 2 * int(np.prod(list(sizes.values()), dtype=object))
 
+    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
+        before = self.total
+        found = super().each(n, fn)
+        self.total = before + n * (self.total - before)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one term does once: operations, and bytes read and written."""
+    """What one term does once: operations (of all blocks of a kernel), and bytes read and written, each operand's once."""
 
     flops: int
     bytes: int

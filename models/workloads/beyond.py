@@ -1,0 +1,95 @@
+"""Programs that Mirage's public search cannot take: more than three inputs, a bias, a scale and a mask, long keys, three weights,
+rotated queries and keys.
+
+    python models/workloads/beyond.py NAME [--help]
+"""
+
+from taso_mirage.kernels.graph import KernelGraph, new_graph
+
+
+def rmsnorm_gamma_linear(batch: int = 16, width: int = 4096, hidden: int = 6144) -> KernelGraph:
+    """(rms(X) * gamma) W + bias: X (batch, width), gamma (width), W (width, hidden), bias (hidden)"""
+    graph = new_graph()
+    x = graph.new_input(dims=(batch, width), name="X")
+    gamma = graph.new_input(dims=(width,), name="gamma")
+    w = graph.new_input(dims=(width, hidden), name="W")
+    bias = graph.new_input(dims=(hidden,), name="bias")
+    graph.mark_output(graph.add(graph.matmul(graph.rms_norm(x, gamma), w), bias))
+    return graph
+
+
+def linear_bias(batch: int = 16, width: int = 4096, hidden: int = 4096) -> KernelGraph:
+    """X W + bias: X (batch, width), W (width, hidden), bias (hidden)"""
+    graph = new_graph()
+    x = graph.new_input(dims=(batch, width), name="X")
+    w = graph.new_input(dims=(width, hidden), name="W")
+    bias = graph.new_input(dims=(hidden,), name="bias")
+    graph.mark_output(graph.add(graph.matmul(x, w), bias))
+    return graph
+
+
+def masked_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:
+    """softmax(Q K / 8 + M) V: Q (heads, queries, width), K (heads, width, keys), V (heads, keys, width), M (queries, keys)"""
+    graph = new_graph()
+    q = graph.new_input(dims=(heads, queries, width), name="Q")
+    k = graph.new_input(dims=(heads, width, keys), name="K")
+    v = graph.new_input(dims=(heads, keys, width), name="V")
+    mask = graph.new_input(dims=(queries, keys), name="M")
+    scores = graph.add(graph.mul(graph.matmul(q, k), width**-0.5), mask)
+    graph.mark_output(graph.matmul(graph.softmax(scores), v))
+    return graph
+
+
+def long_attention(heads: int = 8, group: int = 8, queries: int = 1, width: int = 128, keys: int = 8192) -> KernelGraph:
+    """softmax(Q K) V where `group` query heads share a key head, as in decoding after `keys` tokens.
+
+    Q (heads, group, queries, width), K (heads, 1, width, keys), V (heads, 1, keys, width)
+    """
+    graph = new_graph()
+    q = graph.new_input(dims=(heads, group, queries, width), name="Q")
+    k = graph.new_input(dims=(heads, 1, width, keys), name="K")
+    v = graph.new_input(dims=(heads, 1, keys, width), name="V")
+    graph.mark_output(graph.matmul(graph.softmax(graph.matmul(q, k)), v))
+    return graph
+
+
+def gated_mlp_down(batch: int = 8, width: int = 4096, hidden: int = 4096) -> KernelGraph:
+    """(silu(X W1) * (X W2)) W3: X (batch, width), W1 and W2 (width, hidden), W3 (hidden, width)"""
+    graph = new_graph()
+    x = graph.new_input(dims=(batch, width), name="X")
+    gate = graph.new_input(dims=(width, hidden), name="W1")
+    up = graph.new_input(dims=(width, hidden), name="W2")
+    down = graph.new_input(dims=(hidden, width), name="W3")
+    inner = graph.mul(graph.silu(graph.matmul(x, gate)), graph.matmul(x, up))
+    graph.mark_output(graph.matmul(inner, down))
+    return graph
+
+
+def rotary_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:
+    """softmax(rotated(Q) K) V, where rotated(Q) = Q * cos + R * sin, and R is Q with its halves exchanged, the first negated.
+
+    Q and R (heads, queries, width), cos and sin (queries, width), K (heads, width, keys), V (heads, keys, width)
+    """
+    graph = new_graph()
+    q, r = (graph.new_input(dims=(heads, queries, width), name=name) for name in "QR")
+    cos, sin = (graph.new_input(dims=(queries, width), name=name) for name in ("cos", "sin"))
+    k = graph.new_input(dims=(heads, width, keys), name="K")
+    v = graph.new_input(dims=(heads, keys, width), name="V")
+    rotated = graph.add(graph.mul(q, cos), graph.mul(r, sin))
+    graph.mark_output(graph.matmul(graph.softmax(graph.matmul(rotated, k)), v))
+    return graph
+
+
+BUILDERS = (rmsnorm_gamma_linear, linear_bias, masked_attention, long_attention, gated_mlp_down, rotary_attention)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from command import main
+
+    builders = {each.__name__: each for each in BUILDERS}
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in builders:
+        sys.exit(f"usage: beyond.py NAME [--help], where NAME is one of {', '.join(builders)}")
+    main(builders[name], sys.argv[2:])

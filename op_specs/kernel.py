@@ -1,0 +1,151 @@
+"""muGraph kernels and what only their bodies use (Mirage, OSDI'25, section 3; online softmax: Neptune, PLDI'26).
+
+A `kernel` is defined by slicing its operands, running the body for every block and iteration, accumulating, and stitching the
+blocks' outputs. All blocks, and all iterations, have equal parts, so a meaning of types looks at one of each (`Meaning.each`).
+"""
+
+from functools import partial, reduce
+from itertools import accumulate as running
+
+from op_specs.arithmetic import div, exp, mul, sub
+from op_specs.matmul import matmul
+from op_specs.reductions import reduce_max, reduce_sum
+from taso_mirage.dims import broadcast_shapes, show_shape
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir import ABSENT, Graph, Tensor, variable
+from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.mugraph import Stage, check, stages
+from taso_mirage.ops import Ints, Maps, op, run
+
+
+@op()
+def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
+    """x -> what x is over all iterations: the "sum", the "max", or "rescaled" by a `running_max` m, which is
+    sum_t x_t e^(degree (m_t - m_T)). Outside of a kernel there is one iteration, and it is x."""
+    if over not in ("sum", "max", "rescaled"):
+        raise IllTyped(f"accumulate over {over!r}; it is sum, max or rescaled")
+    if (m is not None) != (over == "rescaled"):
+        raise IllTyped(f"accumulate over {over} {'without' if m is None else 'with'} a running maximum")
+    if m is not None and _broadcast(xp, x, m) != xp.shape(x):
+        raise IllTyped(f"a running maximum of {show_shape(xp.shape(m))} does not scale {show_shape(xp.shape(x))}")
+    return x
+
+
+@op()
+def running_max(xp, x):
+    """x -> the largest x of the iterations up to this one; outside of a kernel, x"""
+    return x
+
+
+@op()
+def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps):
+    """tensors -> one tensor for each output of the body, a tuple unless there is one.
+
+    `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of operand i that grid dim g
+    and then the loop cut into equal parts, -1 for none. omap[o][g]: the dim of output o along which the blocks of grid dim g
+    stand. Inputs of the body have the tiles' types. A kernel in a body is the thread level.
+    """
+    if xp is SHAPES:
+        check(operands, body, grid, loop, imap, fmap, omap)
+    run_block = partial(_block, xp, body, stages(body, fmap, loop), loop, fmap)
+    found = _blocks(xp, operands, run_block, grid, imap, omap)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _broadcast(xp, x, m):
+    try:
+        return broadcast_shapes(xp.shape(x), xp.shape(m))
+    except ValueError:
+        return None
+
+
+def _blocks(xp, operands, run_block, grid, imap, omap, g=0):
+    """The outputs of all blocks of the grid dims from `g` on."""
+    if g == len(grid):
+        return run_block(operands)
+
+    def one(i):
+        parts = [_part(xp, x, axes[g], i, grid[g]) for x, axes in zip(operands, imap, strict=True)]
+        return _blocks(xp, parts, run_block, grid, imap, omap, g + 1)
+
+    blocks = xp.each(grid[g], one)
+    return [xp.concat([b[o] for b in blocks], axes[g]) for o, axes in enumerate(omap)]
+
+
+def _part(xp, x, axis, i, count):
+    if axis < 0 or count == 1:
+        return x
+    size = xp.shape(x)[axis] // count
+    return xp.slice(x, axis, i * size, (i + 1) * size)
+
+
+def _block(xp, body, stage, loop, fmap, tiles):
+    """One block. A term of the loop has a list of values, one an iteration."""
+    values = {ABSENT: None}
+    for leaf, x, axis in zip(body.inputs, tiles, fmap, strict=True):
+        values[leaf] = _iterations(xp, x, axis, loop) if axis >= 0 else x
+    for node in stage:
+        if node not in values:
+            values[node] = _value(xp, node, stage, values, loop)
+    return [values[output] for output in body.outputs]
+
+
+def _iterations(xp, x, axis, loop):
+    return xp.each(loop, lambda t: _part(xp, x, axis, t, loop))
+
+
+def _value(xp, node, stage, values, loop):
+    args, looped = [values[arg] for arg in node.args], [stage[arg] is Stage.LOOP for arg in node.args]
+    if not any(looped):
+        return run(node, xp, args)
+    if node.op == "running_max":
+        return list(running(args[0], xp.maximum))
+    if node.op == "accumulate":
+        lists = [x if each else [x] * loop for x, each in zip(args, looped, strict=True)]
+        return _accumulated(xp, node.attr("over"), node.attr("degree"), *lists)
+    return xp.each(loop, lambda t: run(node, xp, [x[t] if each else x for x, each in zip(args, looped, strict=True)]))
+
+
+def _accumulated(xp, over, degree, xs, ms=None):
+    if over == "rescaled" and degree:
+        xs = xp.each(len(xs), lambda t: _rescaled(xp, xs[t], ms[t], ms[-1], degree))
+    return reduce(xp.maximum if over == "max" else xp.add, xs)
+
+
+def _rescaled(xp, x, m, last, degree):
+    """x e^(degree (m - last)): what iteration `t` adds once the maximum is known."""
+    lag = xp.sub(m, last)
+    return xp.mul(x, exp(xp, lag if degree == 1 else xp.mul(lag, xp.literal(degree, lag))))
+
+
+def _product_and_squares():
+    """The body of rms(x) w: two sums over the loop."""
+    x, w = variable("x", Tensor("float32", (2, 2))), variable("w", Tensor("float32", (2, 3)))
+    squares = accumulate.term(reduce_sum.term(mul.term(x, x), axes=(1,)))
+    return Graph((x, w), (div.term(accumulate.term(matmul.term(x, w)), squares),))
+
+
+def _softmax():
+    """The body of a softmax's largest element and sum over the loop."""
+    x = variable("x", Tensor("float32", (1, 2)))
+    top = reduce_max.term(x, axes=(1,))
+    m = running_max.term(top)
+    total = accumulate.term(reduce_sum.term(exp.term(sub.term(x, m)), axes=(1,)), m, over="rescaled", degree=1)
+    return Graph((x,), (accumulate.term(top, over="max"), total))
+
+
+accumulate.example("float32[2,3]")
+accumulate.example("float32[2,3]", over="max")
+accumulate.example("float32[2,3]", "float32[2,1]", over="rescaled", degree=1)
+running_max.example("float32[2,3]")
+kernel.example(
+    "float32[2,4]",
+    "float32[4,6]",
+    body=_product_and_squares(),
+    grid=(2,),
+    loop=2,
+    imap=((-1,), (1,)),
+    fmap=(1, 0),
+    omap=((1,),),
+)
+kernel.example("float32[3,8]", body=_softmax(), grid=(3, 2), loop=2, imap=((0, 1),), fmap=(1,), omap=((0, 1), (0, 1)))

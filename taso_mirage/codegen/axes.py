@@ -1,0 +1,64 @@
+"""Axes of tiles in registers: which are one axis, and how many lanes it has (a power of two, 16 or more where a dot needs it)."""
+
+from __future__ import annotations
+
+from taso_mirage.errors import Unsupported
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class Axes:
+    """A body is read twice: the first reading joins axes and learns what dots demand, the second finds every axis where it was.
+
+    So numbers are given in the order of asking, and nothing that a reading does may hang on how many lanes an axis has.
+    """
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._size: list[int] = []
+        self._least: list[int] = []
+        self._next = 0
+
+    def again(self) -> None:
+        """Begin the next reading."""
+        self._next = 0
+
+    def fresh(self, size: int) -> int:
+        axis = self._next
+        self._next += 1
+        if axis == len(self._parent):
+            self._parent.append(axis)
+            self._size.append(size)
+            self._least.append(1)
+        return axis
+
+    def find(self, axis: int) -> int:
+        while self._parent[axis] != axis:
+            axis = self._parent[axis]
+        return axis
+
+    def join(self, a: int, b: int) -> int:
+        """The one axis that both are from now on."""
+        a, b = self.find(a), self.find(b)
+        if self._size[a] != self._size[b]:
+            raise Unsupported(f"an axis of {self._size[a]} elements beside one of {self._size[b]}")
+        self._parent[max(a, b)] = min(a, b)
+        self._least[min(a, b)] = max(self._least[a], self._least[b])
+        return min(a, b)
+
+    def demand(self, axis: int, lanes: int) -> None:
+        axis = self.find(axis)
+        self._least[axis] = max(self._least[axis], lanes)
+
+    def size(self, axis: int) -> int:
+        return self._size[self.find(axis)]
+
+    def lanes(self, axis: int) -> int:
+        axis = self.find(axis)
+        return max(power_of_two(self._size[axis]), self._least[axis])
+
+    def padded(self, axis: int) -> bool:
+        return self.lanes(axis) != self.size(axis)

@@ -1,0 +1,284 @@
+"""One `kernel` term as a Triton function: loads by imap and fmap, the body as lines, accumulators, stores by omap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.codegen.axes import Axes, power_of_two
+from taso_mirage.codegen.lines import Lines
+from taso_mirage.codegen.order import Order, ordered
+from taso_mirage.codegen.program import RESERVED, Buffer, Launch, Schedule, Traffic
+from taso_mirage.codegen.threads import chain
+from taso_mirage.codegen.tiles import FOLDS, HALF, Tile, Tiles
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.meanings.work import work
+from taso_mirage.mugraph import Stage, stages
+from taso_mirage.ops import interpret, run
+
+DEFERRED = 8192
+"""Elements of a tile, at most, that are accumulated as they are to be folded once, after the loop."""
+LOWEST = "-3.4028234663852886e+38"
+"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN."""
+SHARED = 160 * 1024
+"""Bytes of shared memory that the loads in flight may take, for the default number of stages."""
+FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of the function, and the buffer behind it."""
+
+    name: str
+    buffer: Buffer
+
+
+class Block:
+    """The function of one kernel while it is written."""
+
+    def __init__(self, node: Node, name: str, reads: Sequence[Buffer], writes: Sequence[Buffer | None]) -> None:
+        self.node, self.name = node, name
+        self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
+        self.stage = stages(self.body, node.attr("fmap"), self.loop)
+        self.reads, self.writes = reads, writes
+        self.readers = users(self.body)
+        self.axes = Axes()
+        self.orders: dict[Stage, Order] = {}
+        for _ in range(2):  # what dots demand of axes is known after the first reading
+            self.axes.again()
+            self._read()
+
+    # ------------------------------------------------------------ the body
+
+    def _read(self) -> None:
+        self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
+        self.tiles = Tiles(self.axes, self.lines)
+        self.arguments = [
+            Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
+        ]
+        self.results = [Argument(self.lines.name("out"), b) for b in self.writes if b is not None]
+        self.values: dict[Node, Tile] = {}
+        self.states: dict[Node, tuple[str, str]] = {}
+        self.notes: list[str] = []
+        self.largest, self.in_flight = 1, 0
+        for stage in Stage:
+            for i, leaf in enumerate(self.body.inputs):
+                if self.stage[leaf] is stage:
+                    self.values[leaf] = self._load(i, leaf)
+            order = ordered(self.body, self.stage, stage, _elements)
+            self.orders[stage] = order
+            for node in order.terms:
+                self.values[node] = self._value(node)
+        written = iter(self.results)
+        for o, (output, buffer) in enumerate(zip(self.body.outputs, self.writes, strict=True)):
+            if buffer is not None:
+                self._store(o, self.values[output], next(written))
+
+    def _value(self, node: Node) -> Tile:
+        self.tiles.hint = node.op
+        args = [None if a is ABSENT else self.values[a] for a in node.args]
+        if node.op == "running_max" and self.loop > 1:
+            return self._running(node)
+        if node.op == "accumulate" and self.loop > 1:
+            return self._accumulate(node)
+        whole = chain(node) if node.op == "kernel" else None
+        if whole is not None:  # the thread level: elementwise chains stay in registers
+            given = [x for x in args if x is not None]
+            (output,) = whole.outputs
+            found = interpret([output], self.tiles, dict(zip(whole.inputs, given, strict=True)))[output]
+        else:
+            found = run(node, self.tiles, args)
+        if not isinstance(found, Tile):
+            raise Unsupported(f"{node.op} with several results in a kernel")
+        if len(self.readers.get(node, ())) != 1 or self.readers[node][0].op != "accumulate":
+            found = self.tiles.ready(found)
+        self.largest = max(self.largest, self._lanes(found))
+        return found
+
+    def _running(self, node: Node) -> Tile:
+        x = self.tiles.computed(self.values[node.args[0]])
+        name = self._state("m", x, LOWEST)
+        new = self.lines.let(Stage.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
+        self.lines.last.append(f"{name} = {new}")
+        self.states[node] = (name, new)
+        return replace(x, code=new, zero=False)
+
+    def _accumulate(self, node: Node) -> Tile:
+        over, x = node.attr("over"), self.values[node.args[0]]
+        put_off = x.fold if x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED else None
+        y = self.tiles.computed(put_off[1] if put_off else x)
+        name = self._state("acc", y, "-inf" if over == "max" else "0.0")
+        if over == "max":
+            self.lines.write(Stage.LOOP, f"{name} = tl.maximum({name}, {y.code})")
+        elif over == "sum" or not node.attr("degree"):
+            self.lines.write(Stage.LOOP, f"{name} += {y.code}")
+        else:
+            self.lines.write(Stage.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
+        found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over != "max")
+        if put_off is None:
+            return found
+        call = FOLDS[put_off[0]][0]
+        self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
+        return replace(x, stage=Stage.AFTER, fold=(put_off[0], found, put_off[2]))
+
+    def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
+        """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
+        old, new = self.states[node.args[1]]
+        m, degree = self.values[node.args[1]], node.attr("degree")
+        self.tiles.common(x.shape, (x, m))
+        power = f"{old} - {new}" if degree == 1 else f"{float(degree)} * ({old} - {new})"
+        code = self.lines.let(Stage.LOOP, "rescale", f"tl.exp({power})")
+        own = self.tiles.roots(m)
+        marks = [":" if axis in own else "None" for axis in self.tiles.roots(y)]
+        return code if not own or "None" not in marks else f"{code}[{', '.join(marks)}]"
+
+    def _state(self, hint: str, x: Tile, start: str) -> str:
+        """A variable of the loop, in the shape of a tile."""
+        name = self.lines.name(hint)
+        lanes = ", ".join(str(self.axes.lanes(a)) for a in x.present)
+        value = f'float("{start}")' if start == "-inf" else start
+        self.lines.write(Stage.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
+        return name
+
+    def _lanes(self, x: Tile) -> int:
+        return math.prod(self.axes.lanes(a) for a in x.present)
+
+    # ------------------------------------------------------------ memory
+
+    def _load(self, i: int, leaf: Node) -> Tile:
+        argument, shape = self.arguments[i], tuple(int(n) for n in leaf.shape)
+        axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
+        present = [a for a in axes if a is not None]
+        cuts = [
+            *zip(self.node.attr("imap")[i], self.grid, ("g0", "g1", "g2"), strict=False),
+            (self.node.attr("fmap")[i], self.loop, "t"),
+        ]
+        place = self._place(argument.buffer, axes, present, cuts)
+        padded = [a for a in present if self.axes.padded(a)]
+        mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
+        code = f"tl.load({argument.name}{place}{mask})"
+        stage = self.stage[leaf]
+        name = self.lines.let(stage, f"{argument.name}_tile", code)
+        stored = argument.buffer.dtype
+        if is_float(stored) and stored not in (*HALF, "float32"):
+            raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
+        tile = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
+        if stage is Stage.LOOP:
+            self.in_flight += self._lanes(tile) * numpy_dtype(stored).itemsize
+        self.largest = max(self.largest, self._lanes(tile))
+        return tile
+
+    def _store(self, o: int, x: Tile, argument: Argument) -> None:
+        x = self.tiles.ready(x)
+        axes = tuple(
+            None if n == 1 else a if a is not None else self.axes.fresh(n) for a, n in zip(x.axes, x.shape, strict=True)
+        )
+        present = [a for a in axes if a is not None]
+        cuts = list(zip(self.node.attr("omap")[o], self.grid, ("g0", "g1", "g2"), strict=False))
+        place = self._place(argument.buffer, axes, present, cuts)
+        padded = [a for a in present if self.axes.padded(a)]
+        mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
+        code = self.tiles.spread(x, axes)
+        self.lines.write(Stage.AFTER, f"tl.store({argument.name}{place}, {code}{mask})")
+
+    def _place(
+        self,
+        buffer: Buffer,
+        axes: Sequence[int | None],
+        present: Sequence[int],
+        cuts: Sequence[tuple[int, int, str]],
+    ) -> str:
+        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride."""
+        found = []
+        for dim in buffer.order:
+            share, parts = buffer.shape[dim], []
+            for cut, count, variable in cuts:
+                if cut == dim and count > 1:
+                    share //= count
+                    parts.append(variable if share == 1 else f"{variable} * {share}")
+            axis = axes[dim]
+            parts += [self.tiles.index(present, axis)] if axis is not None else []
+            found += [_times(parts, buffer.strides[dim])] if parts else []
+        return "".join(f" + {each}" for each in found)
+
+    # ------------------------------------------------------------ the text
+
+    def launch(self, schedule: Schedule | None) -> Launch:
+        names = tuple(a.buffer.name for a in (*self.arguments, *self.results))
+        return Launch(self.name, self.grid, self.loop, names, schedule or self._schedule(), self._traffic())
+
+    def _traffic(self) -> Traffic:
+        times = {n: self.loop if stage is Stage.LOOP else 1 for n, stage in self.stage.items()}
+        own = [n for n in self.body if n not in self.body.inputs]
+        flops = sum(work(n, {}).flops * times[n] for n in own)
+        tiles = {
+            x: _elements(x) * numpy_dtype(b.dtype).itemsize for x, b in zip(self.body.inputs, self.reads, strict=True)
+        }
+        loaded = sum(size * times[x] for x, size in tiles.items())
+        blocks = math.prod(self.grid)
+        stored = sum(a.buffer.bytes for a in self.results)
+        return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()))
+
+    def _schedule(self) -> Schedule:
+        """A first guess: 16 elements of the largest tile a thread, 32 in a loop, whose loads stay in shared memory, and as many
+        of those in flight as fit."""
+        if self.loop == 1:
+            return Schedule(_within(1, power_of_two(self.largest // 512), 8))
+        return Schedule(
+            _within(4, power_of_two(self.largest // 1024), 8),
+            _within(1, SHARED // max(self.in_flight, 1), min(4, self.loop)),
+        )
+
+    def source(self) -> str:
+        names = [a.name for a in (*self.arguments, *self.results)] + (["STAGES: tl.constexpr"] if self.loop > 1 else [])
+        sections = self.lines.sections
+        ids = [f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1]
+        found = [*ids, *self.lines.ranges(), *sections[Stage.INVARIANT]]
+        if self.loop > 1:
+            found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
+            found += [f"    {line}" for line in (*sections[Stage.LOOP], *self.lines.last)]
+            found += sections[Stage.AFTER]
+        head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
+        return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        said = []
+        for stage, where in (
+            (Stage.INVARIANT, "before the loop"),
+            (Stage.LOOP, "in the loop"),
+            (Stage.AFTER, "after the loop"),
+        ):
+            order = self.orders[stage]
+            names = [n.op for n in order.terms if n.args]
+            if names:
+                how = "the least of all orders" if order.exact else "as found"
+                where = where if self.loop > 1 else "in one pass"
+                said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
+        if self.loop > 1:
+            said.append(
+                f"loads: {self.in_flight} bytes an iteration, STAGES of them in flight; all else is in registers."
+            )
+        for each in (a.buffer for a in self.results):
+            if each.order != tuple(range(len(each.shape))):
+                said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
+        return [*said, *self.tiles.notes, *self.notes]
+
+
+def _times(parts: Sequence[str], stride: int) -> str:
+    """(a + b) * stride, with no more parentheses and factors than it needs."""
+    total = " + ".join(parts)
+    if stride == 1:
+        return total
+    single = len(parts) == 1 and " * " not in total
+    return f"{total} * {stride}" if single else f"({total}) * {stride}"
+
+
+def _within(low: int, n: int, high: int) -> int:
+    return max(low, min(n, high))
+
+
+def _elements(node: Node) -> int:
+    return math.prod(int(n) for n in node.shape)

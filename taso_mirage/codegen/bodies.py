@@ -1,0 +1,109 @@
+"""A kernel's body as lazy tensors: what is computed before, in and after its for-loop, and what accumulates over the iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.codegen.layouts import product_strides, shown
+from taso_mirage.codegen.nests import number
+from taso_mirage.codegen.schedule import Memory
+from taso_mirage.codegen.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
+from taso_mirage.ir import ABSENT, Graph, Node, users
+from taso_mirage.mugraph import Stage, stages
+from taso_mirage.ops import run
+
+
+@dataclass
+class Body:
+    """What a body's terms are as lazy tensors, and what its for-loop keeps from one iteration to the next."""
+
+    lazy: Lazy
+    memory: Memory
+    graph: Graph
+    fmap: Ints
+    loop: int
+    initial: list[str] = field(default_factory=list)
+    roots: list[tuple[Value, Buffer | None, bool]] = field(default_factory=list)
+    rests: list[tuple[Value, Buffer | None, bool]] = field(default_factory=list)
+    found: dict[Node, Any] = field(default_factory=dict)
+    lags: dict[tuple[Node, int], Value] = field(default_factory=dict)
+
+    def values(self, tiles: Mapping[Node, Buffer]) -> list[Value]:
+        """The values of the body's outputs; the roots of the loop are noted on the way."""
+        self.stage = stages(self.graph, self.fmap, self.loop)
+        self.reads = users(self.graph)
+        self.found.update(tiles)
+        for node in self.graph:
+            if node not in self.found and node is not ABSENT:
+                args = [None if a is ABSENT else self.found[a] for a in node.args]
+                self.found[node] = self._value(node, args)
+        self.roots += self.rests
+        return [self.found[o] for o in self.graph.outputs]
+
+    def invariants(self) -> list[Value]:
+        """Values that do not change in the loop but are read there, or both before and after it, where they are computed at all."""
+        read = []
+        for node in self.graph:
+            after = {self.stage[user] for user in self.reads.get(node, ())}
+            if self.stage[node] is Stage.INVARIANT and (Stage.LOOP in after or {Stage.INVARIANT, Stage.AFTER} <= after):
+                read.append(node)
+        values = [shown(self.found[n]) for n in read if isinstance(self.found[n], Value)]
+        return [v for v in values if isinstance(v, (Map, Reduce, Contract))]
+
+    def _value(self, node: Node, args: list[Any]) -> Any:
+        looped = self.loop > 1 and any(self.stage[a] is Stage.LOOP for a in node.args)
+        if node.op in ("accumulate", "running_max"):
+            if not looped:
+                return args[0]
+            return self._running(node, args[0]) if node.op == "running_max" else self._accumulated(node, args[0])
+        return run(node, self.lazy, args)
+
+    def _running(self, node: Node, x: Value) -> Value:
+        """The maximum so far: `largest` has that of the iterations before, which begins low but finite."""
+        old = self._room(x, "largest", LOWEST)
+        new = self.lazy.map(np.maximum, old, x)
+        lag = self.lazy.map(np.subtract, old, new)
+        self.lags[node, 1] = lag
+        self.roots.append((new, None, False))
+        self.rests.append((new, old, False))
+        return new
+
+    def _accumulated(self, node: Node, x: Value) -> Value:
+        over, degree = node.attr("over"), node.attr("degree")
+        alone = len(self.reads[node.args[0]]) == 1
+        target = self._room(x, "sum" if over != "max" else "largest", float("-inf") if over == "max" else 0.0)
+        if over == "max":
+            self.roots.append((self.lazy.map(np.maximum, target, x), target, False))
+            return target
+        if over == "rescaled" and degree:
+            scale = self.lazy.expand(self._scale(node.args[1], degree), x.shape)
+            self.roots.append((self.lazy.map(np.multiply, target, scale), target, False))
+        if not alone and isinstance(x, (Contract, Reduce)):
+            self.roots.append((x, None, False))
+        self.roots.append((x, target, True))
+        return target
+
+    def _scale(self, m: Node, degree: int) -> Value:
+        """e^(degree (m_old - m_new)), which what was accumulated is multiplied by."""
+        if (m, 0) not in self.lags:
+            self.lags[m, 0] = self.lags[m, 1]
+        key = (m, 2 * degree + 2)
+        if key not in self.lags:
+            lag = self.lags[m, 1]
+            scaled = lag if degree == 1 else self.lazy.map(np.multiply, lag, Number(lag.dtype, (), float(degree)))
+            self.lags[key] = self.lazy.map(np.exp, scaled)
+        return self.lags[key]
+
+    def _room(self, x: Value, hint: str, start: float) -> Buffer:
+        """A buffer that lasts over the iterations."""
+        strides = product_strides(x, self.memory.buffers) if isinstance(x, Contract) else None
+        found = self.memory.allocate(x, strides, hint)
+        self.memory.mutable.add(found.name)
+        self.initial.append(
+            f"for (size_t i = 0; i < {found.count}; ++i) {found.name}[i] = {number(start, found.dtype)};"
+        )
+        return found

@@ -1,0 +1,81 @@
+"""Ahead of time: a generated program's kernels as cubins, without a GPU; with all that a launch by hand needs (FACTS, section 4)."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from taso_mirage.codegen.program import Launch, Program, Schedule
+from taso_mirage.codegen.triton import pointer
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
+    memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch)."""
+
+    symbol: str
+    cubin: bytes
+    grid: tuple[int, int, int]
+    warps: int
+    shared: int
+    buffers: tuple[str, ...]
+    hidden: int
+    capability: int
+
+
+def load(program: Program, folder: Path, name: str = "generated") -> ModuleType:
+    """The program's module, from a file in `folder`. It imports triton and torch."""
+    path = folder / f"{name}.py"
+    path.write_text(program.source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RuntimeUnavailable(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeUnavailable(f"{error.name} is not installed; pip install 'taso-mirage[triton]' torch") from None
+    return module
+
+
+def compiled(program: Program, capability: int = 90, schedules: tuple[Schedule, ...] | None = None) -> list[Compiled]:
+    """Cubins of all launches for sm_`capability` (80, 90, 100...). `schedules` replace the program's own.
+
+    Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable without Triton.
+    """
+    with TemporaryDirectory() as folder:  # Triton reads the source from the file again
+        module = load(program, Path(folder))
+        chosen = schedules or tuple(each.schedule for each in program.launches)
+        return [
+            _compiled(module, program, each, s, capability) for each, s in zip(program.launches, chosen, strict=True)
+        ]
+
+
+def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Schedule, capability: int) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function: Any = getattr(module, launch.name)
+    names = list(function.arg_names)
+    types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
+    signature = dict(zip(names, types, strict=False)) | ({"STAGES": "constexpr"} if "STAGES" in names else {})
+    constants = {"STAGES": schedule.stages} if "STAGES" in names else {}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
+    source = ASTSource(function, signature, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": schedule.warps})
+    x, y, z = (*launch.grid, 1, 1, 1)[:3]
+    metadata = made.metadata
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
+    hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
+    grid = (x, y, z)
+    return Compiled(
+        metadata.name, made.asm["cubin"], grid, schedule.warps, metadata.shared, launch.buffers, hidden, capability
+    )

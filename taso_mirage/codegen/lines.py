@@ -1,0 +1,58 @@
+"""The lines of one generated kernel, in three sections: before its for-loop, in it, and after it."""
+
+from __future__ import annotations
+
+import re
+
+from taso_mirage.mugraph import Stage
+
+
+class Lines:
+    """Statements in the order of writing; an expression that a section has already is named, not written again."""
+
+    def __init__(self, reserved: frozenset[str], looped: bool) -> None:
+        self.looped = looped
+        self.sections: dict[Stage, list[str]] = {stage: [] for stage in Stage}
+        self.last: list[str] = []
+        """What ends an iteration."""
+        self._taken = set(reserved)
+        self._known: dict[tuple[Stage, str], str] = {}
+        self._ranges: dict[int, str] = {}
+
+    def at(self, stage: Stage) -> Stage:
+        """The section of a stage: without a loop there is one."""
+        return stage if self.looped else Stage.INVARIANT
+
+    def name(self, hint: str) -> str:
+        """A name that nothing has yet."""
+        hint = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "v"
+        hint = f"v{hint}" if hint[0].isdigit() else hint
+        found, i = hint, 1
+        while found in self._taken:
+            i += 1
+            found = f"{hint}_{i}"
+        self._taken.add(found)
+        return found
+
+    def let(self, stage: Stage, hint: str, expression: str) -> str:
+        """The name of an expression's value."""
+        stage = self.at(stage)
+        for earlier in (Stage.INVARIANT, stage):  # what is known before the loop is known in it
+            if (earlier, expression) in self._known:
+                return self._known[earlier, expression]
+        name = self.name(hint)
+        self.write(stage, f"{name} = {expression}")
+        self._known[stage, expression] = name
+        return name
+
+    def write(self, stage: Stage, line: str) -> None:
+        self.sections[self.at(stage)].append(line)
+
+    def lanes(self, n: int) -> str:
+        """The name of 0, 1, ..., n-1."""
+        if n not in self._ranges:
+            self._ranges[n] = self.name(f"r{n}")
+        return self._ranges[n]
+
+    def ranges(self) -> list[str]:
+        return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]

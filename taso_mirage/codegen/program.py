@@ -1,0 +1,146 @@
+"""A muGraph as generated source: the buffers, the launches over them, and how each launch is tuned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from taso_mirage.codegen.sectors import accesses, best_order, strides
+from taso_mirage.dims import product
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A dense tensor. `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from the
+    outermost to the innermost, row order but for scratch."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    order: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return strides(self.shape, self.order)
+
+    @property
+    def bytes(self) -> int:
+        return int(product(self.shape)) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a tuner sets of a launch: warps of 32 threads, and how many iterations' loads are in flight (1: no pipelining)."""
+
+    warps: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What all blocks of a launch do together, and what one has in flight."""
+
+    flops: int
+    moved: int
+    """Bytes that blocks load and store; what several load counts several times."""
+    in_flight: int
+    """Bytes that a block loads in one iteration (without a loop: at all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: `buffers` names its arguments in order, what it writes last."""
+
+    name: str
+    grid: tuple[int, ...]
+    loop: int
+    buffers: tuple[str, ...]
+    schedule: Schedule
+    traffic: Traffic
+
+    @property
+    def blocks(self) -> int:
+        return int(product(self.grid))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`source` is a Python module with one function for each launch, and `launch(*inputs)`."""
+
+    source: str
+    buffers: tuple[Buffer, ...]
+    launches: tuple[Launch, ...]
+    results: tuple[str, ...] = field(default=())
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+
+def kernels(graph: Graph) -> list[Node]:
+    """The `kernel` terms of a muGraph, operands first. Raises Unsupported where there is any other operator between them."""
+    found = []
+    for node in graph:
+        if node.op == "kernel":
+            found.append(node)
+        elif node.op not in ("item", "input", "weight"):
+            raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
+    return found
+
+
+def placed(graph: Graph) -> dict[Node, Buffer]:
+    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make."""
+    found: dict[Node, Buffer] = {}
+    taken = {f"kernel_{i}" for i, _ in enumerate(kernels(graph))}
+    for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
+        found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
+    for node in (*graph, *graph.outputs):
+        if node.op not in ("kernel", "item") or node in found or not isinstance(node.type, Tensor):
+            continue
+        role = "output" if node in graph.outputs else "scratch"
+        found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
+        if role == "scratch":
+            order = best_order(found[node].shape, accesses(graph, node), numpy_dtype(found[node].dtype).itemsize)
+            found[node] = replace(found[node], order=order)
+    return found
+
+
+def parts(node: Node, buffers: dict[Node, Buffer]) -> Iterator[Buffer | None]:
+    """The buffers of a kernel's outputs, None for one that nobody reads."""
+    if isinstance(node.type, Tensor):
+        yield buffers[node]
+        return
+    items = {n.attr("index"): b for n, b in buffers.items() if n.op == "item" and n.args[0] is node}
+    yield from (items.get(i) for i in range(len(node.type or ())))
+
+
+def _buffer(node: Node, name: str, role: str) -> Buffer:
+    shape = tuple(int(n) for n in node.shape)
+    if int(product(shape)) >= 2**31:
+        raise Unsupported(f"{name} of {shape}: offsets are 32 bits wide")
+    dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
+    return Buffer(name, dtype, shape, role, tuple(range(len(shape))))
+
+
+def _free(hint: str, taken: set[str]) -> str:
+    hint = re.sub(r"\W", "_", hint, flags=re.ASCII)
+    hint = hint if hint.isidentifier() and hint not in RESERVED else f"t_{hint}"
+    name, i = hint, 1
+    while name in taken:
+        i += 1
+        name = f"{hint}_{i}"
+    taken.add(name)
+    return name
+
+
+RESERVED = frozenset(
+    {"torch", "triton", "tl", "launch", "options", "OPTIONS", "float", "t", "g0", "g1", "g2", "STAGES"}
+) | frozenset(
+    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
+    "nonlocal not or pass raise return try while with yield True False None".split()
+)
+"""Names that generated modules use themselves."""

@@ -1,0 +1,27 @@
+"""What the analytic models know of a GPU: they rank where nothing can be measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Bytes and operations (of the tensor cores) a second, bytes of shared memory and of registers of a processor, seconds to load and to
+    launch, threads and small blocks that a processor holds, and the bytes that memory gives at least."""
+
+    name: str
+    processors: int
+    bandwidth: float
+    cache: float
+    flops: float
+    shared: int = 227 * 1024
+    registers: int = 200 * 1024
+    threads: int = 2048
+    latency: float = 0.8e-6
+    launch: float = 2e-6
+    resident: int = 4
+    sector: int = 32
+
+
+H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14)

@@ -1,0 +1,303 @@
+"""A plan with tile sizes as a muGraph: one `kernel` term for each of its kernels, over the goal's own inputs.
+
+A class is a tile with one axis for each of its labels, in one order for all; the grid label of a split reduction is no axis where
+every block has one part of it. Kernels store classes, and the stabilisers of those that are relative to a maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.kernels.closure import Closure, Edge
+from taso_mirage.kernels.labels import _operands as tensors
+from taso_mirage.kernels.safe import Safe, Stabiliser
+from taso_mirage.kernels.structures import AFTER, stages
+from taso_mirage.kernels.tiles import Sizes, Tiled
+from taso_mirage.ops import term
+
+BINARY = frozenset({"mul", "add", "sub", "div"})
+Labels = tuple[tuple[str, ...], ...]
+"""The labels of every axis, outermost first: none where its size is 1, several where it is a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every axis."""
+
+    node: Node
+    labels: Labels
+
+
+def assembled(
+    plan: Sequence[Tiled],
+    closure: Closure,
+    safe: Sequence[Safe],
+    sizes: Sizes,
+    inputs: Sequence[Node],
+    leaves: Mapping[str, Node],
+) -> Graph | None:
+    """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of their labels. None where a value cannot
+    be kept relative to its stabiliser in this plan, or a block's part of a tensor is in several pieces."""
+    stored: dict[int, Stored] = {}
+    maxima: dict[int, Stored] = {}
+    for each, stable in zip(plan, safe, strict=True):
+        made = _Kernel(each, closure, stable, sizes, leaves, stored, maxima)
+        if not made.possible():
+            return None
+        made.write()
+    return Graph(tuple(inputs), tuple(stored[t].node for t in closure.targets))
+
+
+def with_operands(example: Node, operands: Sequence[Node]) -> Node:
+    """A function of the goal, of other tensors."""
+    replaced = dict(zip(tensors(example), operands, strict=True))
+    return term(example.op, *[replaced.get(a, a) for a in example.args], **dict(example.attrs))
+
+
+def axes_order(closure: Closure) -> list[str]:
+    """All labels in one order: as the results have them, then as the inputs do; the parts of a split one after the other."""
+    goal = closure.goal
+    found: dict[str, None] = {}
+    for labels in (*goal.outputs, *goal.inputs.values()):
+        for axis in labels:
+            found |= dict.fromkeys(axis)
+    return list(found)
+
+
+@dataclass
+class _Kernel:
+    """The body of one kernel while it is written. `hidden` labels have one element in a block, and no axis."""
+
+    tiled: Tiled
+    closure: Closure
+    safe: Safe
+    sizes: Sizes
+    given: Mapping[str, Node]
+    stored: dict[int, Stored]
+    maxima: dict[int, Stored]
+    values: dict[int, Node] = field(default_factory=dict)
+    axes: dict[int, list[str]] = field(default_factory=dict)
+    operands: list[tuple[Stored, Node]] = field(default_factory=list)
+    largest: dict[int, Node] = field(default_factory=dict)
+    final: dict[int, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kernel, goal = self.tiled.kernel, self.closure.goal
+        self.body, self.loop = kernel.body, kernel.loop
+        self.order = axes_order(self.closure)
+        self.stages = (stages(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
+        reads = {label for c, e in self.body.chosen if e.op == "input" for label in self.closure.classes[c]}
+        self.hidden = {outer for outer, _ in goal.split.values() if outer in self.body.grid and outer in reads}
+        counts = {
+            label: self.sizes[label] // self.tiled.tiles[label] for label in self.body.grid if label in self.tiled.tiles
+        }
+        self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) > 1}
+
+    # ------------------------------------------------------------ what it is of
+
+    def possible(self) -> bool:
+        """Whether every stabiliser can be had where it is needed, every result has the labels of the grid, and tiles are boxes."""
+        stabilisers = self.safe.stabilisers
+        whole = all(d.denominator == 1 for degrees in self.safe.degrees.values() for d in degrees.values())
+        early = all(self.loop not in stabilisers[k].over for k in stabilisers if k in self.maxima)
+        early = early and all(d > 0 for leaf in self.body.leaves for d in self.safe.degrees[leaf].values())
+        tensors = [self._given(e.name).labels for _, e in self.body.chosen if e.op == "input" and e.name in self.given]
+        tensors += [self._result_labels(t) for t in self.body.targets]
+        kept = [stabilisers[k].labels for t in self.body.targets for k in self.safe.degrees[t]]
+        shared = all(set(self.grid) <= labels for labels in kept)
+        return whole and early and shared and all(map(self._contiguous, tensors))
+
+    def write(self) -> None:
+        """Make the kernel's term, and note what it stores."""
+        for leaf in self.body.leaves:
+            self.values[leaf], self.axes[leaf] = self._read(f"t{leaf}", self.stored[leaf])
+        for key, stabiliser in self.safe.stabilisers.items():
+            if key in self.maxima:
+                self._combine(key, stabiliser)
+        for made, edge in self.body.chosen:
+            self.values[made], self.axes[made] = self._computed(made, edge)
+            if made in self.safe.stabilisers:
+                self._stabilise(made, self.safe.stabilisers[made])
+        keys = dict.fromkeys(k for t in self.body.targets for k in self.safe.degrees[t])
+        results = [(self._ordered(t), self._result_labels(t)) for t in self.body.targets]
+        results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
+        tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
+        for target, tensor in zip(self.body.targets, tensors, strict=False):
+            self.stored[target] = tensor
+        for key, tensor in zip(keys, tensors[len(self.body.targets) :], strict=True):
+            self.maxima[key] = tensor
+
+    def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
+        operands, tiles = [s for s, _ in self.operands], [leaf for _, leaf in self.operands]
+        grid: list[str | None] = [*self.grid] or [None]
+        made = term(
+            "kernel",
+            *[s.node for s in operands],
+            body=Graph(tuple(tiles), tuple(outputs)),
+            grid=tuple(self.grid.values()) or (1,),
+            loop=self.sizes[self.loop] // self.tiled.tiles[self.loop] if self.loop is not None else 1,
+            imap=tuple(tuple(self._axis(s.labels, g) for g in grid) for s in operands),
+            fmap=tuple(self._axis(s.labels, self.loop) for s in operands),
+            omap=tuple(tuple(max(self._axis(x, g), 0) for g in grid) for x in labels),
+        )
+        found = [made] if len(outputs) == 1 else [term("item", made, index=i) for i in range(len(outputs))]
+        return [Stored(node, x) for node, x in zip(found, labels, strict=True)]
+
+    def _axis(self, labels: Labels, label: str | None) -> int:
+        """The axis that a label cuts, -1 if none."""
+        return next((i for i, axis in enumerate(labels) if label in axis), -1)
+
+    def _contiguous(self, labels: Labels) -> bool:
+        """Whether a block's part of every axis is in one piece: what is outside of a label that is cut is cut to 1."""
+        cut = {*self.grid, self.loop}
+        return all(
+            self._size(outer) == 1 for axis in labels for i, x in enumerate(axis) if x in cut for outer in axis[:i]
+        )
+
+    # ------------------------------------------------------------ operands and results
+
+    def _axes(self, labels: Iterable[str]) -> list[str]:
+        have = set(labels) - self.hidden
+        return [label for label in self.order if label in have]
+
+    def _size(self, label: str) -> int:
+        return self.tiled.tiles.get(label, self.sizes[label])
+
+    def _given(self, name: str) -> Stored:
+        return Stored(self.given[name], self.closure.goal.inputs[name])
+
+    def _read(self, name: str, tensor: Stored) -> tuple[Node, list[str]]:
+        """A tile of an operand with the labels of its axes, in their own order."""
+        tile = tuple(prod(self._size(x) for x in axis) for axis in tensor.labels)
+        leaf = variable(name, Tensor(tensor.node.dtype, tile))
+        self.operands.append((tensor, leaf))
+        axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
+        return self._reshaped(leaf, [self._size(x) for x in axes]), axes
+
+    def _ordered(self, c: int) -> Node:
+        """The value of a class with its axes in the order of all."""
+        return self._transposed(self.values[c], self.axes[c], self._axes(self.axes[c]))
+
+    def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
+        perm = tuple(axes.index(x) for x in wanted)
+        return value if perm == tuple(range(len(perm))) else term("transpose", value, perm=perm)
+
+    def _result_labels(self, target: int) -> Labels:
+        if target in self.closure.targets:
+            return self.closure.goal.outputs[self.closure.targets.index(target)]
+        return self._stored_labels(self.closure.classes[target])
+
+    def _stored_labels(self, labels: Iterable[str]) -> Labels:
+        have = set(labels)
+        return tuple((label,) for label in self.order if label in have)
+
+    def _laid_out(self, value: Node, labels: Labels) -> Node:
+        """A result's tile with the axes that its tensor has."""
+        axes = [x for axis in labels for x in axis if x not in self.hidden]
+        value = self._transposed(value, self._axes(axes), axes)
+        return self._reshaped(value, [prod(self._size(x) for x in axis) for axis in labels])
+
+    def _reshaped(self, value: Node, shape: Sequence[int]) -> Node:
+        return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
+
+    # ------------------------------------------------------------ values
+
+    def _computed(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
+        """The value of a class and the labels of its axes."""
+        goal, labels = self.closure.goal, self.closure.classes
+        if edge.op == "input":
+            if edge.name in goal.constants:
+                return self._constant(goal.constants[edge.name]), []
+            return self._read(edge.name, self._given(edge.name))
+        if edge.op in BINARY:
+            a, b = (self._aligned(self._ordered(x), labels[x], labels[made]) for x in edge.args)
+            return term(edge.op, a, b), self._axes(labels[made])
+        if edge.op == "map":
+            return self._map(made, edge)
+        return self._reduced(made, edge)
+
+    def _map(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
+        key, labels = edge.args[0], self.closure.classes
+        if edge.name in self.closure.goal.functions:
+            operands = [self._aligned(self._ordered(x), labels[x], labels[made]) for x in edge.args]
+            return with_operands(self.closure.goal.functions[edge.name], operands), self._axes(labels[made])
+        if edge.name != "exp" or key not in self.safe.stabilisers:
+            return term(edge.name, self.values[key]), self.axes[key]
+        return term("exp", term("sub", self._ordered(key), self._stabiliser(key, labels[key]))), self._axes(labels[key])
+
+    def _reduced(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
+        assert edge.label is not None
+        axes = self._axes(self.closure.classes[made])
+        if edge.op == "dot":
+            a, b = edge.args
+            letters = {label: chr(ord("a") + i) for i, label in enumerate(self.order)}
+            spelled = ["".join(letters[x] for x in each) for each in (self.axes[a], self.axes[b], axes)]
+            value = term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
+        else:
+            axis = self._axes(self.closure.classes[edge.args[0]]).index(edge.label)
+            name = "reduce_max" if edge.op == "max" else "reduce_sum"
+            value = term(name, self._ordered(edge.args[0]), axes=(axis,), keepdims=0)
+        if self.stages.get(made) == AFTER and edge.label == self.loop:
+            value = self._accumulated(value, made, "max" if edge.op == "max" else "sum")
+        if edge.op == "mean":
+            whole = next((pair for pair in self.closure.goal.split.values() if pair[0] == edge.label), (edge.label,))
+            count = prod(self.sizes[label] for label in whole)
+            value = term("div", value, self._constant(count))
+        return value, axes
+
+    def _accumulated(self, value: Node, made: int, over: str) -> Node:
+        for key, degree in self.safe.degrees[made].items():
+            if self.loop in self.safe.stabilisers[key].over:
+                m = self._stabiliser(key, self.closure.classes[made])
+                return term("accumulate", value, m, over="rescaled", degree=int(degree))
+        return term("accumulate", value, over=over)
+
+    def _aligned(self, value: Node, labels: Iterable[str], to: Iterable[str]) -> Node:
+        """A value with axes of size 1 where it lacks a label of another."""
+        have, wanted = self._axes(labels), self._axes(to)
+        return self._reshaped(value, [self._size(x) if x in have else 1 for x in wanted]) if have else value
+
+    def _constant(self, value: float) -> Node:
+        """A number as it is: a conversion within a body does not round, and half precision has no 1e-5 and no 100000."""
+        dtype = next(node.dtype for node in self.given.values() if is_float(node.dtype))
+        single = constant(np.asarray(value, np.float32))
+        return single if dtype == "float32" else term("cast", single, to=dtype)
+
+    # ------------------------------------------------------------ stabilisers
+
+    def _stabilise(self, key: int, stabiliser: Stabiliser) -> None:
+        """The maximum of a class that is exponentiated: of this iteration and those before, and of all."""
+        axes = tuple(i for i, x in enumerate(self._axes(self.closure.classes[key])) if x in stabiliser.over)
+        self.largest[key] = (
+            term("reduce_max", self._ordered(key), axes=axes, keepdims=0) if axes else self._ordered(key)
+        )
+        looped = self.loop in stabiliser.over
+        self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
+
+    def _stabiliser(self, key: int, labels: Iterable[str]) -> Node:
+        """The maximum so far, with the axes of some labels."""
+        stabiliser = self.safe.stabilisers[key]
+        m = self._aligned(self.largest[key], stabiliser.labels, labels)
+        return term("running_max", m) if self.loop in stabiliser.over else m
+
+    def _combine(self, key: int, stabiliser: Stabiliser) -> None:
+        """What an earlier kernel stored relative to its own maxima, relative to their maximum."""
+        labels = {x for axis in self.maxima[key].labels for x in axis}
+        own, order = self._read(f"m{key}", self.maxima[key])
+        own = self._transposed(own, order, self._axes(labels))
+        axes = tuple(i for i, x in enumerate(self._axes(labels)) if x in stabiliser.over)
+        largest = term("reduce_max", own, axes=axes, keepdims=0) if axes else own
+        self.largest[key] = self.final[key] = largest
+        shift = term("exp", term("sub", own, self._aligned(largest, stabiliser.labels, labels)))
+        for leaf in self.body.leaves:
+            for _ in range(int(self.safe.degrees[leaf].get(key, 0))):
+                factor = self._aligned(shift, labels, self.closure.classes[leaf])
+                self.values[leaf], self.axes[leaf] = (
+                    term("mul", self._ordered(leaf), factor),
+                    self._axes(self.axes[leaf]),
+                )

@@ -1,0 +1,62 @@
+"""muGraphs as JSON, for checkpoints: the printed program, line by line, which is read as text and never executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import InvalidOption, SyntaxProblem
+from taso_mirage.ir import Graph
+from taso_mirage.text import parse_graph, show_graph
+from taso_mirage.toml import write_file
+
+VERSION = 1
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """A value for `json.dump` from which `from_json` makes the same graph (the same terms, as they are interned)."""
+    return {"mugraph": VERSION, "program": show_graph(graph).splitlines()}
+
+
+def from_json(value: Any) -> Graph:
+    """The graph of `to_json`. Raises SyntaxProblem, or IllTyped, for whatever else a file may hold."""
+    lines = value.get("program") if isinstance(value, dict) else None
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise SyntaxProblem("a checkpoint of a muGraph has its program as a list of lines")
+    if value.get("mugraph") != VERSION:
+        raise SyntaxProblem(f"a muGraph of version {value.get('mugraph')!r}; this program reads version {VERSION}")
+    try:
+        return parse_graph("\n".join(lines))
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
+        raise SyntaxProblem(f"the program of a checkpoint: {error}") from None
+
+
+class Checkpoint:
+    """How far a search came: `next` is the candidate that is looked at next, `found` holds what was accepted before, as JSON values.
+
+    `key` says which search it is. Raises InvalidOption where the file is of another one; the file is then left as it is.
+    """
+
+    def __init__(self, path: Path | None, key: Mapping[str, Any]) -> None:
+        self.path, self.key = path, json.loads(json.dumps(key))
+        self.next = 0
+        self.found: list[dict[str, Any]] = []
+        if path is not None and path.exists():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            value = json.loads(path.read_text())
+            key, self.next, self.found = value["search"], int(value["next"]), list(value["found"])
+        except (OSError, ValueError, TypeError, KeyError):
+            raise InvalidOption(f"{path} is no checkpoint of a kernel search; name another file") from None
+        if key != self.key:
+            raise InvalidOption(f"{path} is the checkpoint of another search; name another file, or delete it")
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        if self.path is not None:
+            value = {"search": self.key, "next": self.next, "found": self.found}
+            write_file(self.path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,399 @@
+"""A goal of ordinary operators over named axes: a label for every axis class, and the sketch of every result (KERNELS.md, step 1).
+
+Nothing is listed by operator: an operator that is defined over others is replaced by them; a function of one tensor, element by
+element, is an atom of its own (unless it is exp, sqrt or arithmetic with a constant); everything else is read off its definition by
+the meaning `Labels`. Inputs, weights and constants are all inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from taso_mirage.errors import TasoMirageError, Unsupported
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, with_args
+from taso_mirage.kernels.axes import Axis, Unifier
+from taso_mirage.kernels.sketch import Algebra, Sketch
+from taso_mirage.kernels.trace import ALGEBRA, Labels, Term, Value, below
+from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.ops import definition, get, run
+
+Axes: TypeAlias = tuple[tuple[str, ...], ...]
+"""For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A term of the goal (after operators were replaced by what defines them), its axes, and its sketch."""
+
+    node: Node
+    axes: Axes
+    sketch: Sketch
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A goal over named axes.
+
+    `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views, called x and x'. `leaves`: the leaf of
+    every view. `constants`: the value of each scalar by its name. `functions`: an example term of each opaque function by its name.
+    `split`: the grid part and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed over.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, Axes]
+    leaves: Mapping[str, Node]
+    outputs: tuple[Axes, ...]
+    sizes: Mapping[str, int]
+    constants: Mapping[str, float]
+    functions: Mapping[str, Node]
+    split: Mapping[str, tuple[str, str]]
+    reduced: frozenset[str]
+    algebra: Algebra = field(repr=False)
+    views: Mapping[str, Sketch] = field(repr=False)
+    """The sketch of every view and constant by its name."""
+    sketches: tuple[Sketch, ...] = field(repr=False)
+    known: tuple[Known, ...] = field(repr=False)
+    operators: frozenset[str] = field(repr=False)
+    """The names of the elementwise operators; `outer` where neither operand of one has all labels of the other."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels of the inputs, in order of appearance."""
+        return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
+
+
+def label(graph: Graph, split: str | None = None) -> Labelled:
+    """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid is to cut as well.
+
+    Raises Unsupported, which names the term, where an operator moves elements between axes or a result does not hang on its axes.
+    """
+    outputs = _inlined(graph.outputs)
+    unifier = Unifier()
+    values = _values(outputs, Labels(unifier))
+    _refine(values, unifier)
+    return _Reading(graph, unifier, values, split).labelled(outputs)
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The outputs with every operator that is defined over others replaced by them, unless it is one opaque function."""
+    done: dict[Node, Node] = {}
+
+    def replaced(node: Node, stop: Iterable[Node]) -> Node:
+        for each in topological([node], stop=done | dict.fromkeys(stop)):
+            new = with_args(each, tuple([done.get(arg, arg) for arg in each.args]))
+            inner = None if not new.args or _role(new) == "function" else _definition(new)
+            done[each] = new if inner is None else replaced(inner, new.args)
+        return done.get(node, node)
+
+    return tuple([replaced(output, ()) for output in outputs])
+
+
+def _definition(node: Node) -> Node | None:
+    try:
+        return definition(node)
+    except TasoMirageError:
+        return None
+
+
+def _operands(node: Node) -> list[Node]:
+    """The operands that are tensors; the others are scalar constants."""
+    return [a for a in node.args if a is not ABSENT and not _scalar(a)]
+
+
+def _scalar(node: Node) -> bool:
+    return node.op == "constant" and all(n == 1 for n in node.shape)
+
+
+def _role(node: Node) -> str:
+    """algebra, function (elementwise, and no arithmetic), pointwise (elementwise over several maps of several operands) or other."""
+    operands = _operands(node)
+    if not operands or not all(isinstance(a.type, Tensor) and a.tensor.shape is not None for a in node.args):
+        return "other"
+    meaning = Labels(Unifier())
+    try:
+        probes = {a: meaning.leaf(a) if a in operands else meaning.constant(a.attr("value")) for a in node.args}
+        result: Value = run(node, meaning, [probes[a] for a in node.args])
+        maps = [t for t in below(result.term) if t.op not in ("input", "constant")]
+        if not maps or any(t.op not in {*ALGEBRA.values(), "scalar"} for t in maps):
+            return "other"
+        _, axes = meaning.broadcast([probes[a] for a in operands])
+    except TasoMirageError:
+        return "other"
+    if meaning.unifier.axes(axes) != meaning.unifier.axes(result.axes):
+        return "other"
+    if len(maps) == 1 and maps[0].op != "scalar":
+        return "algebra"
+    return "function" if len(set(operands)) == 1 or len(maps) == 1 else "pointwise"
+
+
+def _values(outputs: Sequence[Node], meaning: Labels) -> dict[Node, Value]:
+    values: dict[Node, Value] = {}
+    for node in topological(outputs):
+        if node is ABSENT:
+            continue
+        try:
+            values[node] = _value(node, values, meaning)
+        except TasoMirageError as error:
+            raise Unsupported(f"the term {node.op} {node.type} has no labels: {error}") from None
+    return values
+
+
+def _value(node: Node, values: Mapping[Node, Value], meaning: Labels) -> Value:
+    if not isinstance(node.type, Tensor):
+        raise Unsupported("it is no single tensor")
+    if _scalar(node):
+        return meaning.constant(node.attr("value"))
+    if not node.args:
+        return meaning.leaf(node)
+    if _role(node) in ("function", "pointwise"):
+        aligned, axes = meaning.broadcast([values[a] for a in _operands(node)])
+        term = Term("function", tuple([x.term for x in aligned]), node=node)
+        return meaning.made(term, axes, node.dtype)
+    result: Value = run(node, meaning, [None if a is ABSENT else values[a] for a in node.args])
+    return result
+
+
+def _refine(values: Mapping[Node, Value], unifier: Unifier) -> None:
+    """A label and what it is renamed to have the same parts."""
+    pairs = [pair for v in values.values() for t in below(v.term) for pair in t.pairs]
+    before = -1
+    while before != len(unifier.sizes):
+        before = len(unifier.sizes)
+        for old, new in pairs:
+            unifier.refine((old,), (new,))
+
+
+# ---------------------------------------------------------------- terms to sketches
+
+
+class _Reading:
+    """Names for the labels, views for the inputs, and the sketch of every term."""
+
+    def __init__(self, graph: Graph, unifier: Unifier, values: Mapping[Node, Value], split: str | None) -> None:
+        self.graph, self.unifier, self.values, self.split = graph, unifier, values, split
+        self.algebra = Algebra()
+        self.names = _named(values, unifier)
+        self.inputs: dict[str, Axes] = {}
+        self.leaves: dict[str, Node] = {}
+        self.views: dict[str, Sketch] = {}
+        self.constants: dict[str, float] = {}
+        self.functions: dict[str, Node] = {}
+        self.operators: set[str] = set()
+        self._exponential: dict[str, bool] = {}
+        self._memo: dict[tuple[int, tuple[tuple[int, int], ...]], Sketch] = {}
+
+    def labelled(self, outputs: Sequence[Node]) -> Labelled:
+        reduced = self._reduced()
+        if self.split is not None and self.split not in reduced:
+            raise Unsupported(
+                f"no reduction over the label {self.split}; there are {', '.join(sorted(reduced)) or 'none'}"
+            )
+        wanted = [self.values[output] for output in outputs]
+        sketches = tuple([self.sketch(value.term, ()) for value in wanted])
+        for value, sketch in zip(wanted, sketches, strict=True):
+            axes = self.axes(value.axes)
+            if self.algebra.free(sketch) != {each for axis in axes for each in axis}:
+                raise Unsupported(f"a result with the axes {axes} is a function of {sorted(self.algebra.free(sketch))}")
+        inputs, leaves = self._views()
+        known = tuple(
+            [Known(n, self.axes(v.axes), self.sketch(v.term, ())) for n, v in self.values.items() if self._read(v)]
+        )
+        split = {} if self.split is None else {self.split: self.parts(self.split)}
+        sizes = {name: self.unifier.sizes[i] for i, name in self.names.items()}
+        return Labelled(
+            self.graph,
+            inputs,
+            leaves,
+            tuple([self.axes(value.axes) for value in wanted]),
+            sizes,
+            self.constants,
+            self.functions,
+            split,
+            reduced,
+            self.algebra,
+            {name: self.views[name] for name in (*inputs, *self.constants)},
+            sketches,
+            known,
+            frozenset(self.operators),
+        )
+
+    def _views(self) -> tuple[dict[str, Axes], dict[str, Node]]:
+        """The views in the order of the graph's inputs, then as they were met."""
+        order = {node: i for i, node in enumerate(self.graph.inputs)}
+        names = sorted(self.inputs, key=lambda name: order.get(self.leaves[name], len(order)))
+        return {name: self.inputs[name] for name in names}, {name: self.leaves[name] for name in names}
+
+    def _read(self, value: Value) -> bool:
+        """Whether a term below the outputs is one tensor over its own labels, and no count."""
+        return not (value.term.op == "scalar" or value.term.op == "constant")
+
+    def _reduced(self) -> frozenset[str]:
+        terms = {id(t): t for v in self.values.values() for t in below(v.term)}
+        found = {self.names[i] for t in terms.values() for i in self.unifier.axis(t.labels)}
+        return frozenset(found)
+
+    def parts(self, name: str) -> tuple[str, str]:
+        return f"{name}g", f"{name}i"
+
+    def labels(self, axis: Axis) -> tuple[str, ...]:
+        """The names of an axis's labels, a split one as its two parts."""
+        found: list[str] = []
+        for i in self.unifier.axis(axis):
+            found += self.parts(self.names[i]) if self.names[i] == self.split else (self.names[i],)
+        return tuple(found)
+
+    def axes(self, axes: Iterable[Axis]) -> Axes:
+        return tuple([self.labels(axis) for axis in axes])
+
+    def sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+        """The sketch of a term whose labels are renamed; recursive, for goals are small."""
+        key = id(term), renaming
+        if key not in self._memo:
+            self._memo[key] = self._sketch(term, renaming)
+        return self._memo[key]
+
+    def _sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+        algebra = self.algebra
+        if term.op == "rename":
+            return self.sketch(term.args[0], self._composed(term, renaming))
+        if term.op == "input":
+            return self._input(term, dict(renaming))
+        if term.op == "constant":
+            return self._constant(term.value)
+        bound = self.unifier.axis(term.labels)
+        renaming = tuple([(old, new) for old, new in renaming if old not in bound])
+        if any(new in bound for _, new in renaming):
+            raise Unsupported("a fold over an axis under which its operand is seen as well")
+        unit = self._unit(term)
+        if unit is not None:
+            return self._scaled(unit, term, renaming)
+        args = [self.sketch(arg, renaming) for arg in term.args]
+        if term.op == "function" and term.node is not None:
+            return self._function(term.node, args)
+        if term.op in ("sum", "mean", "max", "contract"):
+            return self._fold(term, args)
+        self.operators |= {term.op, *self._outer(args)}
+        if term.op == "reciprocal":
+            return algebra.inverse(args[0])
+        if term.op in ("neg", "square"):
+            return algebra.mul(args[0], args[0] if term.op == "square" else algebra.number(-1))
+        binary = {"add": algebra.add, "sub": algebra.sub, "mul": algebra.mul, "div": algebra.div}
+        if term.op in binary:
+            return binary[term.op](*args)
+        if term.op not in ("exp", "sqrt"):
+            raise Unsupported("a number computed from sizes")
+        return algebra.exp(args[0]) if term.op == "exp" else algebra.sqrt(args[0])
+
+    @staticmethod
+    def _unit(term: Term) -> int | None:
+        """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of sums)."""
+        units = {"mul": (1.0, -1.0), "div": (1.0, -1.0), "add": (0.0,), "sub": (0.0,)}.get(term.op, ())
+        return next((i for i, arg in enumerate(term.args) if arg.op == "constant" and arg.value in units), None)
+
+    def _scaled(self, unit: int, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+        """A product or sum with a unit needs no constant: x, -x or 1/x."""
+        other = self.sketch(term.args[1 - unit], renaming)
+        if term.op == "div" and unit == 0:
+            self.operators.add("reciprocal")
+            other = self.algebra.inverse(other)
+        if term.args[unit].value < 0 or (term.op == "sub" and unit == 0):
+            self.operators.add("neg")
+            other = self.algebra.mul(other, self.algebra.number(-1))
+        return other
+
+    def _composed(self, term: Term, after: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """A renaming of a term, and then that of what it is part of."""
+        outer = dict(after)
+        own = {x: y for old, new in term.pairs for x, y in zip(*map(self.unifier.axis, ((old,), (new,))), strict=True)}
+        total = {old: outer.get(new, new) for old, new in own.items()} | {o: n for o, n in after if o not in own}
+        return tuple(sorted((old, new) for old, new in total.items() if old != new))
+
+    def _outer(self, args: Sequence[Sketch]) -> list[str]:
+        free = [self.algebra.free(p) for p in args]
+        return ["outer"] if len(free) == 2 and not (free[0] <= free[1] or free[1] <= free[0]) else []
+
+    def _input(self, term: Term, renaming: Mapping[int, int]) -> Sketch:
+        axes = tuple([tuple([renaming.get(i, i) for i in self.unifier.axis(axis)]) for axis in term.axes])
+        named = self.axes(axes)
+        assert term.node is not None
+        leaf = name = self._leaf_name(term.node)
+        while name in self.inputs and self.inputs[name] != named:
+            name += "'"
+        self.inputs[name], self.leaves[name] = named, term.node
+        self.views[name] = self.algebra.input(leaf, [each for axis in named for each in axis])
+        return self.views[name]
+
+    def _leaf_name(self, leaf: Node) -> str:
+        if leaf.op != "constant":
+            return str(leaf.attr("name"))
+        constants = [n for n in self.values if n.op == "constant"]
+        return f"constant{constants.index(leaf)}"
+
+    def _constant(self, value: float) -> Sketch:
+        name = repr(value)
+        self.constants[name] = value
+        self.views[name] = self.algebra.input(name)
+        return self.views[name]
+
+    def _function(self, node: Node, args: Sequence[Sketch]) -> Sketch:
+        name = function_name(node)
+        self.functions.setdefault(name, node)
+        if name not in self._exponential:
+            self._exponential[name] = not _full(node)
+        return self.algebra.function(name, args, self._exponential[name])
+
+    def _fold(self, term: Term, args: list[Sketch]) -> Sketch:
+        algebra, labels = self.algebra, self.labels(term.labels)
+        made = algebra.mul(*args) if term.op == "contract" else args[0]
+        for each in reversed(labels):
+            if each not in algebra.free(made):
+                raise Unsupported(f"a fold over the label {each}, on which its operand does not hang")
+            made = algebra.max(made, each) if term.op == "max" else algebra.sum(made, each)
+        for each in labels if term.op == "mean" else ():
+            made = algebra.mul(made, algebra.share(each))
+        return made
+
+
+def function_name(node: Node) -> str:
+    """The identity of an opaque function: its operator, with what is not left out or the default."""
+    defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
+    shown = [f"{k}={v!r}" for k, v in node.attrs if v != defaults[k]]
+    if any(_scalar(a) for a in node.args):
+        shown = [repr(a.attr("value").numpy().item()) if _scalar(a) else "_" for a in node.args] + shown
+    return node.op + (f"({', '.join(shown)})" if shown else "")
+
+
+def applied(node: Node, xp: Field, args: Sequence[Residues]) -> Residues:
+    """An opaque function in the field, with `args` for its tensors."""
+    given = iter(args)
+    values = [None if a is ABSENT else xp.constant(a.attr("value")) if _scalar(a) else next(given) for a in node.args]
+    result: Residues = run(node, xp, values)
+    return result
+
+
+def _full(node: Node) -> bool:
+    """Whether the field knows a function's value modulo both primes."""
+    xp = Field(1)
+    return applied(node, xp, [xp.fresh(Tensor(a.dtype, ())) for a in _operands(node)]).full
+
+
+def _named(values: Mapping[Node, Value], unifier: Unifier) -> dict[int, str]:
+    """A letter for each label, in the order in which the inputs have them; behind z come a1, b1, ..."""
+    leaves = (axis for v in values.values() if v.term.op == "input" for axis in v.axes)
+    others = (axis for v in values.values() for t in below(v.term) for axis in (t.labels, *([n for _, n in t.pairs],)))
+    everything = (axis for v in values.values() for axis in v.axes)
+    order = dict.fromkeys(i for axis in (*leaves, *everything, *others) for i in unifier.axis(axis))
+    return dict(zip(order, _letters(), strict=False))
+
+
+def _letters() -> Iterator[str]:
+    round_ = 0
+    while True:
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            yield letter + (str(round_) if round_ else "")
+        round_ += 1

@@ -1,0 +1,157 @@
+"""Pruning by sub-expression (Mirage, OSDI'25, section 4.3): a term is kept if the goal can still be made of it.
+
+P is part of a target T if for a monomial t of T and an injective map of P's labels, Q = t / P has no sign or rest that t lacks and
+sum(P * Q) is within T. The targets are the goal and every polynomial within an atom, a root, an inverse or an exp of it. What would
+have to cancel later is not part of anything: there is no cancellation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+from taso_mirage.kernels.sketch import LEVELS, Algebra, Number, Product, Renaming, Sketch, family, times
+
+
+class _Opened(NamedTuple):
+    """A monomial of a target with its sums opened.
+
+    It has what its labels and those of its target are, by family, and the counts of its factors without labels.
+    """
+
+    coefficient: Number
+    bound: tuple[str, ...]
+    factors: Product
+    labels: dict[str, list[str]]
+    counts: dict[int, int]
+
+
+class Targets:
+    """The polynomials that a closure makes, and the test that prunes it."""
+
+    def __init__(self, algebra: Algebra, goals: Iterable[Sketch]) -> None:
+        self.algebra = algebra
+        self.polys = _targets(algebra, goals)
+        self._terms = {p: dict(algebra.polys[p]) for p in self.polys}
+        self._opened = {p: [self._open(m, c, p) for m, c in algebra.polys[p]] for p in self.polys}
+        self._memo: dict[Sketch, bool] = {algebra.one: True, algebra.zero: False}
+
+    def _open(self, factors: Product, coefficient: Number, target: Sketch) -> _Opened:
+        bound, opened = self.algebra.flat(factors)
+        groups: dict[str, list[str]] = {}
+        for label in (*sorted(self.algebra.free(target)), *bound):
+            groups.setdefault(family(label), []).append(label)
+        return _Opened(coefficient, bound, opened, groups, self.algebra.erased.counts(opened))
+
+    def __contains__(self, p: Sketch) -> bool:
+        found = self._memo.get(p)
+        if found is None:
+            found = self._memo[p] = self._part(p)
+        return found
+
+    @property
+    def checked(self) -> int:
+        """How many different terms were asked for."""
+        return len(self._memo) - 2
+
+    def _part(self, p: Sketch) -> bool:
+        algebra = self.algebra
+        terms = algebra.polys[p]
+        bound, factors = algebra.flat(terms[0][0])
+        free = tuple(sorted(algebra.free(p)))
+        counts = algebra.erased.counts(factors)
+        for target, monomials in self._opened.items():
+            if len(monomials) < len(terms):
+                continue
+            for t in monomials:
+                if any(t.counts.get(key, 0) < n for key, n in counts.items()):
+                    continue
+                if any(self._within(p, free, terms[0][1], factors, m, t, target) for m in _maps((*free, *bound), t)):
+                    return True
+        return False
+
+    def _within(
+        self,
+        p: Sketch,
+        free: tuple[str, ...],
+        coefficient: Number,
+        factors: Product,
+        renaming: Renaming,
+        t: _Opened,
+        target: Sketch,
+    ) -> bool:
+        algebra = self.algebra
+        rest = _quotient(t.factors, algebra.rename_product(factors, renaming))
+        if rest is None or t.coefficient % coefficient:
+            return False
+        whole = algebra.mul(
+            algebra.rename(p, renaming[: len(free)]), algebra.single(rest, t.coefficient // coefficient)
+        )
+        for label in t.bound:
+            if label in algebra.free(whole):
+                whole = algebra.sum(whole, label)
+        terms = self._terms[target]
+        return all(terms.get(m) == c for m, c in algebra.polys[whole])
+
+
+def _maps(labels: tuple[str, ...], t: _Opened) -> Iterator[Renaming]:
+    """Every injective map of labels into a target's labels of the same family."""
+    for images in product(*[t.labels.get(family(label), ()) for label in labels]):
+        if len(set(images)) == len(images):
+            yield tuple(zip(labels, images, strict=True))
+
+
+def _quotient(whole: Product, part: Product) -> Product | None:
+    """whole / part, where part has no factor of another sign or a larger exponent."""
+    left = dict(whole)
+    for f, e in part:
+        had = left.get(f, 0)
+        if had * e <= 0 or abs(had) < abs(e):
+            return None
+        left[f] = had - e
+    return tuple([(f, e) for f, e in left.items() if e])
+
+
+def _targets(algebra: Algebra, goals: Iterable[Sketch]) -> tuple[Sketch, ...]:
+    found: dict[Sketch, None] = {}
+    waiting = list(goals)[::-1]
+    while waiting:
+        p = waiting.pop()
+        if p not in found:
+            found[p] = None
+            for factors, _ in algebra.polys[p]:
+                waiting += _inner(algebra, factors)
+    return tuple(found)
+
+
+def _inner(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
+    for f, _ in factors:
+        atom = algebra.atoms[f // LEVELS]
+        if atom.inner:
+            yield algebra.single(atom.inner)
+        yield from atom.polys
+    yield from _grouped(algebra, factors)
+    for each in (factors, algebra.flat(factors)[1]):  # exp(a) exp(b) is exp(a + b)
+        exponents: Counter[Product] = Counter()
+        for f, e in each:
+            if algebra.atoms[f // LEVELS].kind == "exp" and not f % LEVELS:
+                exponents[algebra.atoms[f // LEVELS].inner] += e
+        if len(exponents) > 1:
+            total = algebra.zero
+            for inner, e in exponents.items():
+                total = algebra.add(total, algebra.single(inner, e))
+            yield total
+
+
+def _grouped(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
+    """The products below a fraction line, or under a root."""
+    for level in range(1 + max([f % LEVELS for f, _ in factors], default=0)):
+        for sign in (1, -1):
+            group: Product = ()
+            for f, e in factors:
+                if f % LEVELS >= level and e * sign > 0 and (level or sign < 0):
+                    group = times(group, ((f - level, abs(e)),))
+            if group:
+                yield algebra.single(group)

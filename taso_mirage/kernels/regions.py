@@ -1,0 +1,294 @@
+"""The regions of a model that a kernel search is worth on: norms with their linear layers, attention, gates, elementwise chains.
+
+A region grows from a product, then from the folds and chains that are left, over operators that have labels (`labels.label`). It is
+convex, also once the other regions are one term each, so that all can be replaced. A linear layer of many rows stays outside: it is bound
+by operations, and a library's product does it best. A fold after a linear layer waits for all of its columns, so a region ends
+there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from taso_mirage.dims import fixed
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.expressions import is_weight
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, users, variable
+from taso_mirage.kernels.labels import Labelled, label
+from taso_mirage.meanings.work import size, sized, work
+from taso_mirage.model import Model
+
+Sizes = Mapping[str, int]
+OPERATORS, INPUTS = 24, 8
+"""A region has at most so many operators and inputs."""
+ROWS = 64
+"""A linear layer of more rows is bound by operations."""
+PRODUCTS = 2
+"""Products, one on the result of the other, of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of the operators of each.
+
+    `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`: its inputs and outputs once.
+    """
+
+    graph: Graph
+    places: tuple[tuple[str, ...], ...]
+    flops: int
+    bytes: int
+    least: int
+
+    @property
+    def operators(self) -> list[Node]:
+        """Its terms, operands first."""
+        return [n for n in self.graph if n.args]
+
+
+def regions(model: Model, sizes: Sizes) -> list[Region]:
+    """The regions of a model with every symbol at its size, in the order of their first places; equal ones are one."""
+    growing = _Growing(model.graph.outputs, sizes)
+    found: dict[Graph, list[tuple[str, ...]]] = {}
+    for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
+        places = found.setdefault(growing.fragment(members), [])
+        places.append(tuple([_name(model, n) for n in members]))
+    return [_region(graph, tuple(places)) for graph, places in found.items()]
+
+
+def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> Region:
+    counted = [work(n, {}) for n in graph if n.args]
+    least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
+    return Region(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
+
+
+def _name(model: Model, node: Node) -> str:
+    origin = model.origins.get(node)
+    return (origin.name if origin is not None else None) or model.names.get(node) or node.op
+
+
+def alone(node: Node, sizes: Sizes) -> Graph:
+    """One operator over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed sizes."""
+    return _canonical([node], [node], sizes)[0]
+
+
+def moves(labelled: Labelled) -> bool:
+    """Whether a goal only gives its input another shape or another order of its axes."""
+    return len(labelled.views) == 1 and set(labelled.sketches) == set(labelled.views.values())
+
+
+def views(labelled: Labelled) -> bool:
+    """Whether a goal only gives its input another shape: nothing has to run for it."""
+    flat = [[x for axis in axes for x in axis] for axes in (*labelled.inputs.values(), *labelled.outputs)]
+    return moves(labelled) and all(each == flat[0] for each in flat)
+
+
+class _Kind(Enum):
+    """What an operator does to its operands, as far as regions are concerned."""
+
+    CHAIN = "elementwise, or layout"
+    FOLD = "a norm, a softmax"
+    PRODUCT = "a product of two values of the run"
+    LINEAR = "a product with a weight"
+
+
+class _Growing:
+    """Regions as they grow, each a list of terms in the model's order."""
+
+    def __init__(self, outputs: Sequence[Node], sizes: Sizes) -> None:
+        self.order, self.wanted, self.sizes = topological(outputs), set(outputs), sizes
+        self.position = {node: i for i, node in enumerate(self.order)}
+        self.users = users(self.order)
+        self.region: dict[Node, list[Node]] = {}
+        self.rank = self.position
+        self.labels: dict[Graph, Labelled | None] = {}
+        self.kinds = {n: kind for n in self.order if (kind := self._kind(n)) is not None}
+
+    def run(self) -> list[list[Node]]:
+        """All regions."""
+        found = []
+        for kinds in ({_Kind.PRODUCT, _Kind.LINEAR}, {_Kind.FOLD}, {_Kind.CHAIN}):
+            for node in self.order:
+                if self.kinds.get(node) in kinds and node not in self.region:
+                    members = self._grown(node)
+                    if sum(self._computes(n) for n in members) > 1:
+                        found.append(members)
+                        self.region |= dict.fromkeys(members, members)
+                        self.rank = self._ranked()
+        return found
+
+    def fragment(self, members: Sequence[Node]) -> Graph:
+        """Terms of the model over canonical inputs; the results are what is used outside."""
+        return _canonical(members, self._results(members), self.sizes)[0]
+
+    def _results(self, members: Sequence[Node]) -> list[Node]:
+        inside = set(members)
+        return [n for n in members if n in self.wanted or not inside.issuperset(self.users.get(n, ()))]
+
+    # ------------------------------------------------------------ operators
+
+    def _kind(self, node: Node) -> _Kind | None:
+        """None for what is in no region."""
+        if not node.args or is_weight(node) or not isinstance(node.type, Tensor) or node.type.shape is None:
+            return None
+        if not (is_float(node.dtype) or node.dtype == "bool"):
+            return None
+        try:
+            graph, leaves = _canonical([node], [node], self.sizes)
+        except (LookupError, TypeError, TasoMirageError):
+            return None
+        found = self._labelled(graph)
+        if found is None:
+            return None
+        weights = {leaves[a] for a in node.args if is_weight(a)}
+        return _folding(found, weights)
+
+    def _computes(self, node: Node) -> bool:
+        found = self._labelled(alone(node, self.sizes))
+        return found is not None and not moves(found)
+
+    def _labelled(self, graph: Graph) -> Labelled | None:
+        if graph not in self.labels:
+            try:
+                self.labels[graph] = label(graph)
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                self.labels[graph] = None
+        return self.labels[graph]
+
+    # ------------------------------------------------------------ growth
+
+    def _grown(self, seed: Node) -> list[Node]:
+        """As many terms around `seed` as a region can have, users before operands."""
+        members = [seed]
+        growing = True
+        while growing:
+            growing = False
+            for each in self._around(members):
+                wider = sorted(self._hull({*members, each}), key=self.position.__getitem__)
+                if self._accepted(wider):
+                    members, growing = wider, True
+                    break
+        return self._trimmed(members)
+
+    def _trimmed(self, members: list[Node]) -> list[Node]:
+        """Without the last terms of chains that only add a result: what uses them can compute them."""
+        for each in members[::-1]:
+            rest = [n for n in members if n is not each]
+            last = self.kinds[each] is _Kind.CHAIN and not any(each in n.args for n in rest)
+            if last and rest and len(self._results(rest)) < len(self._results(members)):
+                members = rest
+        return members
+
+    def _around(self, members: Sequence[Node]) -> list[Node]:
+        above = [u for n in members for u in self.users.get(n, ())]
+        below = [a for n in members for a in n.args]
+        free = [n for n in (*above, *below) if n in self.kinds and n not in members and n not in self.region]
+        return list(dict.fromkeys(free))
+
+    def _hull(self, inside: set[Node]) -> set[Node]:
+        """The terms and what lies between them."""
+        first, last = min(self.position[n] for n in inside), max(self.position[n] for n in inside)
+        below, above = set[Node](), set[Node]()
+        for found, next_ in ((below, lambda n: n.args), (above, lambda n: self.users.get(n, ()))):
+            stack = list(inside)
+            while stack:
+                new = [n for n in next_(stack.pop()) if n not in found and first < self.position.get(n, -1) < last]
+                found.update(new)
+                stack += new
+        return inside | (below & above)
+
+    def _accepted(self, members: Sequence[Node]) -> bool:
+        if not all(n in self.kinds and n not in self.region for n in members):
+            return False
+        if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
+            return False
+        graph = self.fragment(members)
+        if len(graph.inputs) > INPUTS or not all(is_float(o.dtype) for o in graph.outputs):
+            return False
+        found = self._labelled(graph)
+        return found is not None and len({frozenset(x for axis in axes for x in axis) for axes in found.outputs}) == 1
+
+    def _runs_through(self, members: Sequence[Node]) -> bool:
+        """Whether no path has too many products, or a fold that waits for a linear layer."""
+        products: dict[Node, int] = {}
+        linear: dict[Node, bool] = {}
+        for node in members:
+            kind = self.kinds[node]
+            waits = any(linear.get(a, False) for a in node.args)
+            if waits and kind in (_Kind.FOLD, _Kind.PRODUCT):
+                return False
+            products[node] = max(products.get(a, 0) for a in node.args) + (kind in (_Kind.PRODUCT, _Kind.LINEAR))
+            linear[node] = waits or kind is _Kind.LINEAR
+        return max(products.values()) <= PRODUCTS
+
+    def _convex(self, inside: set[Node]) -> bool:
+        """Whether no path leaves the terms and comes back, also where it passes through other regions as one term."""
+        last = max(self.rank[n] for n in inside)
+        stack = [u for n in inside for u in self.users.get(n, ()) if u not in inside]
+        seen: set[Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or self.rank[node] > last:
+                continue
+            beyond = [u for n in self.region.get(node, [node]) for u in self.users.get(n, ())]
+            if not inside.isdisjoint(beyond):
+                return False
+            seen.update(self.region.get(node, [node]))
+            stack += beyond
+        return True
+
+    def _ranked(self) -> dict[Node, int]:
+        """A place for every term, operands first, where the terms of a region have the same."""
+        rank: dict[Node, int] = {}
+        stack = self.order[::-1]
+        while stack:
+            group = self.region.get(stack[-1], [stack[-1]])
+            if stack[-1] in rank:
+                stack.pop()
+                continue
+            waiting = [a for n in group for a in n.args if a not in rank and a not in group]
+            stack += waiting
+            if not waiting:
+                rank |= dict.fromkeys(group, len(rank))
+        return rank
+
+
+def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
+    """The kind of an operator by its labels; None for a linear layer of more than ROWS rows."""
+    results = {x for axes in found.outputs for axis in axes for x in axis}
+    kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
+    for reduced in found.reduced - results:
+        factors = [n for n, axes in found.inputs.items() if any(reduced in axis for axis in axes)]
+        if len(factors) < 2:
+            continue
+        kind = _Kind.PRODUCT
+        for name in factors:
+            if found.leaves[name] in weights:
+                columns = {x for axis in found.inputs[name] for x in axis}
+                return None if prod(found.sizes[x] for x in results - columns) > ROWS else _Kind.LINEAR
+    return kind
+
+
+def _canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) -> tuple[Graph, dict[Node, Node]]:
+    """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has become. Scalars stay constants."""
+    inside = set(members)
+    outside = {a for n in members for a in n.args if a not in inside}
+    done: dict[Node, Node] = {ABSENT: ABSENT}
+    inputs: list[Node] = []
+    for node in topological(results, stop=outside):
+        for arg in node.args:
+            if arg not in done:
+                done[arg] = leaf = _leaf(arg, len(inputs), sizes)
+                inputs += [leaf] if leaf.op == "input" else []
+        attrs = tuple([(k, fixed(v, sizes)) for k, v in node.attrs])
+        done[node] = Node(node.op, tuple([done[a] for a in node.args]), attrs, sized(node.type, sizes))
+    return Graph(tuple(inputs), tuple([done[r] for r in results])), done
+
+
+def _leaf(node: Node, place: int, sizes: Sizes) -> Node:
+    if node.op == "constant" and prod(node.shape) == 1:
+        return node
+    return variable(f"i{place}", sized(node.tensor, sizes))

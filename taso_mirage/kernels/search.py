@@ -1,0 +1,320 @@
+"""`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage, OSDI'25; organised as KERNELS.md says).
+
+Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role of every axis, then sizes; what is
+returned was verified as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.gpu import H100, Device
+from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.kernels.assemble import assembled
+from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
+from taso_mirage.kernels.closure import Closure, close
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.safe import Safe, safe, storable
+from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
+from taso_mirage.kernels.structures import Plan, plans
+from taso_mirage.kernels.tiles import Sizes, Tiled, fastest, predicted, rank
+from taso_mirage.kernels.verify import Evidence, Measured, Refused, verified
+from taso_mirage.toml import write_file
+
+Ints = tuple[int, ...]
+Progress = Callable[[str, int, int], None]
+BODIES = 24
+"""So many bodies of each kernel are looked at, the shortest first."""
+PLANS, LOOKED = 400, 10
+"""So many muGraphs of a closure get sizes, of at most LOOKED times as many that are looked at."""
+TILINGS = 3
+"""So many tilings of a muGraph are kept."""
+SPLITS = (2, 4, 8, 16, 32, 64)
+"""Into how many parts a reduction may be split over the grid."""
+SPLIT_FROM = 256
+"""A shorter reduction is not split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What restricts the space; None leaves it to the search.
+
+    `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to three counts); `franges`: the for-loop
+    ranges; `imaps`: what a row of `imap` may be, `omaps`: of `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims
+    that the for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    """
+
+    griddims: Sequence[Ints] | None = None
+    blockdims: Sequence[Ints] | None = None
+    imaps: Sequence[Ints] | None = None
+    omaps: Sequence[Ints] | None = None
+    fmaps: Sequence[int] | None = None
+    franges: Sequence[int] | None = None
+    max_block_ops: int = 18
+    max_kernels: int = 2
+
+    def counts(self) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+        """How many blocks and iterations a kernel may have."""
+        return None if self.griddims is None else [prod(g) for g in self.griddims], self.franges
+
+    def allows(self, graph: Graph) -> bool:
+        """Whether every kernel of a muGraph is within the restrictions."""
+        return all(self._allows(node) for node in topological(graph.outputs) if node.op == "kernel")
+
+    def _allows(self, kernel: Node) -> bool:
+        within = (
+            (self.griddims, [kernel.attr("grid")]),
+            (self.franges, [kernel.attr("loop")]),
+            (self.imaps, kernel.attr("imap")),
+            (self.omaps, kernel.attr("omap")),
+            (self.fmaps, kernel.attr("fmap")),
+        )
+        return all(allowed is None or all(v in allowed for v in values) for allowed, values in within)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A muGraph that computes `goal`: its predicted seconds on `device`, and the evidence that it does."""
+
+    graph: Graph
+    goal: Graph
+    seconds: float
+    device: str
+    evidence: Evidence
+    warps: tuple[int, ...] = ()
+    """How many warps of 32 threads a block may have; none leaves it open."""
+
+    def as_json(self) -> dict[str, Any]:
+        """A value for a checkpoint or a report, from which `of_json` makes the same."""
+        found = {"graph": to_json(self.graph), "seconds": self.seconds, "device": self.device, "warps": self.warps}
+        return found | {"evidence": asdict(self.evidence)}
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any], goal: Graph) -> Found:
+        """The muGraph of `as_json`; its inputs are the goal's."""
+        evidence = value["evidence"]
+        measured = tuple(Measured(**each) for each in evidence["measured"])
+        proof = Evidence(evidence["tests"], evidence["undecided"], evidence["bound"], measured)
+        return Found(from_json(value["graph"]), goal, value["seconds"], value["device"], proof, tuple(value["warps"]))
+
+    def generate_triton_program(self, path: Path | str) -> None:
+        """Write a Python module with the Triton kernels and a function `launch` for torch tensors."""
+        from taso_mirage.codegen import triton
+
+        made = triton.program(self.graph)
+        if self.warps:
+            asked = [
+                (each.schedule, min(self.warps, key=lambda w: abs(w - each.schedule.warps))) for each in made.launches
+            ]
+            made = triton.program(self.graph, [replace(schedule, warps=warps) for schedule, warps in asked])
+        write_file(Path(path), made.source)
+
+
+@dataclass
+class Statistics:
+    """What a search looked at."""
+
+    classes: int = 0
+    edges: int = 0
+    wrong_edges: int = 0
+    plans: int = 0
+    unstable: int = 0
+    tilings: int = 0
+    tested: int = 0
+    verified: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with its tiles; the sizes tell into how many parts a reduction is split."""
+
+    plan: tuple[Tiled, ...]
+    closure: Closure
+    safe: tuple[Safe, ...]
+    sizes: Sizes
+
+    @property
+    def seconds(self) -> float:
+        return predicted(self.plan)
+
+    def graph(self) -> Graph | None:
+        """The muGraph at the goal's own sizes; None where it cannot be put together."""
+        goal = self.closure.goal
+        return assembled(self.plan, self.closure, self.safe, self.sizes, goal.graph.inputs, goal.leaves)
+
+    def shrunk(self) -> tuple[Graph | None, Graph]:
+        """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
+        kernels = [cuts(tiled, self.sizes) for tiled in self.plan]
+        sizes = shrunk_sizes(self.closure.goal, kernels)
+        goal, leaves = resized(self.closure.goal, sizes)
+        plan = shrunk(self.plan, kernels, sizes)
+        return assembled(plan, self.closure, self.safe, sizes, goal.inputs, leaves), goal
+
+    def roles(self) -> tuple[object, ...]:
+        """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
+        plan = tuple((t.kernel, tuple(sorted(cuts(t, self.sizes).items()))) for t in self.plan)
+        return tuple(self.closure.goal.split), plan
+
+
+class _Late(Exception):
+    """The time for enumerating is over."""
+
+
+class Search:
+    """One search; `statistics` tells what it did so far."""
+
+    def __init__(self, goal: Graph, options: Options, device: Device = H100, seed: int = 0) -> None:
+        if options.max_kernels < 1:
+            raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
+        self.goal, self.options, self.device, self.seed = goal, options, device, seed
+        self.statistics = Statistics()
+        self.known: dict[tuple[object, ...], Evidence | Refused] = {}
+        self.labelled = label(goal)
+
+    def run(
+        self,
+        best: int,
+        budget: float,
+        progress: Progress = lambda stage, done, total: None,
+        checkpoint: Path | None = None,
+    ) -> list[Found]:
+        """The `best` fastest muGraphs by the model that are verified, after at most about `budget` seconds. With `checkpoint`, a JSON
+        file, an interrupted search goes on where it was."""
+        end = time.monotonic() + budget
+        state = Checkpoint(checkpoint, self._key())
+        found = [Found.of_json(value, self.goal) for value in state.found]
+        for i, each in enumerate(self.candidates(end, progress)):
+            progress("verify", len(found), best)
+            if len(found) >= best or (found and time.monotonic() > end):
+                break
+            if i < state.next:
+                continue
+            accepted = self.accepted(each)
+            state.next = i + 1
+            if accepted is not None:
+                found.append(accepted)
+                state.found.append(accepted.as_json())
+                state.save()
+        return found[:best]
+
+    def _key(self) -> dict[str, object]:
+        return {
+            "goal": to_json(self.goal),
+            "options": asdict(self.options),
+            "device": self.device.name,
+            "seed": self.seed,
+        }
+
+    def candidates(
+        self, end: float = math.inf, progress: Progress = lambda stage, done, total: None
+    ) -> list[Candidate]:
+        """Plans with sizes, the fastest by the model first, of the closures that are done by the monotonic time `end`."""
+        found: list[Candidate] = []
+        closures = [None, *self._splits()]
+        for i, split in enumerate(closures):
+            progress("enumerate", i, len(closures))
+            try:
+                found += self._candidates(split, end, progress)
+            except _Late:
+                break
+        return sorted(found, key=lambda c: rank(c.seconds, sum(each.held for each in c.plan)))
+
+    def accepted(self, candidate: Candidate) -> Found | None:
+        """What is found if the candidate is within the restrictions and verified; equal roles are verified once."""
+        graph = candidate.graph()
+        if graph is None or not self.options.allows(graph):
+            return None
+        roles = candidate.roles()
+        if roles not in self.known:
+            self.statistics.tested += 1
+            small, goal = candidate.shrunk()
+            refused = Refused("it cannot be put together at small sizes")
+            self.known[roles] = refused if small is None else verified(small, goal, seed=self.seed)
+        evidence = self.known[roles]
+        if not isinstance(evidence, Evidence):
+            return None
+        self.statistics.verified += 1
+        warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
+        return Found(graph, self.goal, candidate.seconds, self.device.name, evidence, warps)
+
+    def _splits(self) -> list[str]:
+        """The reduced labels that are long enough to be split over the grid."""
+        if self.options.max_kernels < 2:
+            return []
+        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM)
+
+    def _candidates(self, split: str | None, end: float, progress: Progress) -> Iterator[Candidate]:
+        def closing(classes: int, waiting: int) -> None:
+            progress("close", classes - waiting, classes)
+            if time.monotonic() > end:
+                raise _Late
+
+        goal = self.labelled if split is None else label(self.goal, split)
+        closure = close(goal, seed=self.seed, progress=closing)
+        self.statistics.classes += len(closure.classes)
+        self.statistics.edges += sum(map(len, closure.edges))
+        self.statistics.wrong_edges += int(closure.statistics["wrong"])
+        memo: dict[tuple[object, ...], list[Tiled]] = {}
+        width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
+        for plan, stable in islice(self._stable(closure), PLANS):
+            for sizes in self._sizes(closure, split):
+                for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
+                    self.statistics.tilings += 1
+                    yield Candidate(tiled, closure, stable, sizes)
+
+    def _stable(self, closure: Closure) -> Iterator[tuple[Plan, tuple[Safe, ...]]]:
+        """The plans that can be stabilised; of the kernels before the last one only those are enumerated that may be."""
+        finals = set(closure.targets)
+        options = self.options
+        found = plans(
+            closure,
+            options.max_kernels,
+            BODIES,
+            options.max_block_ops,
+            lambda b: bool(finals & {*b.targets}) or storable(b, closure),
+        )
+        for plan in islice(found, LOOKED * PLANS):
+            self.statistics.plans += 1
+            stable = safe(plan, closure)
+            if stable is None:
+                self.statistics.unstable += 1
+            else:
+                yield plan, stable
+
+    def _sizes(self, closure: Closure, split: str | None) -> Iterator[Sizes]:
+        sizes = dict(closure.goal.sizes)
+        if split is None:
+            yield sizes
+            return
+        outer, inner = closure.goal.split[split]
+        for parts in SPLITS:
+            if sizes[split] % parts == 0:
+                yield {**sizes, outer: parts, inner: sizes[split] // parts}
+
+
+def superoptimize(
+    graph: Graph,
+    *,
+    best: int = 8,
+    budget: float = 60.0,
+    device: Device = H100,
+    seed: int = 0,
+    progress: Progress = lambda stage, done, total: None,
+    checkpoint: Path | None = None,
+    **restrictions: object,
+) -> list[Found]:
+    """The `best` muGraphs for a graph of fixed sizes, the fastest by the device's model first; each is verified.
+
+    `budget` is about how many seconds the search may take; with the file `checkpoint` it can be resumed. `restrictions` are the fields
+    of Options. Raises Unsupported, which names the term, where an operator moves elements between axes.
+    """
+    options = Options(**restrictions)  # type: ignore[arg-type]
+    return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)

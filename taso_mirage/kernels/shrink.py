@@ -1,0 +1,76 @@
+"""muGraphs and their goals at small sizes that tell labels apart, grid from loop, and both from what is broadcast.
+
+A muGraph is its roles; the field tests it where every label that is cut into tiles has a small composite size, one that is cut to 1 a
+small one, so that a test runs few blocks (Mirage, OSDI'25, section 5, tests at the real sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.kernels.edges import tied
+from taso_mirage.kernels.labels import Labelled
+from taso_mirage.kernels.tiles import Sizes, Tiled
+from taso_mirage.ops import term
+
+ONE, PART, WHOLE = range(3)
+Cuts = Mapping[str, int]
+"""For each label of a kernel: cut to 1, cut into tiles, or whole."""
+SMALL = (2, 3, 5, 7, 11, 13, 17, 19)
+COMPOSITE = (4, 6, 9, 8, 10, 15, 12, 14)
+
+
+def cuts(tiled: Tiled, sizes: Sizes) -> dict[str, int]:
+    """How the kernel cuts each of its labels."""
+    return {x: WHOLE if n == sizes[x] else PART if n > 1 else ONE for x, n in tiled.tiles.items()}
+
+
+def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
+    """A size for every label; labels that must have one size (of views of one tensor) have one, others differ."""
+    groups, products = tied(goal)
+    members: dict[str, list[str]] = {}
+    for label, group in groups.items():
+        members.setdefault(group, []).append(label)
+    small, composite = iter(SMALL), iter(COMPOSITE)
+    sizes: dict[str, int] = {}
+    for labels in (own for group, own in members.items() if group not in products):
+        partly = any(each.get(label) == PART for each in kernels for label in labels)
+        sizes |= dict.fromkeys(labels, next(composite if partly else small))
+    for whole, (outer, inner) in goal.split.items():
+        sizes |= {outer: 2, whole: 2 * sizes[inner]}
+    for group, parts in products.items():
+        sizes |= dict.fromkeys(members[group], prod(sizes[part] for part in parts))
+    return sizes
+
+
+def shrunk(plan: Sequence[Tiled], kernels: Sequence[Cuts], sizes: Sizes) -> list[Tiled]:
+    """The same plan with other sizes of the labels, cut alike."""
+    return [
+        Tiled(each.kernel, {x: _tile(sizes[x], cut) for x, cut in own.items()}, each.seconds)
+        for each, own in zip(plan, kernels, strict=True)
+    ]
+
+
+def _tile(size: int, cut: int) -> int:
+    return {ONE: 1, WHOLE: size}.get(cut) or size // next(d for d in range(2, size + 1) if size % d == 0)
+
+
+def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:
+    """The goal with other sizes of its labels, and the leaf of every view."""
+    axes = {each.node: each.axes for each in goal.known}
+    done: dict[Node, Node] = {ABSENT: ABSENT}
+    for node in topological(axes):
+        shape = tuple(prod(sizes[x] for x in axis) for axis in axes.get(node, ()))
+        if node in done or node.op == "constant":
+            done.setdefault(node, node)
+        elif not node.args:
+            done[node] = (weight if node.op == "weight" else variable)(node.attr("name"), Tensor(node.dtype, shape))
+        else:
+            attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
+            done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
+    wanted = zip(goal.sketches, goal.outputs, strict=True)
+    results = [next(k.node for k in goal.known if (k.sketch, k.axes) == each) for each in wanted]
+    inputs = tuple(done[i] for i in goal.graph.inputs)
+    return Graph(inputs, tuple(done[r] for r in results)), {name: done[leaf] for name, leaf in goal.leaves.items()}

@@ -1,0 +1,165 @@
+"""The regions of a model, each searched within its share of a budget, and what the cost model says of its operators one by one.
+
+What was found is a plain value for `json.dump`, so that a survey goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from taso_mirage.errors import SyntaxProblem, TasoMirageError
+from taso_mirage.gpu import H100, Device
+from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.regions import Region, alone, views
+from taso_mirage.kernels.search import Found, Options, Search
+from taso_mirage.kernels.verify import Evidence, Measured
+from taso_mirage.meanings.work import work
+
+VERSION = 1
+SINGLE = 2.0
+"""Seconds that the search for the kernel of one operator may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A region with its best muGraph, or why there is none, and the predicted seconds of its operators as a kernel each."""
+
+    region: Region
+    found: Found | None
+    problem: str
+    apart: float
+    took: float
+    statistics: Mapping[str, int]
+
+    @property
+    def kernels(self) -> list[Node]:
+        """The kernels of the muGraph, in the order of their runs."""
+        return [] if self.found is None else [n for n in topological(self.found.graph.outputs) if n.op == "kernel"]
+
+    @property
+    def gain(self) -> float:
+        """Predicted seconds that the muGraph saves at all places together."""
+        return 0.0 if self.found is None else (self.apart - self.found.seconds) * len(self.region.places)
+
+
+class Interrupted(Exception):
+    """The survey was told to stop."""
+
+
+def survey(
+    regions: Sequence[Region],
+    budget: float,
+    known: Mapping[Graph, Mapping[str, Any]],
+    stop: Callable[[], bool] = lambda: False,
+    device: Device = H100,
+    seed: int = 0,
+) -> Iterator[Surveyed]:
+    """Every region with what was found; what one leaves of its share of `budget`, in seconds, is for those after it.
+
+    `known`: what `as_data` gave for a graph in an earlier survey. Once `stop` says so, the rest is not searched.
+    """
+    end = time.monotonic() + budget
+    single: dict[Graph, float] = {}
+    for place, region in enumerate(regions):
+        if region.graph in known:
+            yield _from_data(region, known[region.graph])
+            continue
+        share = max(end - time.monotonic(), 0.0) / (len(regions) - place)
+        try:
+            yield _searched(region, share, single, stop, device, seed)
+        except Interrupted:
+            yield Surveyed(region, None, "its search was interrupted", 0.0, 0.0, {})
+
+
+def _searched(
+    region: Region, budget: float, single: dict[Graph, float], stop: Callable[[], bool], device: Device, seed: int
+) -> Surveyed:
+    def progress(stage: str, done: int, total: int) -> None:
+        if stop():
+            raise Interrupted
+
+    start = time.monotonic()
+    progress("start", 0, 0)
+    found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
+    try:
+        search = Search(region.graph, Options(), device, seed)
+        found = next(iter(search.run(1, budget, progress)), None)
+        statistics = asdict(search.statistics)
+    except Interrupted:
+        raise
+    except TasoMirageError as error:
+        problem = str(error)
+    except Exception as error:  # a bug; it must not cost what is found for the other regions
+        problem = f"internal error, please report it: {type(error).__name__}: {error}"
+    apart = sum(_single(node, single, progress, device) for node in region.operators)
+    return Surveyed(region, found, "" if found else problem, apart, time.monotonic() - start, statistics)
+
+
+def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int, int], None], device: Device) -> float:
+    """Predicted seconds of one operator as a kernel of its own: nothing for another shape of the same bytes; a roofline
+    where the search finds no kernel."""
+    graph = alone(node, {})
+    if graph not in known:
+        if views(label(graph)):
+            known[graph] = 0.0
+            return 0.0
+        try:
+            found = Search(graph, Options(max_kernels=1), device).run(1, SINGLE, progress)
+        except TasoMirageError:
+            found = []
+        counted = work(graph.outputs[0], {})
+        roofline = device.launch + max(counted.bytes / device.bandwidth, counted.flops / device.flops)
+        known[graph] = found[0].seconds if found else roofline
+    return known[graph]
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def as_data(each: Surveyed) -> dict[str, Any]:
+    """A region and what was found, for `json.dump`; times in seconds."""
+    found = each.found
+    return {
+        "goal": to_json(each.region.graph),
+        "operators": [n.op for n in each.region.operators],
+        "count": len(each.region.places),
+        "places": [list(names) for names in each.region.places],
+        "flops": each.region.flops,
+        "bytes": {"apart": each.region.bytes, "fused": each.region.least},
+        "seconds": {"apart": each.apart, "fused": None if found is None else found.seconds},
+        "kernels": [{"grid": list(n.attr("grid")), "loop": n.attr("loop")} for n in each.kernels],
+        "device": None if found is None else found.device,
+        "mugraph": None if found is None else to_json(found.graph),
+        "evidence": None if found is None else asdict(found.evidence),
+        "problem": each.problem or None,
+        "search": {"seconds": each.took, **each.statistics},
+    }
+
+
+def known_regions(rows: Any, device: Device = H100) -> dict[Graph, Mapping[str, Any]]:
+    """The regions of an earlier survey for which a muGraph was found. Raises SyntaxProblem for what is no such survey."""
+    try:
+        done = [row for row in rows if row["mugraph"] is not None and row["device"] == device.name]
+        return {from_json(row["goal"]): row for row in done}
+    except (TypeError, LookupError) as error:
+        raise SyntaxProblem(f"no survey of regions: {type(error).__name__}: {error}") from None
+
+
+def _from_data(region: Region, row: Mapping[str, Any]) -> Surveyed:
+    try:
+        evidence = dict(row["evidence"])
+        evidence["measured"] = tuple([Measured(**each) for each in evidence["measured"]])
+        search = dict(row["search"])
+        took = search.pop("seconds")
+        graph, seconds = from_json(row["mugraph"]), row["seconds"]
+        if [o.type for o in graph.outputs] != [o.type for o in region.graph.outputs]:
+            raise SyntaxProblem("its muGraph has other outputs than the region")
+        found = Found(graph, region.graph, seconds["fused"], row["device"], Evidence(**evidence))
+        return Surveyed(region, found, "", seconds["apart"], took, search)
+    except (TypeError, LookupError, ValueError) as error:
+        raise SyntaxProblem(f"a region of a survey: {type(error).__name__}: {error}") from None

@@ -1,0 +1,230 @@
+"""Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU (KERNELS.md, step 7).
+
+A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its operations, and the latency of its
+iterations; plus what a launch costs. Moving and computing overlap in a loop. It ranks; only a measurement tells the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.gpu import Device
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.structures import INSIDE, Kernel, Plan, stages
+
+Sizes = Mapping[str, int]
+Counts = NDArray[np.float64]
+Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
+"""How many blocks and how many iterations a kernel may have; None leaves it open."""
+
+
+NEAR = 0.02
+"""Predictions within such a share of each other are the same."""
+STORED = 4
+"""Bytes of an element that one kernel stores for another: fp32."""
+ELEMENTWISE = 40
+"""Operations of the tensor cores that take the time of one on the others."""
+PADDED = 16
+"""A product's tile has at least so many rows and columns."""
+OVERLAPPING = 8
+"""In a loop of so many iterations, a part of that size of the shorter of moving and computing does not overlap with the longer."""
+LONGEST = 256
+"""Elements of one label in a block, at most, where the grid cuts it."""
+ITERATION = (16, 512)
+"""Elements of the looped label in one iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A kernel with the tile of each of its labels, its predicted seconds, and the bytes that a block holds."""
+
+    kernel: Kernel
+    tiles: Sizes
+    seconds: float
+    held: float = 0.0
+
+
+def tiled(
+    kernel: Kernel,
+    closure: Closure,
+    sizes: Sizes,
+    width: int,
+    device: Device,
+    best: int,
+    counts: Allowed = (None, None),
+) -> list[Tiled]:
+    """The fastest `best` tilings by the model, the first the fastest. `width`: bytes of an element of inputs and results."""
+    labels = sorted(_labels(kernel, closure))
+    options = [_options(label, kernel, closure, sizes) for label in labels]
+    grids = np.meshgrid(*options, indexing="ij") if options else []
+    tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
+    model = _Model(kernel, closure, sizes, tiles, width, device)
+    fits = model.fits()
+    for allowed, have in zip(counts, (model.blocks, model.iterations), strict=True):
+        fits &= np.isin(have, allowed) if allowed is not None else True
+    seconds, held = np.where(fits, model.seconds(), np.inf), model.shared() + model.sums()
+    order = sorted(np.flatnonzero(np.isfinite(seconds)), key=lambda i: rank(float(seconds[i]), float(held[i])))[:best]
+    return [Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i])) for i in order]
+
+
+def rank(seconds: float, held: float) -> tuple[int, float, float]:
+    """The order of what the model says: of times that it cannot tell apart, what leaves more of a processor to other blocks is first."""
+    return round(math.log(seconds) / NEAR), held, seconds
+
+
+def _labels(kernel: Kernel, closure: Closure) -> set[str]:
+    body = kernel.body
+    return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
+
+
+def _innermost(kernel: Kernel, closure: Closure) -> dict[int, str]:
+    """The label along which the elements of an input, or of a result of the goal, stand side by side."""
+    goal = closure.goal
+    axes = {c: goal.inputs[e.name] for c, e in kernel.body.chosen if e.op == "input" and e.name in goal.inputs}
+    axes |= dict(zip(closure.targets, goal.outputs, strict=True))
+    return {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
+
+
+def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes) -> list[int]:
+    size = sizes[label]
+    if label == kernel.loop:
+        return _parts(size, *ITERATION)
+    if label not in kernel.body.grid:
+        return [size]
+    if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
+        return [1]  # a split reduction: every part is a block's
+    return sorted({*_parts(size, 1, LONGEST), *([size] if size <= LONGEST else [])})
+
+
+def _read(kernel: Kernel, closure: Closure) -> set[str]:
+    return {label for c, e in kernel.body.chosen if e.op == "input" for label in closure.classes[c]}
+
+
+def _parts(size: int, low: int, high: int) -> list[int]:
+    found = [d for d in (2**i for i in range(14)) if size % d == 0 and low <= d <= high]
+    return found or [size]
+
+
+class _Model:
+    """The analytic model over all tilings of a kernel: every number is an array with one element for each."""
+
+    def __init__(
+        self, kernel: Kernel, closure: Closure, sizes: Sizes, tiles: Mapping[str, Counts], width: int, device: Device
+    ) -> None:
+        self.body, self.loop, self.closure, self.sizes, self.tiles = kernel.body, kernel.loop, closure, sizes, tiles
+        self.width, self.device = width, device
+        self.one = next(iter(tiles.values())) * 0 + 1 if tiles else np.ones(1)
+        grid = [label for label in kernel.body.grid if label in tiles]
+        self.blocks = self._product(sizes[label] / tiles[label] for label in grid)
+        self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
+        inside = stages(kernel.body, closure, self.loop) if self.loop is not None else None
+        self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
+        self.inner = _innermost(kernel, closure)
+        self.sources = [c for c, e in kernel.body.chosen if e.op == "input"] + list(kernel.body.leaves)
+
+    def shared(self) -> Counts:
+        """Bytes of the operands' tiles, two of each in a loop."""
+        tiles = sum((self._tile(c) * self._bytes(c) for c in self.sources), 0 * self.one)
+        return np.asarray(tiles * (2 if self.loop else 1))
+
+    def sums(self) -> Counts:
+        """Bytes of what is summed, in registers."""
+        sums = [c for c, e in self.body.chosen if e.label is not None]
+        return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
+
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether the tiles of the operands, double-buffered in a loop, fit into shared memory, and the sums into registers."""
+        return np.asarray((self.shared() <= self.device.shared) & (self.sums() <= self.device.registers))
+
+    def seconds(self) -> Counts:
+        device = self.device
+        unique = sum(self._whole(c) * self._bytes(c) for c in self.sources)
+        results = set(self.body.targets)
+        unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
+        moved = sum((self._moved(c) * self._times(c) for c in self.sources), 0 * self.one) * self.blocks
+        moved += sum((self._moved(c) for c in results), 0 * self.one) * self.blocks
+        busy = np.minimum(1, self.blocks / device.processors)
+        waves = np.ceil(self.blocks / device.processors) / (self.blocks / device.processors)
+        from_memory = unique / (device.bandwidth * np.minimum(1, self.blocks / (device.processors / 2)))
+        rounds = np.ceil(self.blocks / (device.processors * device.resident))
+        latency = (self.iterations + 2) * device.latency / 2 * rounds
+        computing = self._operations() * self.blocks / device.flops * waves
+        moving = np.maximum(from_memory, moved / (device.cache * busy))
+        overlapped = np.maximum(moving, computing)
+        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
+        return np.asarray(np.maximum(overlapped + alone, latency) + device.launch)
+
+    def _operations(self) -> Counts:
+        total = 0 * self.one
+        for made, edge in self.body.chosen:
+            labels = self.closure.classes[made].union(*[self.closure.classes[a] for a in edge.args])
+            volume = self._product(self.tiles[label] for label in labels)
+            times = self.iterations if any(a in self.inside for a in edge.args) else self.one
+            if edge.op == "dot":
+                rows = [self.closure.classes[a] - self.closure.classes[b] for a, b in (edge.args, edge.args[::-1])]
+                for side in rows:
+                    across = self._product(self.tiles[label] for label in side)
+                    volume = volume * np.maximum(PADDED / across, 1)
+                total = total + 2 * volume * times
+            elif edge.op != "input":
+                total = total + ELEMENTWISE * volume * times
+        return np.asarray(total)
+
+    def _tile(self, c: int) -> Counts:
+        return self._product(self.tiles[label] for label in self.closure.classes[c])
+
+    def _moved(self, c: int) -> Counts:
+        """Bytes of a tile as memory gives them: whole sectors of the innermost axis."""
+        width = self._bytes(c)
+        label = self.inner.get(c)
+        row = self.tiles[label] * width if label is not None else self.one * self.device.sector
+        return self._tile(c) * width * np.maximum(self.device.sector / row, 1)
+
+    def _times(self, c: int) -> Counts:
+        return self.iterations if c in self.inside else self.one
+
+    def _whole(self, c: int) -> float:
+        return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
+
+    def _bytes(self, c: int) -> int:
+        return STORED if c in self.body.leaves else self.width
+
+    def _product(self, factors: Iterable[Counts]) -> Counts:
+        found = self.one
+        for factor in factors:
+            found = found * factor
+        return found
+
+
+def predicted(plan: Sequence[Tiled]) -> float:
+    """Seconds of a muGraph: its kernels run one after the other."""
+    return sum(each.seconds for each in plan)
+
+
+def fastest(
+    plan: Plan,
+    closure: Closure,
+    sizes: Sizes,
+    width: int,
+    device: Device,
+    best: int,
+    counts: Allowed,
+    memo: dict[tuple[object, ...], list[Tiled]],
+) -> list[tuple[Tiled, ...]]:
+    """The best tilings of a muGraph: the kernels do not share tiles, so each is tiled alone; `memo` has those of this closure."""
+    each: list[list[Tiled]] = []
+    for kernel in plan:
+        key = kernel, tuple(sizes.items())
+        if key not in memo:
+            memo[key] = tiled(kernel, closure, sizes, width, device, best, counts)
+        each.append(memo[key])
+    if not all(each):
+        return []
+    first = tuple(options[0] for options in each)
+    others = [(*first[:i], option, *first[i + 1 :]) for i, options in enumerate(each) for option in options[1:]]
+    return sorted([first, *others], key=lambda plan: rank(predicted(plan), sum(t.held for t in plan)))[:best]

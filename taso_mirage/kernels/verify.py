@@ -1,0 +1,240 @@
+"""A muGraph against its goal: random tests in the finite field, then numbers (Mirage, section 5; PET, Theorem 2).
+
+What the field accepts is equal in exact arithmetic but for the stated probability; what also passes the numbers does not
+overflow where the goal does not, and rounds as float32 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.kernels.edges import Field32
+from taso_mirage.meanings.arrays import Array
+from taso_mirage.meanings.field import P, agree
+from taso_mirage.meanings.reals import EXACT, Reals
+from taso_mirage.ops import interpret
+
+ATTEMPTS = 16
+"""How often tests are drawn again in place of those that divide by zero."""
+EPS = float(np.finfo(np.float32).eps)
+SLACK = 64
+"""How many times the error of rounding the inputs to float32 a kernel may make."""
+UNDERFLOW = 1e-30
+"""An absolute error that float32's smallest numbers excuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a muGraph is not accepted."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
+
+    dtype: str
+    draw: str
+    scale: float
+    error: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """So many valid tests passed, others did not decide; a wrong muGraph passes with a probability of at most `bound`.
+
+    `bound` is (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input.
+    """
+
+    tests: int
+    undecided: int
+    bound: float
+    measured: tuple[Measured, ...]
+
+
+def verified(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Refused:
+    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; Refused says why not."""
+    leaves = _leaves(goal)
+    if strange := [n for n in _leaves(mugraph) if n not in leaves]:
+        return Refused(f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not")
+    types = [[o.type for o in g.outputs] for g in (mugraph, goal)]
+    if types[0] != types[1]:
+        return Refused(f"its outputs have the types {_listed(types[0])}, the goal's {_listed(types[1])}")
+    passed = _in_the_field(mugraph, goal, tests, seed)
+    if isinstance(passed, Refused):
+        return passed
+    measured = _in_numbers(mugraph, goal, seed)
+    if isinstance(measured, Refused):
+        return measured
+    return Evidence(tests, passed, (len(leaves) / P) ** tests, measured)
+
+
+def _leaves(graph: Graph) -> list[Node]:
+    return [n for n in topological([*graph.inputs, *graph.outputs]) if n.op in ("input", "weight")]
+
+
+def _listed(types: Iterable[object]) -> str:
+    return ", ".join(map(str, types))
+
+
+def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Refused:
+    """How many tests did not decide before `tests` did. Each has its own inputs and its own base of the powers."""
+    passed = undecided = 0
+    for attempt in range(ATTEMPTS):
+        xp = Field32(tests - passed, seed * ATTEMPTS + attempt)
+        values = interpret(
+            [*mugraph.outputs, *goal.outputs], xp, {n: xp.cast(xp.fresh(n.tensor), n.dtype) for n in _leaves(goal)}
+        )
+        valid = np.ones(xp.trials, bool)
+        for i, (ours, wanted) in enumerate(zip(mugraph.outputs, goal.outputs, strict=True)):
+            if agree(values[ours], values[wanted]) is False:
+                return Refused(f"output {i} differs from the goal's in the field")
+            valid &= values[ours].valid & values[wanted].valid
+        passed += int(valid.sum())
+        undecided += int((~valid).sum())
+        if passed >= tests:
+            return undecided
+    return Refused(
+        f"{undecided} of {passed + undecided} tests do not decide: they divide by zero, or leave an order open"
+    )
+
+
+# ---------------------------------------------------------------- numbers
+
+
+class Single(Reals):
+    """Every float in float32, as back ends compute between the loads and stores of a tensor."""
+
+    def load(self, array: Array) -> Array:
+        return array.astype(np.float32) if is_float(array.dtype.name) else array
+
+    def cast(self, a: Array, dtype: str) -> Array:
+        return super().cast(a, "float32" if is_float(dtype) else dtype)
+
+
+SINGLE = Single()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input, so that scores are large
+    of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never)."""
+
+    dtype: str
+    draw: str
+    scale: float
+
+
+CASES = (
+    Case("float16", "normal", 1),
+    Case("bfloat16", "normal", 1),
+    Case("float32", "normal", 1),
+    Case("float16", "normal", 1 / 64),
+    Case("bfloat16", "normal", 16),
+    Case("float32", "positive", 4),
+    Case("float16", "positive", 16),
+    Case("bfloat16", "opposed", 16),
+    Case("float16", "rising", 16),
+    Case("float32", "falling", 16),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A case drawn: the inputs, and each output of the goal in float64 with the error that it allows, absolute."""
+
+    case: Case
+    inputs: Mapping[Node, Array]
+    wanted: tuple[tuple[Array, float], ...]
+
+
+def _in_numbers(mugraph: Graph, goal: Graph, seed: int) -> tuple[Measured, ...] | Refused:
+    measured = []
+    for reference in _references(goal, seed):
+        values = _evaluated(mugraph, SINGLE, reference.inputs)
+        worst = _worst(reference, values)
+        if isinstance(worst, Refused):
+            return worst
+        measured.append(worst)
+    return tuple(measured)
+
+
+def _worst(reference: Reference, values: list[Array]) -> Measured | Refused:
+    case, ratios = reference.case, [(0.0, 0.0)]
+    shown = f"with {case.draw} inputs in {case.dtype} at scale {case.scale:g}"
+    for i, (ours, (wanted, allowed)) in enumerate(zip(values, reference.wanted, strict=True)):
+        finite = np.isfinite(wanted)
+        if not finite.any() and (case.draw, case.scale) == ("normal", 1):
+            return Refused(f"output {i} of the goal is finite nowhere, {shown}")
+        if not finite.any():
+            continue
+        if not np.isfinite(ours[finite]).all():
+            return Refused(f"output {i} is not finite where the goal is, {shown}")
+        error = float(np.abs(ours - wanted)[finite].max())
+        largest = max(float(np.abs(wanted[finite]).max()), UNDERFLOW)
+        if error > allowed:
+            return Refused(f"output {i} is off by {error:.3g} ({allowed:.3g} is allowed), {shown}")
+        ratios.append((error / largest, allowed / largest))
+    return Measured(case.dtype, case.draw, case.scale, *max(ratios))
+
+
+@lru_cache(maxsize=8)
+def _references(goal: Graph, seed: int) -> tuple[Reference, ...]:
+    """Cached: a search verifies many muGraphs against one goal."""
+    return tuple(_reference(goal, case, seed * len(CASES) + i) for i, case in enumerate(CASES))
+
+
+def _reference(goal: Graph, case: Case, seed: int) -> Reference:
+    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of the goal's condition."""
+    rng = np.random.default_rng(seed)
+    inputs = {n: _drawn(n.tensor, case, i, rng) for i, n in enumerate(_leaves(goal))}
+    nudged = {n: _nudged(a, rng) for n, a in inputs.items()}
+    exact, near = _evaluated(goal, EXACT, inputs), _evaluated(goal, EXACT, nudged)
+    wanted = []
+    for a, b in zip(exact, near, strict=True):
+        finite = np.isfinite(a) & np.isfinite(b)
+        moved = np.abs(a - b)[finite].max(initial=0) + EPS * np.abs(a)[finite].max(initial=0)
+        wanted.append((np.where(finite, a, np.nan), SLACK * float(moved) + UNDERFLOW))
+    return Reference(case, inputs, tuple(wanted))
+
+
+def _drawn(type: Tensor, case: Case, index: int, rng: np.random.Generator) -> Array:
+    shape = tuple(int(n) for n in type.shape or ())
+    if not is_float(type.dtype):
+        return rng.integers(0, 2, shape).astype(numpy_dtype(type.dtype))
+    values = rng.normal(size=shape)
+    if case.draw in ("positive", "opposed"):
+        values = np.abs(values) * (-1 if case.draw == "opposed" and index % 2 else 1)
+    if case.draw in ("rising", "falling"):
+        values = values * _ramp(shape, case.draw == "falling")
+    return (case.scale * values).astype(numpy_dtype(case.dtype)).astype(np.float64)
+
+
+def _ramp(shape: tuple[int, ...], falling: bool) -> Array:
+    """From near 0 to 1 along every axis."""
+    found = np.ones(shape)
+    for axis, n in enumerate(shape):
+        steps = np.arange(1, n + 1) / n
+        found *= (steps[::-1] if falling else steps).reshape(-1, *[1] * (len(shape) - axis - 1))
+    return found
+
+
+def _nudged(array: Array, rng: np.random.Generator) -> Array:
+    return array * (1 + EPS * rng.choice([-1.0, 1.0], array.shape)) if is_float(array.dtype.name) else array
+
+
+def _evaluated(graph: Graph, xp: Reals, inputs: Mapping[Node, Array]) -> list[Any]:
+    with np.errstate(all="ignore"):
+        values = interpret(graph.outputs, xp, {n: xp.load(a) for n, a in inputs.items()})
+    return [np.asarray(values[o], np.float64) for o in graph.outputs]

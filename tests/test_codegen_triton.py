@@ -1,0 +1,410 @@
+"""Triton code of muGraphs: it runs in Triton's interpreter and matches float64, and compiles for three architectures."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import mugraphs
+import numpy as np
+import pytest
+
+from taso_mirage.codegen import triton as codegen
+from taso_mirage.codegen import tune
+from taso_mirage.codegen.compile import compiled
+from taso_mirage.codegen.order import ordered
+from taso_mirage.codegen.program import Program, Schedule
+from taso_mirage.codegen.sectors import accesses, sectors
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.ir import Graph, Node, constant, numpy_dtype
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph import Stage, stages
+from taso_mirage.ops import interpret, term
+from taso_mirage.optimize.cache import CostCache
+
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+
+Case = Callable[[], tuple[Graph, Graph]]
+
+
+def elementwise(name: str, **attrs: object) -> Case:
+    """A chain in registers: one block a row, of a size that is no power of two."""
+
+    def make() -> tuple[Graph, Graph]:
+        x = mugraphs.leaf("X", "float32", 6, 5)
+        made = mugraphs.kernel([(x, (0,), -1)], lambda t: term(name, t, **attrs), (3,), 1, (0,))
+        return Graph((x,), (made,)), Graph((x,), (term(name, x, **attrs),))
+
+    return make
+
+
+def product(equation: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str = "float16") -> Case:
+    """One einsum in one block."""
+
+    def make() -> tuple[Graph, Graph]:
+        x, y = mugraphs.leaf("A", dtype, *a), mugraphs.leaf("B", dtype, *b)
+        goal = term("einsum", x, y, equation=equation)
+        made = mugraphs.kernel(
+            [(x, (-1,), -1), (y, (-1,), -1)], lambda s, t: term("einsum", s, t, equation=equation), (1,), 1, (0,)
+        )
+        return Graph((x, y), (made,)), Graph((x, y), (goal,))
+
+    return make
+
+
+def rotated() -> tuple[Graph, Graph]:
+    """Rotary embedding: halves of a head turn together."""
+    x, angles = mugraphs.leaf("X", "float16", 2, 6, 8), mugraphs.leaf("angles", "float16", 2, 6, 4)
+
+    def body(x: Node, angles: Node) -> Node:
+        halves = [term("slice", x, axes=(2,), starts=(s,), ends=(s + 4,), steps=(1,)) for s in (0, 4)]
+        return term("concat", term("sub", term("mul", halves[0], angles), halves[1]), term("add", *halves), axis=2)
+
+    made = mugraphs.kernel([(x, (0,), -1), (angles, (0,), -1)], body, (2,), 1, (0,))
+    return Graph((x, angles), (made,)), Graph((x, angles), (body(x, angles),))
+
+
+def masked_rows() -> tuple[Graph, Graph]:
+    """`where` with a boolean operand, and a softmax in the tile."""
+    x, m = mugraphs.leaf("X", "float32", 6, 5), mugraphs.leaf("M", "bool", 6, 5)
+
+    def body(x: Node, m: Node) -> Node:
+        return term("softmax", term("where", m, x, constant(-1e4, "float32")), axis=1)
+
+    made = mugraphs.kernel([(x, (0,), -1), (m, (0,), -1)], body, (3,), 1, (0,))
+    return Graph((x, m), (made,)), Graph((x, m), (body(x, m),))
+
+
+def threads() -> tuple[Graph, Graph]:
+    """A kernel in a kernel: its elementwise chain stays in registers."""
+    x, y = mugraphs.leaf("X", "float32", 6, 10), mugraphs.leaf("Y", "float32", 6, 10)
+
+    def chain(x: Node, y: Node) -> Node:
+        return term("add", term("swish", x), y)
+
+    def body(x: Node, y: Node) -> Node:
+        return term("exp", mugraphs.kernel([(x, (1,), -1), (y, (1,), -1)], chain, (5,), 1, (1,)))
+
+    made = mugraphs.kernel([(x, (0,), -1), (y, (0,), -1)], body, (3,), 1, (0,))
+    return Graph((x, y), (made,)), Graph((x, y), (term("exp", chain(x, y)),))
+
+
+def split_last() -> tuple[Graph, Graph]:
+    """Partial sums that stand along the last dim: between the kernels it had better be the first one."""
+    x = mugraphs.leaf("X", "float32", 12, 20)
+
+    def partial(x: Node) -> Node:
+        return term("unsqueeze", term("reduce_sum", x, axes=(0,), keepdims=0), axes=(1,))
+
+    def total(x: Node) -> Node:
+        return term("reduce_sum", x, axes=(1,), keepdims=0)
+
+    first = mugraphs.kernel([(x, (0,), -1)], partial, (3,), 1, (1,))
+    second = mugraphs.kernel([(first, (0,), -1)], total, (2,), 1, (0,))
+    return Graph((x,), (second,)), Graph((x,), (term("reduce_sum", x, axes=(0,), keepdims=0),))
+
+
+@cache
+def searched(name: str) -> list[tuple[Graph, Graph]]:
+    """What the search proposes for a goal, each structure once, at small sizes that are no powers of two."""
+    goal = {
+        "lora": lambda: mugraphs.lora(16, 256, 4096, 16, 32, 4),
+        "rmsnorm": lambda: mugraphs.rmsnorm_linear(2, 512, 64, 4, 4, gamma=True),
+    }[name]()[1]
+    found = {c.roles(): c for c in reversed(Search(goal, Options()).candidates())}
+    pairs = (c.shrunk() for c in reversed(found.values()))
+    return [(graph, goal) for graph, goal in islice(pairs, SEARCHED) if graph is not None]
+
+
+SEARCHED = 6
+WORKLOADS: dict[str, Case] = {
+    **{
+        f"searched_{name}_{i}": lambda name=name, i=i: searched(name)[i]
+        for name in ("lora", "rmsnorm")
+        for i in range(SEARCHED)
+    },
+    "rmsnorm": mugraphs.rmsnorm_linear,
+    "rmsnorm_gamma_bias": lambda: mugraphs.rmsnorm_linear(gamma=True, bias=True),
+    "rmsnorm_one_row": lambda: mugraphs.rmsnorm_linear(rows=1, gamma=True),
+    "rmsnorm_fp32": lambda: mugraphs.rmsnorm_linear(rows=3, inner=14, cols=9, grid=3, loop=2, dtype="float32"),
+    "gated_mlp": mugraphs.gated_mlp,
+    "lora": mugraphs.lora,
+    "ntrans": mugraphs.ntrans,
+    "attention": mugraphs.attention_safe,
+    "attention_mask": lambda: mugraphs.attention_safe(masked=True, dtype="float32"),
+    "attention_one_query": lambda: mugraphs.attention_safe(queries=1, blocks=1),
+    "attention_split": mugraphs.attention_split_safe,
+    "attention_large_logits": lambda: mugraphs.attention_split_safe(scaled=False),
+    "attention_hidden_keys": lambda: mugraphs.attention_safe(masked=True),
+    "qknorm": mugraphs.qknorm,
+    "rmsnorm_powers_of_two": lambda: mugraphs.rmsnorm_linear(16, 64, 32, 2, 2, gamma=True),
+    "attention_powers_of_two": lambda: mugraphs.attention_split_safe(2, 32, 16, 64, 32, 2, 2, 2, masked=True),
+}
+OTHERS: dict[str, Case] = {
+    **{name: elementwise(name) for name in ("relu", "gelu", "sigmoid", "swish", "tanh", "softplus", "exp", "abs")},
+    "softmax": elementwise("softmax", axis=1),
+    "log_softmax": elementwise("log_softmax", axis=1),
+    "reduce_l2": elementwise("reduce_l2", axes=(1,)),
+    "transpose": elementwise("transpose", perm=(0, 1)),
+    "ntrans_bf16": lambda: mugraphs.ntrans(dtype="bfloat16"),
+    "masked_rows": masked_rows,
+    "rotated": rotated,
+    "split_last": split_last,
+    "threads": threads,
+    "batched": product("bij,bjk->bik", (3, 4, 5), (3, 5, 6)),
+    "shared_batch": product("hgmd,hnd->hgmn", (2, 3, 4, 5), (2, 7, 5)),
+    "two_sums": product("mij,nij->mn", (3, 4, 5), (6, 4, 5)),
+    "vector": product("k,kn->n", (5,), (5, 6)),
+    "outer": product("m,n->nm", (3,), (5,)),
+    "summed_alone": product("mkj,kn->nm", (3, 5, 2), (5, 4)),
+    "dot_product": product("mk,mk->m", (3, 5), (3, 5)),
+}
+CASES = WORKLOADS | OTHERS
+BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6}
+"""Largest error relative to the largest element: a few roundings of the dtype."""
+RUN = """
+import importlib.util, sys, numpy, torch
+for name in sys.argv[2:]:
+    spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    data = numpy.load(f"{sys.argv[1]}/{name}.npz")
+    inputs = [torch.from_numpy(data[key]) for key in sorted(data.files)]
+    dtypes = open(f"{sys.argv[1]}/{name}.txt").read().split()
+    found = module.launch(*[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes)])
+    numpy.save(f"{sys.argv[1]}/{name}.npy", found.to(torch.float64).numpy())
+"""
+"""A process of its own: the interpreter is chosen before triton is imported."""
+
+
+def drawn(name: str, node: Node, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if node.dtype == "bool":
+        return rng.random(node.shape) < 0.6
+    values = rng.normal(size=node.shape) * (25 if name == "attention_large_logits" else 1)
+    if name == "attention_hidden_keys" and node.attr("name") == "mask":
+        values[:, :5] = -np.inf  # all keys of the first iteration, and one of the second
+    return values.astype(numpy_dtype(node.dtype))
+
+
+@pytest.fixture(autouse=True)
+def own_cache_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, run in one process."""
+    folder = tmp_path_factory.mktemp("triton")
+    for name, make in CASES.items():
+        graph, _ = make()
+        (folder / f"{name}.py").write_text(codegen.program(graph).source)
+        values = [drawn(name, x, i) for i, x in enumerate(graph.inputs)]
+        wide = [v if v.dtype == bool else v.astype(np.float32) for v in values]
+        np.savez(folder / f"{name}.npz", **{f"{i:02}": v for i, v in enumerate(wide)})
+        (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
+    made = subprocess.run(
+        [sys.executable, "-c", RUN, str(folder), *CASES],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_generated_code_computes_the_goal(name: str, interpreted: Path) -> None:
+    _, goal = CASES[name]()
+    env = {x: EXACT.load(drawn(name, x, i)) for i, x in enumerate(goal.inputs)}
+    wanted = interpret(goal.outputs, EXACT, env)[goal.outputs[0]]
+    found = np.load(interpreted / f"{name}.npy")
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= BOUND[goal.inputs[0].dtype] * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("name", ["rmsnorm_gamma_bias", "attention_split", "rotated"])
+def test_compiles_without_a_gpu(name: str, capability: int) -> None:
+    program = codegen.program(CASES[name]()[0])
+    for each in compiled(program, capability):
+        assert each.cubin[:4] == b"\x7fELF"
+        assert each.symbol.encode() in each.cubin
+        assert each.hidden == 2  # global and profile scratch, FACTS section 4
+        assert each.buffers == next(x.buffers for x in program.launches if x.name == each.symbol)
+
+
+REAL: dict[str, Case] = {
+    # Triton's interpreter multiplies the bits of bf16 operands, so their dots are only compiled
+    "rmsnorm_bf16": lambda: mugraphs.rmsnorm_linear(dtype="bfloat16"),
+    "gated_mlp": lambda: mugraphs.gated_mlp(8, 4096, 4096, 128, 64),
+    "rmsnorm_linear": lambda: mugraphs.rmsnorm_linear(2, 4096, 6144, 96, 32),
+    "ntrans": lambda: mugraphs.ntrans(64, 4096, 64),
+    "attention_split": lambda: mugraphs.attention_split_safe(2, 256, 64, 4096, 64, 4, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_sizes_fit_an_h100(name: str) -> None:
+    for each in compiled(codegen.program(REAL[name]()[0]), 90):
+        assert each.shared <= 227 * 1024
+
+
+def test_padding_is_masked_only_where_it_is() -> None:
+    """Powers of two need no mask but for the rows of a dot, which are 16."""
+    source = codegen.program(mugraphs.rmsnorm_linear(16, 64, 32, 2, 2)[0]).source
+    assert "mask" not in source
+    assert "mask=r16[:, None] < 2" in codegen.program(mugraphs.rmsnorm_linear(2, 64, 32, 2, 2)[0]).source
+
+
+GOLDEN = """\
+@triton.jit
+def kernel_0(X, W, out, STAGES: tl.constexpr):
+    g0 = tl.program_id(0)
+    r16 = tl.arange(0, 16)
+    r32 = tl.arange(0, 32)
+    acc = tl.full([16, 32], 0.0, tl.float32)
+    acc_2 = tl.full([16, 16], 0.0, tl.float32)
+    for t in tl.range(0, 2, num_stages=STAGES):
+        X_tile = tl.load(X + r16[:, None] * 64 + t * 32 + r32[None, :], mask=r16[:, None] < 2, other=0)
+        W_tile = tl.load(W + (t * 32 + r32[:, None]) * 32 + g0 * 16 + r16[None, :])
+        X_tile_f = X_tile.to(tl.float32)
+        mul = X_tile_f * X_tile_f
+        matmul = tl.dot(X_tile, W_tile)
+        acc += mul
+        acc_2 += matmul
+    div = tl.sum(acc, 1)
+    div_2 = div / 64.0
+    sqrt = tl.sqrt(div_2)
+    div_3 = acc_2 / sqrt[:, None]
+    tl.store(out + r16[:, None] * 32 + g0 * 16 + r16[None, :], div_3, mask=r16[:, None] < 2)
+"""
+
+
+def test_the_printed_kernel() -> None:
+    source = codegen.generate(mugraphs.rmsnorm_linear(2, 64, 32, 2, 2)[0])
+    assert source[source.index("@triton.jit") : source.index("\n\nOPTIONS")] == GOLDEN
+
+
+def test_each_choice_is_explained() -> None:
+    source = codegen.generate(mugraphs.rmsnorm_linear(2, 64, 32, 2, 2)[0])
+    lines = [line.strip(" -") for line in source[: source.index("import triton")].splitlines()]
+    assert "in the loop: mul, reduce_sum, matmul; at most 66 elements live (the least of all orders)." in lines
+    assert "loads: 2048 bytes an iteration, STAGES of them in flight; all else is in registers." in lines
+    assert "matmul: a dot of 16 x 32 x 16 lanes, float16 operands, fp32 sums." in lines
+    assert "acc: tl.sum once after the loop, not in it: 512 lanes, no barrier." in lines
+
+
+@pytest.mark.parametrize("name", ["class", "t", "kernel_0", "²x", '"""\nimport os', "g0", ""])
+def test_any_name_of_an_input_is_legal(name: str) -> None:
+    x = mugraphs.leaf(name, "float32", 4, 6)
+    made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("exp", t), (2,), 1, (0,))
+    tree = ast.parse(codegen.generate(Graph((x,), (made,))))
+    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == ["kernel_0", "launch"]
+    assert [type(node) for node in tree.body[:3]] == [ast.Expr, ast.Import, ast.Import]
+    kernel, launch = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert len({each.arg for each in kernel.args.args}) == 2
+    assert launch.args.args[0].arg != "kernel_0"
+
+
+def test_a_fold_waits_for_the_end_of_the_loop() -> None:
+    source = codegen.program(mugraphs.rmsnorm_linear()[0]).source
+    assert "tl.sum" not in source[source.index("for t in") : source.index("div")]
+
+
+def test_a_tensor_between_kernels_has_the_layout_of_fewest_sectors() -> None:
+    graph, _ = split_last()
+    program = codegen.program(graph)
+    (scratch,) = [b for b in program.buffers if b.role == "scratch"]
+    assert (scratch.shape, scratch.order, scratch.strides) == ((20, 3), (1, 0), (1, 20))
+    touched = accesses(graph, graph.outputs[0].args[0])
+    assert touched == [((20, 1), 3), ((10, 3), 2)]
+    # row order: 3 blocks write 20 runs of 4 bytes, 2 read one of 120; the other: 3 runs of 80 bytes, 2 * 3 runs of 40
+    assert [sectors((20, 3), touched, 4, order) for order in ((0, 1), (1, 0))] == [3 * 20 + 2 * 4, 3 * 3 + 2 * 3 * 2]
+
+
+def test_a_schedule_is_what_the_tuner_says() -> None:
+    graph, _ = mugraphs.gated_mlp()
+    program = codegen.program(graph, [Schedule(warps=2, stages=5)])
+    assert '{"num_warps": 2, "STAGES": 5},  # kernel_0' in program.source
+    assert program.launches[0].schedule == Schedule(2, 5)
+
+
+def test_what_has_no_form_says_why() -> None:
+    x = mugraphs.leaf("X", "float32", 4, 6)
+    made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("cumsum", t, axis=1), (2,), 1, (0,))
+    with pytest.raises(Unsupported, match="cumulate has no form"):
+        codegen.program(Graph((x,), (made,)))
+    with pytest.raises(Unsupported, match="relu between kernels"):
+        codegen.program(Graph((x,), (term("relu", x),)))
+    with pytest.raises(Unsupported, match="X of float64"):
+        codegen.program(mugraphs.ntrans(dtype="float64")[0])
+
+
+def test_source_is_deterministic() -> None:
+    def made() -> Program:
+        return codegen.program(mugraphs.attention_split_safe()[0])
+
+    assert made() == made()
+
+
+def test_the_order_of_a_body_holds_the_least() -> None:
+    """Each of two large tiles is folded before the next is made, though both are listed first."""
+    x = mugraphs.leaf("X", "float32", 4, 64)
+    big = [term("exp", x), term("tanh", x)]
+    small = [term("reduce_sum", b, axes=(1,)) for b in big]
+    body = Graph((x,), (term("add", term("add", term("reduce_max", big[0], axes=(1,)), small[0]), small[1]),))
+    stage = stages(body, (-1,))
+    found = ordered(body, stage, Stage.INVARIANT, lambda n: n.shape[0] * n.shape[1])
+    assert found.exact
+    assert found.live == 4 * 64 + 4 * 2
+    assert [n.op for n in found.terms].index("tanh") > [n.op for n in found.terms].index("reduce_sum")
+
+
+def test_without_a_gpu_the_model_ranks_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise RuntimeUnavailable("no device")
+
+    monkeypatch.setattr(tune, "gpu", missing)
+    whole = codegen.program(REAL["gated_mlp"]()[0])
+    few = codegen.program(mugraphs.gated_mlp(8, 4096, 4096, 4, 256)[0])
+    assert [p for _, p in tune.ranked([few, whole])] == [whole, few]
+    found = tune.tuned(whole)
+    assert not found.measured
+    read = 2 * 4096 * 4096 * 2  # bytes of both weights
+    assert read / tune.H100.bandwidth < found.seconds <= tune.ranked([whole])[0][0]
+
+
+def test_another_schedule_changes_the_options_alone() -> None:
+    program = codegen.program(mugraphs.attention_split_safe()[0])
+    other = tune.scheduled(program, 1, Schedule(8, 1))
+    assert other == codegen.program(mugraphs.attention_split_safe()[0], [None, Schedule(8, 1)])
+
+
+def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a GPU each launch gets the schedule that was measured the fastest, from the cache the second time."""
+    program = codegen.program(mugraphs.attention_split_safe()[0])
+    calls: list[Program] = []
+
+    def seconds(module: object, candidate: Program, sets: object) -> float:
+        calls.append(candidate)
+        return sum(abs(each.schedule.warps - 2) + abs(each.schedule.stages - 2) for each in candidate.launches)
+
+    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(tune, "input_sets", lambda program: [])
+    monkeypatch.setattr(tune, "_seconds", seconds)
+    cache = CostCache(tmp_path / "costs.sqlite")
+    found = tune.tuned(program, cache)
+    assert found.measured
+    assert [each.schedule for each in found.program.launches] == [Schedule(2, 2), Schedule(2, 1)]
+    assert len(calls) == len({c.source for c in calls})
+    calls.clear()
+    assert tune.tuned(program, cache) == found
+    assert calls == []

@@ -1,0 +1,279 @@
+"""The fusible regions of models, `taso-mirage kernels`, and the runnable workloads at small sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from models.workloads import BEYOND, PAPER, command
+from taso_mirage.cli import app
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir import topological
+from taso_mirage.kernels.checkpoint import from_json
+from taso_mirage.kernels.regions import INPUTS, OPERATORS, Region, regions
+from taso_mirage.kernels.search import superoptimize
+from taso_mirage.kernels.survey import survey
+from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.onnx_io import load
+
+MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2
+
+
+def gated(rows: int | str = ROWS) -> onnx.ModelProto:
+    """Equal layers x + W3 (silu(W1 n) * (W2 n)) with n = x / rms(x)."""
+    rng = np.random.default_rng(0)
+    nodes, weights, x = [], [numpy_helper.from_array(np.float32(1e-5), "epsilon")], "x"
+    for i in range(LAYERS):
+        for name, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
+            weights.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), f"{name}{i}"))
+        for op, inputs, output in (
+            ("Mul", (x, x), "squares"),
+            ("ReduceMean", ("squares",), "mean"),
+            ("Add", ("mean", "epsilon"), "shifted"),
+            ("Sqrt", ("shifted",), "root"),
+            ("Div", (x, "root"), "normal"),
+            ("MatMul", ("normal", "gate"), "gated"),
+            ("Sigmoid", ("gated",), "open"),
+            ("Mul", ("gated", "open"), "silu"),
+            ("MatMul", ("normal", "up"), "upped"),
+            ("Mul", ("silu", "upped"), "inner"),
+            ("MatMul", ("inner", "down"), "downed"),
+            ("Add", (x, "downed"), "y"),
+        ):
+            own = [f"{n}{i}" if n not in (x, "epsilon") else n for n in inputs]
+            attributes: dict[str, Any] = {"axes": [-1]} if op == "ReduceMean" else {}
+            nodes.append(helper.make_node(op, own, [f"{output}{i}"], name=f"layer{i}/{output}", **attributes))
+        x = f"y{i}"
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, WIDTH])] for name in ("x", x))
+    graph = helper.make_graph(nodes, "gated", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "gated.onnx"
+    onnx.save(gated(), path)
+    return path
+
+
+def operators(region: Region) -> list[str]:
+    return [n.op for n in region.operators]
+
+
+def kernels(*arguments: object) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    done = CliRunner().invoke(app, ["kernels", *map(str, arguments), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# ---------------------------------------------------------------- regions
+
+
+def test_mini_transformer_has_attention_norms_and_mlps() -> None:
+    model = load(MINI)
+    found = regions(model, {})
+    names = {tuple(operators(r)): r for r in found}
+    attention = next(r for ops, r in names.items() if "softmax" in ops)
+    mlp = next(r for ops, r in names.items() if "gelu" in ops)
+    norm = next(r for ops, r in names.items() if "layer_norm" in ops)
+    assert operators(attention).count("matmul") == operators(mlp).count("matmul") == 2
+    assert len(attention.places) == len(mlp.places) == 7
+    assert operators(norm) == ["add", "add", "layer_norm"]
+    assert (norm.flops, norm.bytes, norm.least) == (9280, 33280, 16896)
+
+
+def test_regions_are_disjoint_and_within_their_limits() -> None:
+    found = regions(load(MINI), {})
+    places = [name for region in found for names in region.places for name in names]
+    assert len(places) == len(set(places))
+    for region in found:
+        assert 1 < len(region.operators) <= OPERATORS
+        assert len(region.graph.inputs) <= INPUTS
+        assert all(len(names) == len(region.operators) for names in region.places)
+
+
+def test_equal_layers_are_one_region(model: Path) -> None:
+    (found,) = regions(load(model), {})
+    assert operators(found) == [
+        *("mul", "reduce_mean", "add", "sqrt", "div"),
+        *("matmul", "sigmoid", "mul", "matmul", "mul", "matmul", "add"),
+    ]
+    assert [names[0] for names in found.places] == ["layer0/squares", "layer1/squares"]
+    assert [i.shape for i in found.graph.inputs].count((ROWS, WIDTH)) == 1
+
+
+def test_a_linear_layer_of_many_rows_stays_outside(tmp_path: Path) -> None:
+    onnx.save(gated("rows"), tmp_path / "gated.onnx")
+    model = load(tmp_path / "gated.onnx")
+    few, many = regions(model, {"rows": 64}), regions(model, {"rows": 65})
+    assert any("matmul" in operators(r) for r in few)
+    assert many
+    assert not any("matmul" in operators(r) for r in many)
+    assert any("sigmoid" in operators(r) for r in many)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path) -> None:
+    found = kernels(model, "--budget", 20)
+    (row,) = found["regions"]
+    goal, mugraph = from_json(row["goal"]), from_json(row["mugraph"])
+    assert row["count"] == LAYERS
+    assert len(row["places"][1]) == len(row["operators"]) == 12
+    assert isinstance(verified(mugraph, goal, seed=7), Evidence)
+    assert len(row["kernels"]) == sum(n.op == "kernel" for n in topological(mugraph.outputs))
+    assert 0 < row["seconds"]["fused"] < row["seconds"]["apart"]
+    assert row["bytes"]["fused"] < row["bytes"]["apart"]
+    assert row["evidence"]["tests"] >= 8
+    assert row["problem"] is None
+
+
+def test_the_text_names_places_kernels_and_evidence(model: Path) -> None:
+    done = CliRunner().invoke(app, ["kernels", str(model), "--budget", "20"], catch_exceptions=False)
+    assert "gated.onnx: 1 region in 2 places" in done.stdout
+    assert "2 places, from layer0/squares, layer1/squares" in done.stdout
+    assert "kernel of " in done.stdout
+    assert "tests in the field" in done.stdout
+    assert "not measured" in done.stdout
+
+
+def test_programs_and_the_page_are_written(model: Path, tmp_path: Path) -> None:
+    from html.parser import HTMLParser
+
+    page, folder = tmp_path / "page.html", tmp_path / "programs"
+    (row,) = kernels(model, "--budget", 20, "--report", page, "-o", folder)["regions"]
+    assert row["program"] == str(folder / "region1.py")
+    assert "def launch(" in (folder / "region1.py").read_text()
+    text = page.read_text()
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(text)
+    assert "script" not in tags
+    assert tags.count("details") == 1
+    assert "kernel of " in text
+    assert "def graph(" in text
+
+
+def test_a_checkpoint_is_gone_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept.json"
+    first = kernels(model, "--budget", 20, "--checkpoint", kept)
+    monkeypatch.setattr("taso_mirage.kernels.survey.Search", None)  # nothing is searched again
+    assert kernels(model, "--checkpoint", kept) == first
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"survey": 1}', '{"survey": 1, "regions": [{"mugraph": 1}]}'])
+def test_another_file_is_no_checkpoint(model: Path, tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(text)
+    done = CliRunner().invoke(app, ["kernels", str(model), "--checkpoint", str(kept)])
+    assert isinstance(done.exception, InvalidOption)
+    assert "remove it" in str(done.exception)
+    assert kept.read_text() == text
+
+
+def test_the_first_interrupt_keeps_what_was_found(model: Path) -> None:
+    (region,) = regions(load(model), {})
+    pressed = iter([False] * 1000)
+    before = list(survey([region], 20, {}, lambda: next(pressed)))
+    after = list(survey([region, region], 20, {}, lambda: True))
+    assert [each.found is None for each in (*before, *after)] == [False, True, True]
+    assert "interrupted" in after[0].problem
+
+
+def test_ctrl_c_is_as_before_after_the_command(model: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    kernels(model, "--budget", 20)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_region_without_a_mugraph_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taso_mirage.kernels.search.Search.run", lambda *_: [])
+    (row,) = kernels(model)["regions"]
+    assert row["mugraph"] is None
+    assert "share of the budget" in row["problem"]
+    assert row["seconds"]["apart"] > 0
+
+
+def test_dynamic_dims_are_fixed_by_shape(tmp_path: Path) -> None:
+    onnx.save(gated("rows"), tmp_path / "gated.onnx")
+    found = kernels(tmp_path / "gated.onnx", "--shape", "rows:6", "--budget", 20)
+    assert found["sizes"] == {"rows": 6}
+    assert [i.shape[0] for i in from_json(found["regions"][0]["goal"]).inputs].count(6) == 1
+
+
+# ---------------------------------------------------------------- workloads
+
+SMALL: dict[str, dict[str, int]] = {
+    "rmsnorm_linear": {"batch": 2, "width": 32, "hidden": 48},
+    "gated_mlp": {"batch": 4, "width": 32, "hidden": 48},
+    "lora": {"batch": 4, "width": 32, "hidden": 48, "rank": 8},
+    "gqa": {"queries": 16, "width": 8, "keys": 64},
+    "qknorm": {"queries": 16, "width": 8, "keys": 64},
+    "ntrans": {"width": 64},
+    "rmsnorm_gamma_linear": {"batch": 4, "width": 32, "hidden": 48},
+    "linear_bias": {"batch": 4, "width": 32, "hidden": 48},
+    "masked_attention": {"queries": 16, "width": 8, "keys": 64},
+    "long_attention": {"heads": 2, "group": 4, "width": 16, "keys": 64},
+    "gated_mlp_down": {"batch": 4, "width": 32, "hidden": 48},
+    "rotary_attention": {"queries": 16, "width": 8, "keys": 64},
+}
+
+
+@pytest.mark.parametrize("name", [*PAPER, *BEYOND])
+def test_a_workload_is_found(name: str) -> None:
+    graph = {**PAPER, **BEYOND}[name](**SMALL[name]).graph()
+    (found, *_) = superoptimize(graph, best=1, budget=20)
+    assert isinstance(verified(found.graph, graph, seed=5), Evidence)
+
+
+def test_the_benchmark_runs_a_workload_in_a_process_of_its_own() -> None:
+    spec = importlib.util.spec_from_file_location("bench_kernel_search", MINI.parent.parent / "bench/kernel_search.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    row = bench.searched("linear_bias", runs=1, best=2)
+    assert row["counts"]["found"] == row["counts"]["verified"] == 2
+    assert row["counts"]["tested"] > 0
+    assert row["ours"] == row["runs"][0]
+    assert bench.shown(row).startswith("linear_bias")
+    assert "no workload" in bench.ran("raise ValueError('no workload')")["failed"]
+
+
+def test_an_example_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = command.main(
+        PAPER["gated_mlp"], ["--batch", "4", "--width", "32", "--hidden", "48", "--best", "2", "-o", str(tmp_path)]
+    )
+    shown = capsys.readouterr().out
+    assert len(found) == 2
+    assert "gated_mlp {'batch': 4, 'width': 32, 'hidden': 48}: 2 muGraphs" in shown
+    assert "kernel(" in shown
+    assert "def launch(" in (tmp_path / "gated_mlp.py").read_text()
+
+
+@pytest.mark.parametrize("name", [*PAPER, "beyond"])
+def test_an_example_runs_as_a_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python models/workloads/NAME.py` finds what it needs beside itself."""
+    import runpy
+
+    folder = MINI.parent / "workloads"
+    monkeypatch.setattr(sys, "argv", [name, *(["linear_bias"] if name == "beyond" else []), "--help"])
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 0
