@@ -20,6 +20,7 @@ from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled
 from taso_mirage.ops import term
 
+LOWEST = float(np.finfo(np.float32).min)
 BINARY = frozenset({"mul", "add", "sub", "div"})
 Labels = tuple[tuple[str, ...], ...]
 """The labels of every axis, outermost first: none where its size is 1, several where it is a product."""
@@ -273,9 +274,8 @@ class _Kernel:
     def _stabilise(self, key: int, stabiliser: Stabiliser) -> None:
         """The maximum of a class that is exponentiated: of this iteration and those before, and of all."""
         axes = tuple(i for i, x in enumerate(self._axes(self.closure.classes[key])) if x in stabiliser.over)
-        self.largest[key] = (
-            term("reduce_max", self._ordered(key), axes=axes, keepdims=0) if axes else self._ordered(key)
-        )
+        largest = term("reduce_max", self._ordered(key), axes=axes, keepdims=0) if axes else self._ordered(key)
+        self.largest[key] = term("max", largest, self._constant(LOWEST))  # of a tile that is masked whole it is -inf
         looped = self.loop in stabiliser.over
         self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
 

@@ -39,9 +39,11 @@ class Safe:
 def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | None:
     """The stabilisers of each kernel, or None where a muGraph cannot be stabilised.
 
-    Exponentials that are still in a result are the model's own, and are left as they are.
+    Exponentials that are still in a result are the model's own, and are left as they are; but not where the same ones cancel elsewhere,
+    as they would in a softmax that the model computes safely.
     """
     plain: frozenset[int] = frozenset()
+    whole = _all_degrees(plan, plain)
     while True:
         found = _all_degrees(plan, plain)
         if found is None:
@@ -50,6 +52,8 @@ def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | None:
         if not kept:
             break
         plain |= kept
+        if any(_cancels(kernel.body, degrees, plain) for kernel, degrees in zip(plan, whole or (), strict=True)):
+            return None
     before: dict[int, Stabiliser] = {}
     results: list[Safe] = []
     for kernel, degrees in zip(plan, found, strict=True):
@@ -77,6 +81,17 @@ def _all_degrees(plan: Plan, plain: frozenset[int]) -> list[dict[int, Degree]] |
         stored |= {t: degrees[t] for t in kernel.body.targets}
         found.append(degrees)
     return found
+
+
+def _cancels(body: Body, degrees: Mapping[int, Degree], keys: frozenset[int]) -> bool:
+    """Whether an exponential of `keys` is divided out somewhere."""
+    for _, edge in body.chosen:
+        if edge.op in ("mul", "dot", "div"):
+            a, b = (degrees[arg] for arg in edge.args)
+            sign = -1 if edge.op == "div" else 1
+            if any(a.get(k, 0) * b.get(k, 0) * sign < 0 for k in keys):
+                return True
+    return False
 
 
 def _degrees(body: Body, stored: Mapping[int, Degree], plain: frozenset[int]) -> dict[int, Degree] | None:
@@ -116,11 +131,9 @@ def _stabilisers(
     body: Body, degrees: Mapping[int, Degree], closure: Closure, before: Mapping[int, Stabiliser]
 ) -> dict[int, Stabiliser] | None:
     over: dict[int, set[str]] = {k: set() for d in degrees.values() for k in d}
-    for _, edge in body.chosen:
-        if edge.label is not None:
-            for arg in edge.args:
-                for key in degrees[arg]:
-                    over[key].add(edge.label)
+    for result, edge in body.chosen:
+        for key in degrees[result] if edge.label is not None else ():
+            over[key].add(edge.label)  # type: ignore[arg-type]
     found: dict[int, Stabiliser] = {}
     made = {c for c, _ in body.chosen}
     for key, labels in over.items():
@@ -129,4 +142,13 @@ def _stabilisers(
             return None  # computed twice, or exp(s) stored as it is: nothing would bound it
         found[key] = Stabiliser(key, frozenset(labels), has - labels)
     fits = all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d)
-    return found if fits else None  # a value that lacks a label of its stabiliser cannot be kept relative to it
+    # A value that lacks a label of its stabiliser cannot be kept relative to it; a denominator may vanish unless it holds the largest.
+    return found if fits and all(_holds(e, degrees, closure, found) for _, e in body.chosen) else None
+
+
+def _holds(edge: Edge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]) -> bool:
+    """Whether a denominator is summed over all that its stabiliser is the maximum over."""
+    if edge.op != "div":
+        return True
+    below = edge.args[1]
+    return all(closure.classes[below] & closure.classes[k] <= found[k].labels for k in degrees[below])

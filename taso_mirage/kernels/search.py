@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
 from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import Graph, Node, topological
 from taso_mirage.kernels.assemble import assembled
@@ -148,7 +148,15 @@ class Candidate:
     def graph(self) -> Graph | None:
         """The muGraph at the goal's own sizes; None where it cannot be put together."""
         goal = self.closure.goal
-        return assembled(self.plan, self.closure, self.safe, self.sizes, goal.graph.inputs, goal.leaves)
+        return self._assembled(self.plan, self.sizes, goal.graph.inputs, goal.leaves)
+
+    def _assembled(
+        self, plan: Sequence[Tiled], sizes: Sizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
+    ) -> Graph | None:
+        try:
+            return assembled(plan, self.closure, self.safe, sizes, inputs, leaves)
+        except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
+            return None
 
     def shrunk(self) -> tuple[Graph | None, Graph]:
         """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
@@ -156,12 +164,26 @@ class Candidate:
         sizes = shrunk_sizes(self.closure.goal, kernels)
         goal, leaves = resized(self.closure.goal, sizes)
         plan = shrunk(self.plan, kernels, sizes)
-        return assembled(plan, self.closure, self.safe, sizes, goal.inputs, leaves), goal
+        return self._assembled(plan, sizes, goal.inputs, leaves), goal
 
     def roles(self) -> tuple[object, ...]:
         """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
         plan = tuple((t.kernel, tuple(sorted(cuts(t, self.sizes).items()))) for t in self.plan)
         return tuple(self.closure.goal.split), plan
+
+
+REALS = ("float16", "bfloat16", "float32")
+
+
+def _refuse(goal: Graph) -> None:
+    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where nothing is computed."""
+    order = topological([*goal.inputs, *goal.outputs])
+    for node in order:
+        if node.op in ("input", "weight") and node.dtype not in (*REALS, "bool"):
+            raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(REALS)}")
+    for i, output in enumerate(goal.outputs):
+        if not any(node.op in ("input", "weight") for node in topological([output])):
+            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
 
 
 class _Late(Exception):
@@ -174,6 +196,7 @@ class Search:
     def __init__(self, goal: Graph, options: Options, device: Device = H100, seed: int = 0) -> None:
         if options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
+        _refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = Statistics()
         self.known: dict[tuple[object, ...], Evidence | Refused] = {}

@@ -63,8 +63,10 @@ def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:
     done: dict[Node, Node] = {ABSENT: ABSENT}
     for node in topological(axes):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes.get(node, ()))
-        if node in done or node.op == "constant":
+        if node in done or (node.op == "constant" and all(n == 1 for n in node.shape)):
             done.setdefault(node, node)
+        elif node.op == "constant":  # of this size it would hold other numbers: any will do
+            done[node] = weight(f"constant {len(done)}", Tensor(node.dtype, shape))
         elif not node.args:
             done[node] = (weight if node.op == "weight" else variable)(node.attr("name"), Tensor(node.dtype, shape))
         else:
@@ -72,5 +74,5 @@ def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
     wanted = zip(goal.sketches, goal.outputs, strict=True)
     results = [next(k.node for k in goal.known if (k.sketch, k.axes) == each) for each in wanted]
-    inputs = tuple(done[i] for i in goal.graph.inputs)
+    inputs = tuple(done.get(i, i) for i in goal.graph.inputs)
     return Graph(inputs, tuple(done[r] for r in results)), {name: done[leaf] for name, leaf in goal.leaves.items()}

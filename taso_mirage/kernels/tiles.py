@@ -23,6 +23,7 @@ Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 """How many blocks and how many iterations a kernel may have; None leaves it open."""
 
 
+GRID_DIMS = 3
 NEAR = 0.02
 """Predictions within such a share of each other are the same."""
 STORED = 4
@@ -139,7 +140,10 @@ class _Model:
 
     def fits(self) -> NDArray[np.bool_]:
         """Whether the tiles of the operands, double-buffered in a loop, fit into shared memory, and the sums into registers."""
-        return np.asarray((self.shared() <= self.device.shared) & (self.sums() <= self.device.registers))
+        cut = sum((self.tiles[x] < self.sizes[x] for x in self.body.grid if x in self.tiles), 0 * self.one)
+        return np.asarray(
+            (self.shared() <= self.device.shared) & (self.sums() <= self.device.registers) & (cut <= GRID_DIMS)
+        )
 
     def seconds(self) -> Counts:
         device = self.device

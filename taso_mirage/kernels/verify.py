@@ -129,7 +129,8 @@ SINGLE = Single()
 @dataclass(frozen=True, slots=True)
 class Case:
     """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input, so that scores are large
-    of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never)."""
+    of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never),
+    "apart" (the scale is a distance between the elements along every axis, so that a maximum over too much leaves nothing)."""
 
     dtype: str
     draw: str
@@ -147,6 +148,8 @@ CASES = (
     Case("bfloat16", "opposed", 16),
     Case("float16", "rising", 16),
     Case("float32", "falling", 16),
+    Case("float32", "normal", 256),
+    Case("float32", "apart", 120),
 )
 
 
@@ -218,7 +221,16 @@ def _drawn(type: Tensor, case: Case, index: int, rng: np.random.Generator) -> Ar
         values = np.abs(values) * (-1 if case.draw == "opposed" and index % 2 else 1)
     if case.draw in ("rising", "falling"):
         values = values * _ramp(shape, case.draw == "falling")
+    if case.draw == "apart":
+        values = sum((_steps(shape, axis, rng) for axis in range(len(shape))), values / case.scale)
     return (case.scale * values).astype(numpy_dtype(case.dtype)).astype(np.float64)
+
+
+def _steps(shape: tuple[int, ...], axis: int, rng: np.random.Generator) -> Array:
+    """0 and -1, at random along one axis, with at least one 0."""
+    found = -rng.integers(0, 2, shape[axis]).astype(float)
+    found[rng.integers(shape[axis])] = 0
+    return found.reshape(-1, *[1] * (len(shape) - axis - 1))
 
 
 def _ramp(shape: tuple[int, ...], falling: bool) -> Array:

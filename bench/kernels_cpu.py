@@ -1,0 +1,345 @@
+"""Generated C++ kernels against ONNX Runtime on the same fragments, fp32, on as many threads as there are cores.
+
+    python bench/kernels_cpu.py [NAME ...] [--seconds 4]
+
+Prints a table and writes bench/results/kernels_cpu-cpu2.json after each row (microseconds; rows of fragments that are not named
+stay). The muGraphs are written by hand below; the search will supply them. The peers are ONNX Runtime at ORT_ENABLE_ALL on the
+fragment as exporters write it (`onnxruntime`), and on ONNX's own operator for it where there is one (`onnxruntime_operator`); both
+have weights as initializers, and inputs and outputs bound in place. What a session that does nothing takes is taken off theirs.
+`ratio` is over the first, `ratio_best` over the better of both. All run in turn in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.codegen.native import Kernel  # noqa: E402
+from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, variable, weight  # noqa: E402
+from taso_mirage.meanings.reals import EXACT  # noqa: E402
+from taso_mirage.model import Array  # noqa: E402
+from taso_mirage.mugraph import tile  # noqa: E402
+from taso_mirage.onnx_io import serialize  # noqa: E402
+from taso_mirage.onnx_io.build import standalone  # noqa: E402
+from taso_mirage.ops import interpret, term  # noqa: E402
+from taso_mirage.optimize import session as runtime  # noqa: E402
+
+Ints = tuple[int, ...]
+ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
+RATIOS = ("ratio", "ratio_best", "median_ratio", "median_ratio_best")
+
+
+def leaf(name: str, *shape: int) -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def number(value: float) -> Node:
+    return constant(np.float32(value))
+
+
+def kernel(
+    body: Callable[..., Any], operands: Sequence[tuple[Node, Ints, int]], grid: Ints, loop: int, *omap: Ints
+) -> Node:
+    """The kernel whose body is what `body` makes of the operands' tiles; an operand has its imap and its fmap."""
+    tiles = tuple(
+        variable(f"t{i}", tile(x.tensor, grid, imap, fmap, loop)) for i, (x, imap, fmap) in enumerate(operands)
+    )
+    made = body(*tiles)
+    outputs = made if isinstance(made, tuple) else (made,)
+    imaps, fmaps = tuple(imap for _, imap, _ in operands), tuple(fmap for _, _, fmap in operands)
+    attributes = {"body": Graph(tiles, outputs), "grid": grid, "loop": loop, "imap": imaps, "fmap": fmaps, "omap": omap}
+    return term("kernel", *[x for x, _, _ in operands], **attributes)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A fragment as exporters write it, as one ONNX operator, and as a muGraph; `weights` are inputs that a model knows."""
+
+    inputs: tuple[Node, ...]
+    written: Node
+    mugraph: Node
+    operator: Node | None = None
+    weights: Sequence[str] = field(default=())
+
+
+# ---------------------------------------------------------------- the fragments
+
+
+def rms(x: Node, gamma: Node) -> Node:
+    mean = term("reduce_mean", term("pow", x, number(2)), axes=(len(x.shape) - 1,))
+    return term("mul", term("div", x, term("sqrt", term("add", mean, number(1e-6)))), gamma)
+
+
+def rms_norm(rows: int = 128, width: int = 2048) -> Fragment:
+    x, gamma = leaf("x", rows, width), leaf("gamma", width)
+    made = kernel(squared_rms, [(x, (0,), -1), (gamma, (-1,), -1)], (rows,), 1, (0,))
+    whole = term("rms_norm", x, gamma, axis=1, epsilon=1e-6)
+    return Fragment((x, gamma), rms(x, gamma), made, whole, ("gamma",))
+
+
+def squared_rms(x: Node, gamma: Node) -> Node:
+    mean = term("reduce_mean", term("mul", x, x), axes=(len(x.shape) - 1,))
+    scale = term("reciprocal", term("sqrt", term("add", mean, number(1e-6))))
+    return term("mul", term("mul", x, scale), gamma)
+
+
+def rotary(heads: int = 16, rows: int = 256, width: int = 64) -> Fragment:
+    half = width // 2
+    x, cos, sin = leaf("x", 1, heads, rows, width), leaf("cos", 1, 1, rows, half), leaf("sin", 1, 1, rows, half)
+
+    def part(x: Node, start: int, end: int) -> Node:
+        return term("slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
+
+    turned = term("concat", term("neg", part(x, half, width)), part(x, 0, half), axis=3)
+    double = [term("concat", t, t, axis=3) for t in (cos, sin)]
+    written = term("add", term("mul", x, double[0]), term("mul", turned, double[1]))
+
+    def body(x: Node, cos: Node, sin: Node) -> Node:
+        left, right = part(x, 0, half), part(x, half, width)
+        real = term("sub", term("mul", left, cos), term("mul", right, sin))
+        return term("concat", real, term("add", term("mul", left, sin), term("mul", right, cos)), axis=3)
+
+    tables = [(t, (-1, 2), -1) for t in (cos, sin)]
+    made = kernel(body, [(x, (1, 2), -1), *tables], (heads, 4), 1, (1, 2))
+    flat = [term("reshape", t, shape=(1, rows, half)) for t in (cos, sin)]
+    return Fragment((x, cos, sin), written, made, term("rotary_embedding", x, *flat))
+
+
+def silu_gate(rows: int = 128, width: int = 5632) -> Fragment:
+    gate, up = leaf("gate", rows, width), leaf("up", rows, width)
+
+    def body(gate: Node, up: Node) -> Node:
+        return term("mul", term("mul", gate, term("sigmoid", gate)), up)
+
+    made = kernel(body, [(gate, (0,), -1), (up, (0,), -1)], (rows,), 1, (0,))
+    return Fragment((gate, up), body(gate, up), made, None)
+
+
+def gelu(rows: int = 128, width: int = 3072) -> Fragment:
+    x, bias = leaf("x", rows, width), leaf("bias", width)
+
+    def body(x: Node, bias: Node) -> Node:
+        y = term("add", x, bias)
+        half = term("mul", y, number(0.5))
+        return term("mul", half, term("add", term("erf", term("mul", y, number(0.70710678))), number(1)))
+
+    made = kernel(body, [(x, (0,), -1), (bias, (-1,), -1)], (rows,), 1, (0,))
+    return Fragment((x, bias), body(x, bias), made, term("gelu", term("add", x, bias)), ("bias",))
+
+
+def softmax_mask(heads: int = 12, rows: int = 128, keys: int = 128) -> Fragment:
+    x, mask = leaf("x", heads, rows, keys), leaf("mask", 1, rows, keys)
+
+    def scores(x: Node, mask: Node) -> Node:
+        return term("add", term("mul", x, number(0.125)), mask)
+
+    def body(x: Node, mask: Node) -> Node:
+        s = scores(x, mask)
+        p = term("exp", term("sub", s, term("reduce_max", s, axes=(2,))))
+        return term("div", p, term("reduce_sum", p, axes=(2,)))
+
+    made = kernel(body, [(x, (0, 1), -1), (mask, (-1, 1), -1)], (heads, 8), 1, (0, 1))
+    return Fragment((x, mask), term("softmax", scores(x, mask), axis=2), made)
+
+
+def decode_attention(heads: int = 8, queries: int = 1, keys: int = 2048, width: int = 128, loop: int = 16) -> Fragment:
+    q, k, v = leaf("q", heads, queries, width), leaf("k", heads, keys, width), leaf("v", heads, keys, width)
+    scale = number(width**-0.5)
+    scores = term("mul", term("matmul", q, term("transpose", k, perm=(0, 2, 1))), scale)
+    written = term("matmul", term("softmax", scores, axis=2), v)
+
+    def body(q: Node, k: Node, v: Node) -> Node:
+        s = term("mul", term("einsum", q, k, equation="hqd,hkd->hqk"), scale)
+        m = term("running_max", term("reduce_max", s, axes=(2,)))
+        p = term("exp", term("sub", s, m))
+        o = term("accumulate", term("matmul", p, v), m, over="rescaled", degree=1)
+        return term("div", o, term("accumulate", term("reduce_sum", p, axes=(2,)), m, over="rescaled", degree=1))
+
+    made = kernel(body, [(q, (0,), -1), (k, (0,), 1), (v, (0,), 1)], (heads,), loop, (0,))
+    return Fragment((q, k, v), written, made)
+
+
+def norm_linear(rows: int = 1, width: int = 768, columns: int = 2304, blocks: int = 4) -> Fragment:
+    """One kernel: a block has some columns of the weight, and applies the norm's factor behind the product."""
+    x, gamma, w = leaf("x", rows, width), leaf("gamma", width), leaf("w", width, columns)
+
+    def body(x: Node, gamma: Node, w: Node) -> Node:
+        mean = term("reduce_mean", term("mul", x, x), axes=(1,))
+        scale = term("reciprocal", term("sqrt", term("add", mean, number(1e-6))))
+        return term("mul", term("matmul", term("mul", x, gamma), w), scale)
+
+    made = kernel(body, [(x, (-1,), -1), (gamma, (-1,), -1), (w, (1,), -1)], (blocks,), 1, (1,))
+    whole = term("matmul", term("rms_norm", x, gamma, axis=1, epsilon=1e-6), w)
+    return Fragment((x, gamma, w), term("matmul", rms(x, gamma), w), made, whole, ("gamma", "w"))
+
+
+FRAGMENTS: Mapping[str, Callable[[], Fragment]] = {
+    "rms_norm 128x2048": rms_norm,
+    "rotary 16x256x64": rotary,
+    "silu_gate 128x5632": silu_gate,
+    "bias_gelu 128x3072": gelu,
+    "softmax_mask 12x128x128": softmax_mask,
+    "decode_attention 8x1x2048x128": decode_attention,
+    "decode_attention 8x4x2048x128": lambda: decode_attention(queries=4),
+    "norm_linear 1x768x2304": norm_linear,
+    "norm_linear 4x768x2304": lambda: norm_linear(rows=4),
+}
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class Bound:
+    """A session whose runs have inputs and outputs in place."""
+
+    def __init__(self, session: runtime.Session, weights: Sequence[str]) -> None:
+        self.session, self.weights = session, weights
+
+    def prepared(self, inputs: Mapping[str, Any]) -> Callable[[], float]:
+        return self.session.bound({k: v for k, v in inputs.items() if k not in self.weights})
+
+
+class Ours:
+    """A generated kernel, called as a session is."""
+
+    def __init__(self, graph: Graph, threads: int) -> None:
+        self.kernel = Kernel(graph, threads=threads)
+
+    def prepared(self, inputs: Mapping[str, Any]) -> Callable[[], float]:
+        arrays = [np.ascontiguousarray(inputs[n.attr("name")]) for n in self.kernel.graph.inputs]
+        self.outputs = [np.empty([int(d) for d in o.shape], o.dtype) for o in self.kernel.graph.outputs]
+        self.arrays = arrays  # the pointers below do not keep them
+        pointers = self.kernel.pointers(arrays, self.outputs)
+
+        def timed() -> float:
+            start = time.perf_counter()
+            self.kernel.call(*pointers)
+            return time.perf_counter() - start
+
+        return timed
+
+
+def session(
+    inputs: Sequence[Node], output: Node, values: Mapping[str, Any], weights: Sequence[str], opset: int
+) -> Bound:
+    """ONNX Runtime on a term, its weights as initializers."""
+    known = {x: weight(x.attr("name"), x.tensor) for x in inputs if x.attr("name") in weights}
+    (moved,) = substitute((output,), known)
+    graph = Graph(tuple(x for x in inputs if x not in known), (moved,))
+    model = standalone(graph, {"": opset}, {name: Array(values[name]) for name in weights})
+    return Bound(runtime.Session(serialize(model)), weights)
+
+
+def nothing() -> float:
+    """Seconds of a session that does next to nothing: what a call costs from Python."""
+    x = leaf("x", 1)
+    run = session((x,), term("relu", x), {}, (), 17).prepared({"x": np.ones(1, np.float32)})
+    return float(np.median([run() for _ in range(2000)]))
+
+
+def row(name: str, seconds: float, threads: int, empty: float) -> dict[str, Any]:
+    """One fragment: ours is compared with float64, then all are timed in turn."""
+    fragment = FRAGMENTS[name]()
+    rng = np.random.default_rng(0)
+    values = {
+        x.attr("name"): rng.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in fragment.inputs
+    }
+    runs: dict[str, Any] = {ALONE: session(fragment.inputs, fragment.written, values, fragment.weights, 17)}
+    note = ""
+    if fragment.operator is not None:
+        try:
+            runs[OPERATOR] = session(fragment.inputs, fragment.operator, values, fragment.weights, 23)
+        except (runtime.RunFailed, Unsupported) as error:
+            note = f"its operator does not load: {error}"
+    ours = runs["ours"] = Ours(Graph(fragment.inputs, (fragment.mugraph,)), threads)
+    times = dict(zip(runs, runtime.interleaved(list(runs.values()), values, seconds), strict=True))
+    wanted = interpret([fragment.written], EXACT, {x: EXACT.load(values[x.attr("name")]) for x in fragment.inputs})
+    exact = wanted[fragment.written]
+    error = float(np.abs(ours.outputs[0] - exact).max() / np.abs(exact).max())
+    assert error < 1e-5, f"{name} differs by {error:.1e}"
+    return {"case": name, **figures(times, empty), "error": error, "load": round(os.getloadavg()[0], 2), "note": note}
+
+
+def figures(times: Mapping[str, list[float]], empty: float) -> dict[str, Any]:
+    """Lower quartiles in microseconds (others use the machine too), and the ratios of those and of medians."""
+    spent = {k: np.asarray(t) - (0 if k == "ours" else empty) for k, t in times.items()}
+    quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in spent.items()} for q in (25, 50))
+    low, high = (float(v) for v in np.percentile(spent[ALONE] / spent["ours"], (25, 75)))
+    others = [k for k in times if k != "ours"]
+    return {
+        "ours": round(quiet["ours"], 2),
+        "baselines": {k: round(quiet[k], 2) for k in others},
+        "ratio": round(quiet[ALONE] / quiet["ours"], 4),
+        "ratio_best": round(min(quiet[k] for k in others) / quiet["ours"], 4),
+        "median_ratio": round(median[ALONE] / median["ours"], 4),
+        "median_ratio_best": round(min(median[k] for k in others) / median["ours"], 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "spread": round(high - low, 4),
+        "runs": len(spent["ours"]),
+    }
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(f"{'fragment':32} {'ours us':>9} {'written':>9} {'operator':>9} {'ratio':>6} {'quartiles':>14} {'best':>6}")
+    for r in rows:
+        operator = r["baselines"].get(OPERATOR)
+        shown = f"{operator:9.1f}" if operator else " " * 9
+        quartiles = "{:.2f} to {:.2f}".format(*r["quartiles"])
+        times = f"{r['ours']:9.1f} {r['baselines'][ALONE]:9.1f} {shown}"
+        print(
+            f"{r['case']:32} {times} {r['ratio']:6.2f} {quartiles:>14} {r['ratio_best']:6.2f} {r['note']}", flush=True
+        )
+    print("geometric means:", means(rows))
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {k: round(float(np.exp(np.mean([np.log(r[k]) for r in rows]))), 4) for k in RATIOS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="fragments whose name begins so; all if none is named")
+    parser.add_argument("--seconds", type=float, default=4, help="seconds of timing for each fragment")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "kernels_cpu-cpu2.json")
+    options = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    earlier = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = {r["case"]: r for r in earlier if r["case"] in FRAGMENTS}
+    empty = nothing()
+    print(f"a session that does nothing: {empty * 1e6:.1f} us; {threads} threads")
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    for name in FRAGMENTS:
+        if options.names and not any(name.startswith(n) for n in options.names):
+            continue
+        rows[name] = row(name, options.seconds, threads, empty)
+        kept = [rows[n] for n in FRAGMENTS if n in rows]
+        found = {
+            "bench": "kernels_cpu",
+            "device": runtime.device(),
+            "versions": versions,
+            "unit": "us",
+            "threads": threads,
+        }
+        found |= {"session_us": round(empty * 1e6, 2), "means": means(kept), "rows": kept}
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        show([rows[name]])
+    show([rows[n] for n in FRAGMENTS if n in rows])
+    print(f"wrote {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""A muGraph as readable C++17: one function for each kernel, one block a call, and an entry point that runs the grids in order.
+
+    extern "C" void NAME(const void** inputs, void** outputs, void* scratch,
+                         void (*parallel_for)(void (*)(void*, size_t), size_t, void*, void*), void* pool);
+    extern "C" size_t NAME_scratch();   // bytes that `scratch` must have, aligned to 64
+
+Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count, data, pool)` calls fn(data, i)
+for every i below count, in any order, on any threads, and returns when all have returned; `pool` is handed through (an
+OrtKernelContext, say). Where it is null the blocks run in a loop. Kernels keep no state between calls.
+
+Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its graphs declare).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from math import prod
+
+import numpy as np
+
+from taso_mirage.codegen.bodies import Body
+from taso_mirage.codegen.nests import INDENT, memory_type, number, stage_lines
+from taso_mirage.codegen.schedule import Memory, Schedule
+from taso_mirage.codegen.values import (
+    Buffer,
+    Ints,
+    Lazy,
+    Value,
+    contiguous,
+)
+from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
+from taso_mirage.ops import run
+from taso_mirage.text import show_graph
+
+STACK = 65_536
+"""Bytes of tiles up to which a block keeps them on the stack; a thread pool's may be small."""
+ALIGNMENT = 64
+
+
+def generate_cpp(graph: Graph, name: str = "kernel") -> str:
+    """The C++ source of a muGraph, complete in one file. Raises Unsupported with the operator or dtype that has no C++."""
+    if not name.isidentifier() or not name.isascii():
+        raise InvalidOption(f"{name!r} is no name of a C function")
+    return Program(graph, name).source()
+
+
+@dataclass
+class Program:
+    """Where every tensor of a muGraph lies, and the functions of its kernels."""
+
+    graph: Graph
+    name: str
+    lazy: Lazy = field(default_factory=Lazy)
+    places: dict[tuple[Node, int], tuple[str, Tensor]] = field(default_factory=dict)
+    scratch: int = 0
+    functions: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def source(self) -> str:
+        for i, node in enumerate(self.graph.inputs):
+            self.places[node, 0] = (f"inputs[{i}]", node.tensor)
+        for node in self.graph:
+            if node.op not in ("input", "item", "constant") and node is not ABSENT:
+                self._kernel(node)
+        for i, output in enumerate(self.graph.outputs):
+            self._delivered(i, output)
+        body = "\n\n".join(self.functions)
+        return "\n".join([_comment(self.graph), vector_header(), *self._tables(), body, "", *self._entry()]) + "\n"
+
+    def _kernel(self, node: Node) -> None:
+        if node.op == "weight":
+            raise Unsupported(f"the weight {node.attr('name')} of a muGraph; make it an input")
+        types = node.type if isinstance(node.type, tuple) else (node.tensor,)
+        for i, type in enumerate(types):
+            self.places[node, i] = self._place(node, i, type)
+        operands = [arg for arg in dict.fromkeys(node.args) if arg is not ABSENT and arg.op != "constant"]
+        where = [self.places[_source(arg)] for arg in operands] + [self.places[node, i] for i in range(len(types))]
+        function = f"{self.name}_{len(self.functions)}"
+        block = Block(self.lazy, node)
+        lines = block.function(operands, [t for _, t in where])
+        self.functions.append(_function(function, node, block, lines))
+        pointers = ", ".join(f"const_cast<void*>({p})" if p.startswith("inputs") else p for p, _ in where)
+        blocks = prod(node.attr("grid")) if node.op == "kernel" else 1
+        tensors = f"tensors_{len(self.functions) - 1}"
+        self.calls += [
+            f"void* {tensors}[] = {{{pointers}}};",
+            f"run({function}, {blocks}, {tensors}, parallel_for, pool);",
+        ]
+
+    def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:
+        """An output of the graph, else room in the scratch memory, where floats are fp32."""
+        for i, output in enumerate(self.graph.outputs):
+            if _source(output) == (node, index):
+                return f"outputs[{i}]", type
+        stored = Tensor("float32", type.shape) if is_float(type.dtype) else type
+        at = self.scratch
+        self.scratch += -(-_bytes(stored) // ALIGNMENT) * ALIGNMENT
+        return f"static_cast<char*>(scratch) + {at}", stored
+
+    def _delivered(self, i: int, output: Node) -> None:
+        """An output that is an input, or that an earlier output is too, is copied."""
+        if output.op == "constant":
+            raise Unsupported("an output of the muGraph that is a constant")
+        place, type = self.places[_source(output)]
+        if place != f"outputs[{i}]":
+            self.calls.append(f"std::memcpy(outputs[{i}], {place}, {_bytes(type)});")
+
+    def _tables(self) -> Iterator[str]:
+        for name, value in self.lazy.tables.items():
+            numbers = ", ".join(number(float(v), value.dtype) for v in value.numpy().ravel())
+            type = "float" if is_float(value.dtype) else memory_type(value.dtype)
+            yield f"static const {type} {name}[] = {{{numbers}}};"
+
+    def _entry(self) -> Iterator[str]:
+        yield f'extern "C" size_t {self.name}_scratch() {{ return {max(self.scratch, 1)}; }}\n'
+        yield f'extern "C" void {self.name}(const void** inputs, void** outputs, void* scratch, parallel_for_t parallel_for, void* pool) {{'
+        yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
+        yield "}"
+
+
+def _source(node: Node) -> tuple[Node, int]:
+    return (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
+
+
+def _bytes(type: Tensor) -> int:
+    memory_type(type.dtype)
+    return prod(int(n) for n in type.shape or ()) * np.dtype(type.dtype).itemsize
+
+
+@cache
+def vector_header() -> str:
+    """Elementary functions and dot products, which every source contains; and how a grid is run."""
+    return files("taso_mirage.codegen").joinpath("vector.h").read_text()
+
+
+def _comment(graph: Graph) -> str:
+    shown = "".join(f"//   {line}\n" for line in show_graph(graph).splitlines())
+    return (
+        "// Generated by taso_mirage from this muGraph:\n//\n" + shown + "//\n"
+        "// A kernel is a function of one block, its for-loop a loop in it. Tiles that products and folds read lie on the stack; what one\n"
+        "// loop nest makes and only it reads stays in a register. All floats are fp32 between load and store.\n"
+    )
+
+
+# ---------------------------------------------------------------- one block
+
+
+@dataclass
+class Block:
+    """The function of one kernel: what it computes for one block of the grid. An ordinary operator is a kernel of one block."""
+
+    lazy: Lazy
+    node: Node
+    memory: Memory = field(default_factory=Memory)
+    used: set[str] = field(default_factory=set)
+
+    def function(self, operands: Sequence[Node], types: Sequence[Tensor]) -> list[str]:
+        """The lines of the body; `operands` without doubles, `types` of those and then of the results."""
+        names = {arg: f"x{i}" for i, arg in enumerate(operands)}
+        lines = []
+        for i, type in enumerate(types):
+            constness, pointer = ("const ", f"x{i}") if i < len(operands) else ("", f"y{i - len(operands)}")
+            c = memory_type(type.dtype)
+            lines.append(f"{constness}{c}* __restrict {pointer} = static_cast<{constness}{c}*>(tensors[{i}]);")
+        memory = {
+            arg: Buffer(t.dtype, _fixed(t), names[arg], contiguous(_fixed(t)))
+            for arg, t in zip(operands, types, strict=False)
+        }
+        results = [
+            Buffer(t.dtype, _fixed(t), f"y{i}", contiguous(_fixed(t))) for i, t in enumerate(types[len(operands) :])
+        ]
+        if self.node.op != "kernel":
+            return lines + self._ordinary(memory, results)
+        given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
+        return lines + self._kernel(given, results)
+
+    def _constant(self, node: Node) -> Buffer:
+        value = self.lazy.constant(node.attr("value"))
+        if isinstance(value, Buffer):
+            return value
+        literal: Literal = node.attr("value")
+        name = f"table{len(self.lazy.tables)}"
+        self.lazy.tables[name] = literal
+        return Buffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
+
+    def _ordinary(self, memory: Mapping[Node, Buffer], results: Sequence[Buffer]) -> list[str]:
+        args = [
+            None if a is ABSENT else memory[a] if a in memory else self.lazy.constant(a.attr("value"))
+            for a in self.node.args
+        ]
+        made = run(self.node, self.lazy, args)
+        values = made if isinstance(made, tuple) else (made,)
+        return self._stage([(v, r, False) for v, r in zip(values, results, strict=True)], [])
+
+    def _kernel(self, given: Sequence[Buffer], results: Sequence[Buffer]) -> list[str]:
+        body: Graph = self.node.attr("body")
+        grid, loop = self.node.attr("grid"), self.node.attr("loop")
+        lines = [*_block_indices(grid)]
+        tiles: dict[Node, Buffer] = {}
+        moved: list[str] = []
+        for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
+            tiles[leaf], start, step = _tile(
+                i, leaf, x, grid, loop, self.node.attr("imap")[i], self.node.attr("fmap")[i]
+            )
+            c = f"const {'float' if x.name.startswith('table') and is_float(x.dtype) else memory_type(x.dtype)}* __restrict"
+            (moved if step else lines).append(f"{c} {tiles[leaf].name} = {start}{step};")
+        targets = []
+        for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):
+            target, start = _result(o, output.tensor, y, grid, self.node.attr("omap")[o])
+            lines.append(f"{memory_type(y.dtype)}* __restrict {target.name} = {start};")
+            targets.append(target)
+        return lines + self._staged(body, tiles, targets, loop, moved)
+
+    def _staged(
+        self, body: Graph, tiles: Mapping[Node, Buffer], targets: Sequence[Buffer], loop: int, moved: list[str]
+    ) -> list[str]:
+        """The lines before, in and after the for-loop."""
+        made = Body(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
+        outputs = made.values(tiles)
+        results = [(v, t, False) for v, t in zip(outputs, targets, strict=True)]
+        if loop == 1:
+            return moved + self._stage(results, [])
+        before = self._stage([(v, None, False) for v in made.invariants()], made.initial)
+        inside = self._stage(made.roots, [])
+        after = self._stage(results, [])
+        iteration = [
+            f"for (size_t iteration = 0; iteration < {loop}; ++iteration) {{",
+            *(INDENT + line for line in (*moved, *inside)),
+            "}",
+        ]
+        return [*before, *iteration, *after]
+
+    def _stage(self, roots: Sequence[tuple[Value, Buffer | None, bool]], first: Sequence[str]) -> list[str]:
+        schedule = Schedule(self.memory)
+        schedule.run(roots)
+        asked = {self.memory.buffers[v].name for v, t, _ in roots if t is None and v in self.memory.buffers}
+        mine = {b.name for b in self.memory.allocated}
+        outside = {t.name for _, t, _ in roots if t is not None and t.name not in mine}
+        lines, used = stage_lines(schedule, frozenset(asked | outside))
+        self.used |= used
+        return [*first, *lines]
+
+
+def _fixed(type: Tensor) -> Ints:
+    if type.shape is None or not all(isinstance(n, int) for n in type.shape):
+        raise Unsupported(f"a kernel over {type}; code is made for fixed sizes")
+    return tuple(int(n) for n in type.shape)
+
+
+def _block_indices(grid: Ints) -> Iterator[str]:
+    after = 1
+    for g in reversed(range(len(grid))):
+        if grid[g] > 1:
+            shown = "block" if after == 1 else f"block / {after}"
+            yield f"const size_t g{g} = {shown} % {grid[g]};" if g or len(grid) > 1 else f"const size_t g{g} = {shown};"
+        after *= grid[g]
+
+
+def _tile(i: int, leaf: Node, x: Buffer, grid: Ints, loop: int, imap: Ints, fmap: int) -> tuple[Buffer, str, str]:
+    """The tile of an operand: its buffer, where the block's share starts, and what the loop adds."""
+    extent = list(x.shape)
+    start = x.name
+    for g, axis in enumerate(imap):
+        if axis >= 0:
+            extent[axis] //= grid[g]
+            if grid[g] > 1:
+                start += f" + g{g} * {extent[axis] * x.strides[axis]}"
+    step = ""
+    if fmap >= 0 and loop > 1:
+        extent[fmap] //= loop
+        step = f" + iteration * {extent[fmap] * x.strides[fmap]}"
+    return Buffer(x.dtype, tuple(extent), f"t{i}", x.strides), start, step
+
+
+def _result(o: int, tile: Tensor, y: Buffer, grid: Ints, omap: Ints) -> tuple[Buffer, str]:
+    """Where a block's part of an output lies: the blocks of the first grid dim are the furthest apart."""
+    extent = list(_fixed(tile))
+    start = y.name
+    for g in reversed(range(len(grid))):
+        if grid[g] > 1:
+            start += f" + g{g} * {extent[omap[g]] * y.strides[omap[g]]}"
+        extent[omap[g]] *= grid[g]
+    return Buffer(y.dtype, _fixed(tile), f"r{o}", y.strides), start
+
+
+def _function(name: str, node: Node, block: Block, lines: Sequence[str]) -> str:
+    """The text of a kernel's function: its tiles, then what is computed."""
+    tiles = [b for b in block.memory.allocated if b.name in block.used]
+    size = sum(b.count * 4 for b in tiles)
+    where = "alignas(64) " if size <= STACK else "alignas(64) static thread_local "
+    made = [f"{where}{'float' if is_float(b.dtype) else memory_type(b.dtype)} {b.name}[{b.count}];" for b in tiles]
+    shown = f"grid {node.attr('grid')}, loop {node.attr('loop')}" if node.op == "kernel" else node.op
+    head = f"// {shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
+    body = "\n".join(INDENT + line if not line.startswith("#") else line for line in (*made, *_read(lines)))
+    tensors = f"{INDENT}void** tensors = static_cast<void**>(data);"
+    return f"{head}\nstatic void {name}(void* data, [[maybe_unused]] size_t block) {{\n{tensors}\n{body}\n}}"
+
+
+DEFINED = re.compile(r"\s*(?:const \w+\* __restrict|const size_t) (\w+) = ")
+
+
+def _read(lines: Sequence[str]) -> list[str]:
+    """The lines without pointers and block indices that none of those below reads."""
+    found: list[str] = []
+    words: set[str] = set()
+    for line in reversed(lines):
+        made = DEFINED.match(line)
+        if made is None or made[1] in words:
+            found.append(line)
+            words.update(re.findall(r"\w+", line[made.end() :] if made else line))
+    return found[::-1]

@@ -1,0 +1,122 @@
+"""Compiling generated C++ with the machine's own compiler, and calling it: for tests and benchmarks (a model calls it by itself)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.codegen.cpp import generate_cpp
+from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.ir import Graph
+
+FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
+"""Infinities, NaN and the order of additions outside of folds keep their meaning."""
+NATIVE = ("-march=native",)
+
+
+def compiler() -> str:
+    """The path of a C++ compiler: $CXX, g++ or clang++."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise RuntimeUnavailable("there is no C++ compiler; install g++ or clang++, or set CXX to one")
+
+
+def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE) -> Path:
+    """The shared library of a source, compiled once: its name is a hash of the source, the compiler and the flags.
+
+    Raises RuntimeUnavailable with the compiler's first message.
+    """
+    folder = folder or _cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [compiler(), *FLAGS, *flags]
+    key = hashlib.blake2b("\0".join([source, *command]).encode(), digest_size=16).hexdigest()
+    library = folder / f"{key}.so"
+    if library.exists():
+        return library
+    (folder / f"{key}.cpp").write_text(source)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place) / "library.so"
+        done = subprocess.run(
+            [*command, "-shared", "-o", str(made), str(folder / f"{key}.cpp")], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeUnavailable(f"{command[0]} cannot compile {folder / key}.cpp: {done.stderr.strip()[:1000]}")
+        made.replace(library)
+    return library
+
+
+def _cache() -> Path:
+    import platformdirs
+
+    return Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")) / "cpp"
+
+
+@dataclass
+class Kernel:
+    """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them."""
+
+    graph: Graph
+    name: str = "kernel"
+    folder: Path | None = None
+    flags: Sequence[str] = NATIVE
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        library = ctypes.CDLL(str(build(generate_cpp(self.graph, self.name), self.folder, self.flags)))
+        self._entry = getattr(library, self.name)
+        self._entry.restype = None
+        size = getattr(library, f"{self.name}_scratch")
+        size.restype = ctypes.c_size_t
+        self._scratch = _aligned(size())
+        self._parallel: Any = None
+        self._pool: Any = None
+        if self.threads > 1:
+            self._parallel, self._pool = self._threads()
+
+    def _threads(self) -> tuple[Any, Any]:
+        source = files("taso_mirage.codegen").joinpath("pool.cpp").read_text()
+        library = ctypes.CDLL(str(build(source, self.folder, (*self.flags, "-pthread"))))
+        library.pool_new.restype = ctypes.c_void_p
+        return ctypes.cast(library.pool_run, ctypes.c_void_p), ctypes.c_void_p(
+            library.pool_new(ctypes.c_size_t(self.threads))
+        )
+
+    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """The outputs for inputs of the graph's types."""
+        outputs = [np.empty([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
+        self.call(*self.pointers(inputs, outputs))
+        return outputs
+
+    def pointers(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> tuple[Any, Any]:
+        """The arrays as the entry point takes them; they must be dense and stay alive."""
+        found = []
+        for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
+            for array, term in zip(arrays, terms, strict=True):
+                if array.dtype.name != term.dtype or array.shape != term.shape or not array.flags.c_contiguous:
+                    raise ValueError(f"an array {array.dtype}{array.shape} for {term.tensor}, or not in row order")
+            found.append((ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays]))
+        return found[0], found[1]
+
+    def call(self, inputs: Any, outputs: Any) -> None:
+        """Run once on what `pointers` made."""
+        self._entry(inputs, outputs, ctypes.c_void_p(self._scratch.ctypes.data), self._parallel, self._pool)
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]

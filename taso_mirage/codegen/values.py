@@ -1,0 +1,352 @@
+"""The meaning that makes lazy tensors: what an element of a result is, before any loop is chosen (Halide's algorithm, PLDI'13).
+
+Where an operator only moves elements, nothing is computed: a `View` changes indices. Loops are chosen in `loops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.dims import Dim, Shape
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir import Literal, Tensor, is_float
+from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.meanings.shapes import SHAPES
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """constant + the sum of coefficient * variable."""
+
+    constant: int = 0
+    terms: tuple[tuple[str, int], ...] = ()
+
+    def __add__(self, other: Affine) -> Affine:
+        found = dict(self.terms)
+        for name, k in other.terms:
+            found[name] = found.get(name, 0) + k
+        kept = tuple(sorted((name, k) for name, k in found.items() if k))
+        return Affine(self.constant + other.constant, kept)
+
+    def __mul__(self, k: int) -> Affine:
+        return Affine(self.constant * k, tuple((name, c * k) for name, c in self.terms) if k else ())
+
+    def __str__(self) -> str:
+        parts = [name if k == 1 else f"{k} * {name}" for name, k in self.terms]
+        parts += [str(self.constant)] if self.constant or not parts else []
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+Index = tuple[Affine, ...]
+Axis = tuple[int, tuple[tuple[int, int], ...]]
+"""The index along one axis of a view's operand: a constant, and (axis of the view, coefficient) pairs."""
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor; which elements it has is what the subclasses say."""
+
+    dtype: str
+    shape: Ints
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return ()
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(eq=False, slots=True)
+class Buffer(Value):
+    """Memory at a C++ pointer; strides in elements."""
+
+    name: str
+    strides: Ints
+    start: int = 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether the elements lie row by row."""
+        return all(s == t or n == 1 for s, t, n in zip(self.strides, contiguous(self.shape), self.shape, strict=True))
+
+
+@dataclass(eq=False, slots=True)
+class Number(Value):
+    """A scalar constant."""
+
+    value: float
+
+
+@dataclass(eq=False, slots=True)
+class Position(Value):
+    """0, 1, ..., n-1."""
+
+
+@dataclass(eq=False, slots=True)
+class Map(Value):
+    """`fn` of the elements at the same index; operands have the shape of the result, or are numbers."""
+
+    fn: str
+    operands: tuple[Value, ...]
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.operands
+
+
+@dataclass(eq=False, slots=True)
+class View(Value):
+    """Elements of `arg` at indices that are affine in its own."""
+
+    arg: Value
+    axes: tuple[Axis, ...]
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.arg,)
+
+    def inner(self, index: Index) -> Index:
+        """The index into `arg`."""
+        found = []
+        for constant, terms in self.axes:
+            at = Affine(constant)
+            for axis, k in terms:
+                at = at + index[axis] * k
+            found.append(at)
+        return tuple(found)
+
+
+@dataclass(eq=False, slots=True)
+class Flat(Value):
+    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in memory."""
+
+    arg: Value
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.arg,)
+
+
+@dataclass(eq=False, slots=True)
+class Concat(Value):
+    """Parts side by side along an axis."""
+
+    parts: tuple[Value, ...]
+    axis: int
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.parts
+
+    def starts(self) -> list[int]:
+        sizes = [part.shape[self.axis] for part in self.parts]
+        return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+@dataclass(eq=False, slots=True)
+class Reduce(Value):
+    """A fold over axes, which stay with size 1."""
+
+    fn: str
+    arg: Value
+    axes: Ints
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.arg,)
+
+
+@dataclass(eq=False, slots=True)
+class Contract(Value):
+    """einsum of two operands; `letters` are those of both and of the result."""
+
+    letters: tuple[str, str, str]
+    operands: tuple[Value, Value]
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.operands
+
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass
+class Lazy(Meaning[Value]):
+    """Values are lazy tensors, all floats in fp32. `tables` collects constants that are no scalars, by their C++ name."""
+
+    tables: dict[str, Literal] = field(default_factory=dict)
+
+    def shape(self, a: Value) -> Shape:
+        return a.shape
+
+    def dtype(self, a: Value) -> str:
+        return a.dtype
+
+    def constant(self, value: Literal) -> Value:
+        if prod(value.shape) == 1:
+            number = Number(value.dtype, (), float(value.numpy().reshape(())))
+            return number if not value.shape else self.reshape(number, value.shape)
+        name = next((n for n, v in self.tables.items() if v == value), f"table{len(self.tables)}")
+        self.tables[name] = value
+        return Buffer(value.dtype, value.shape, name, contiguous(value.shape))
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Value:
+        return self.constant(Literal.of(np.array(values[0] if scalar else list(values), np.int64)))
+
+    def iota(self, n: Dim, dtype: str = "int64") -> Value:
+        return Position(dtype, (int(n),))
+
+    def map(self, fn: Scalar, *xs: Value) -> Value:
+        name = scalar_name(fn)
+        type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
+        if name == "subtract" and _is_maximum(xs[1]):
+            # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds nothing to a softmax
+            xs = (xs[0], self.map(np.maximum, xs[1], Number(xs[1].dtype, (), LOWEST)))
+        if name == "divide" and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
+            # one quotient, and a product for each element: a rounding more, and several times faster
+            name, xs = "multiply", (xs[0], Map(xs[1].dtype, xs[1].shape, "reciprocal", (xs[1],)))
+        return self._mapped(name, type.dtype, _ints(type.shape or ()), list(xs))
+
+    def _mapped(self, name: str, dtype: str, shape: Ints, xs: list[Value]) -> Value:
+        whole = next((x for x in xs if isinstance(x, Concat)), None)
+        if whole is None:
+            return Map(dtype, shape, name, tuple(x if isinstance(x, Number) else self.expand(x, shape) for x in xs))
+        axis = whole.axis - len(whole.shape) + len(shape)
+        parts = []
+        for part, start in zip(whole.parts, whole.starts(), strict=True):
+            size = part.shape[whole.axis]
+            cut = [self._cut(x, axis - len(shape), start, start + size) for x in xs]
+            parts.append(self._mapped(name, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
+        return Concat(dtype, shape, tuple(parts), axis)
+
+    def _cut(self, x: Value, back: int, start: int, stop: int) -> Value:
+        axis = len(x.shape) + back
+        return x if axis < 0 or x.shape[axis] == 1 else self.slice(x, axis, start, stop)
+
+    def cast(self, a: Value, dtype: str) -> Value:
+        if isinstance(a, Number) and is_float(dtype):
+            return Number(dtype, (), a.value)
+        if a.dtype == dtype or (is_float(a.dtype) and is_float(dtype)):
+            return _retyped(a, dtype)
+        return Map(dtype, a.shape, f"cast:{'float' if is_float(dtype) else dtype}", (a,))
+
+    def contract(self, equation: str, a: Value, b: Value) -> Value:
+        letters = contraction(equation, len(a.shape), len(b.shape))
+        type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
+        return Contract(type.dtype, _ints(type.shape or ()), letters, (a, b))
+
+    def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
+        kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+        found: Value = Reduce(a.dtype, kept, scalar_name(fn), a, tuple(axes)) if axes else a
+        return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
+
+    def reshape(self, a: Value, shape: Sequence[Dim]) -> Value:
+        want = _ints(shape)
+        if want == a.shape:
+            return a
+        axes = _split(a.shape, want)
+        return Flat(a.dtype, want, a) if axes is None else _view(a, want, axes)
+
+    def transpose(self, a: Value, perm: Sequence[int]) -> Value:
+        shape = tuple(a.shape[i] for i in perm)
+        if isinstance(a, Concat):
+            parts = tuple(self.transpose(part, perm) for part in a.parts)
+            return Concat(a.dtype, shape, parts, list(perm).index(a.axis))
+        return _view(a, shape, [(0, ((list(perm).index(i), 1),)) for i in range(len(shape))])
+
+    def expand(self, a: Value, shape: Sequence[Dim]) -> Value:
+        want = _ints(shape)
+        if want == a.shape:
+            return a
+        lead = len(want) - len(a.shape)
+        if isinstance(a, Concat) and a.shape[a.axis] == want[a.axis + lead]:
+            sizes = [(*want[: a.axis + lead], p.shape[a.axis], *want[a.axis + lead + 1 :]) for p in a.parts]
+            parts = tuple(self.expand(p, s) for p, s in zip(a.parts, sizes, strict=True))
+            return Concat(a.dtype, want, parts, a.axis + lead)
+        return _view(a, want, [(0, () if n == 1 else ((i + lead, 1),)) for i, n in enumerate(a.shape)])
+
+    def concat(self, xs: Sequence[Value], axis: int) -> Value:
+        type = SHAPES.concat([Tensor(x.dtype, x.shape) for x in xs], axis)
+        return xs[0] if len(xs) == 1 else Concat(type.dtype, _ints(type.shape or ()), tuple(xs), axis)
+
+    def slice(self, a: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
+        type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
+        shape, begin, end = _ints(type.shape or ()), int(start), int(stop)
+        if shape == a.shape and step == 1:
+            return a
+        if isinstance(a, Concat) and a.axis != axis:
+            return Concat(a.dtype, shape, tuple(self.slice(p, axis, begin, end, step) for p in a.parts), a.axis)
+        if isinstance(a, Concat) and step == 1 and begin < end:
+            parts = []
+            for part, at in zip(a.parts, a.starts(), strict=True):
+                low, high = max(begin - at, 0), min(end - at, part.shape[axis])
+                parts += [self.slice(part, axis, low, high)] if low < high else []
+            return self.concat(parts, axis)
+        return _view(
+            a, shape, [(begin if i == axis else 0, ((i, step if i == axis else 1),)) for i in range(len(shape))]
+        )
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("cumulate", "pad", "window", "take", "take_along"):
+            raise Unsupported(f"the primitive {name} has no C++ in a kernel; keep its operator outside of kernels")
+        return super().__getattribute__(name)
+
+
+def contiguous(shape: Sequence[int]) -> Ints:
+    """The strides of a tensor that lies row by row."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _ints(shape: Sequence[Dim]) -> Ints:
+    if not all(isinstance(n, int) for n in shape):
+        raise Unsupported(f"a kernel of the symbolic shape {tuple(shape)}; code is made for fixed sizes")
+    return tuple(int(n) for n in shape)
+
+
+def _retyped(a: Value, dtype: str) -> Value:
+    return a if a.dtype == dtype else View(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
+
+
+def _view(a: Value, shape: Ints, axes: Sequence[Axis]) -> Value:
+    """A view of `a`; of a view, one view of what that shows. Extents of 1 have the index 0."""
+    axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
+    if not isinstance(a, View):
+        return View(a.dtype, shape, a, tuple(axes))
+    names = tuple(Affine(0, ((str(j), 1),)) for j in range(len(shape)))
+    index = a.inner(View(a.dtype, shape, a, tuple(axes)).inner(names))
+    return View(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
+
+
+def _split(have: Ints, want: Ints) -> list[Axis] | None:
+    """The view that a reshape is, where each of its axes is a part of one axis; None where it merges axes."""
+    axes: list[Axis] = []
+    j = 0
+    for n in have:
+        first, size = j, 1
+        while size < n and j < len(want):
+            size *= want[j]
+            j += 1
+        if size != n:
+            return None
+        axes.append((0, tuple((i, prod(want[i + 1 : j])) for i in range(first, j) if want[i] != 1)))
+        while n != 1 and j < len(want) and want[j] == 1:
+            j += 1
+    return axes if all(n == 1 for n in want[j:]) else None
+
+
+def _is_maximum(value: Value) -> bool:
+    while isinstance(value, View):
+        value = value.arg
+    return (isinstance(value, Reduce) and value.fn == "maximum") or (
+        isinstance(value, Buffer) and value.name.startswith("largest")
+    )
