@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.codegen.native import Kernel  # noqa: E402
+from taso_mirage.codegen.cpu.native import Kernel  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, variable, weight  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402

@@ -18,7 +18,7 @@ import pytest
 from mugraphs import Pair, kernel, leaf
 
 from taso_mirage.codegen.cpp import generate_cpp, vector_header
-from taso_mirage.codegen.native import FLAGS, NATIVE, Kernel, build, compiler
+from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build, compiler
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.meanings.reals import EXACT

@@ -18,9 +18,9 @@ import pytest
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen import tune
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.order import ordered
-from taso_mirage.codegen.program import Program, Schedule
-from taso_mirage.codegen.sectors import accesses, sectors
+from taso_mirage.codegen.gpu.order import ordered
+from taso_mirage.codegen.gpu.program import Program, Schedule
+from taso_mirage.codegen.gpu.sectors import accesses, sectors
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir import Graph, Node, constant, numpy_dtype
 from taso_mirage.kernels.search import Options, Search

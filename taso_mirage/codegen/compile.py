@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from taso_mirage.codegen.program import Launch, Program, Schedule
+from taso_mirage.codegen.gpu.program import Launch, Program, Schedule
 from taso_mirage.codegen.triton import pointer
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 

@@ -22,10 +22,10 @@ from math import prod
 
 import numpy as np
 
-from taso_mirage.codegen.bodies import Body
-from taso_mirage.codegen.nests import INDENT, memory_type, number, stage_lines
-from taso_mirage.codegen.schedule import Memory, Schedule
-from taso_mirage.codegen.values import (
+from taso_mirage.codegen.cpu.bodies import Body
+from taso_mirage.codegen.cpu.nests import INDENT, memory_type, number, stage_lines
+from taso_mirage.codegen.cpu.schedule import Memory, Schedule
+from taso_mirage.codegen.cpu.values import (
     Buffer,
     Ints,
     Lazy,
@@ -135,7 +135,7 @@ def _bytes(type: Tensor) -> int:
 @cache
 def vector_header() -> str:
     """Elementary functions and dot products, which every source contains; and how a grid is run."""
-    return files("taso_mirage.codegen").joinpath("vector.h").read_text()
+    return files("taso_mirage.codegen.cpu").joinpath("vector.h").read_text()
 
 
 def _comment(graph: Graph) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from taso_mirage.codegen.block import Block
-from taso_mirage.codegen.program import Buffer, Launch, Program, Schedule, kernels, parts, placed
+from taso_mirage.codegen.gpu.block import Block
+from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule, kernels, parts, placed
 from taso_mirage.ir import Graph, is_float
 from taso_mirage.text import show_graph
 

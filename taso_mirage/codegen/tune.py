@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from taso_mirage.codegen.compile import load
-from taso_mirage.codegen.program import Buffer, Launch, Program, Schedule
+from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
 from taso_mirage.codegen.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.gpu import H100, Device

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.codegen.axes import Axes, power_of_two
-from taso_mirage.codegen.lines import Lines
-from taso_mirage.codegen.order import Order, ordered
-from taso_mirage.codegen.program import RESERVED, Buffer, Launch, Schedule, Traffic
-from taso_mirage.codegen.threads import chain
-from taso_mirage.codegen.tiles import FOLDS, HALF, Tile, Tiles
+from taso_mirage.codegen.gpu.axes import Axes, power_of_two
+from taso_mirage.codegen.gpu.lines import Lines
+from taso_mirage.codegen.gpu.order import Order, ordered
+from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic
+from taso_mirage.codegen.gpu.threads import chain
+from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, Tile, Tiles
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.meanings.work import work

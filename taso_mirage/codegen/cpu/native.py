@@ -88,7 +88,7 @@ class Kernel:
             self._parallel, self._pool = self._threads()
 
     def _threads(self) -> tuple[Any, Any]:
-        source = files("taso_mirage.codegen").joinpath("pool.cpp").read_text()
+        source = files("taso_mirage.codegen.cpu").joinpath("pool.cpp").read_text()
         library = ctypes.CDLL(str(build(source, self.folder, (*self.flags, "-pthread"))))
         library.pool_new.restype = ctypes.c_void_p
         return ctypes.cast(library.pool_run, ctypes.c_void_p), ctypes.c_void_p(

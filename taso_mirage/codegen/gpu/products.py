@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taso_mirage.codegen.axes import power_of_two
+from taso_mirage.codegen.gpu.axes import power_of_two
 
 if TYPE_CHECKING:  # which calls `product`
-    from taso_mirage.codegen.tiles import Tile, Tiles
+    from taso_mirage.codegen.gpu.tiles import Tile, Tiles
 
 Letters = dict[str, int]
 """The axis of every letter that a tile has one for, in the tile's order."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from taso_mirage.codegen.sectors import accesses, best_order, strides
+from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
 from taso_mirage.dims import product
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from taso_mirage.codegen.layouts import offset, strides_of
-from taso_mirage.codegen.schedule import Product, Schedule
-from taso_mirage.codegen.values import Affine, Buffer, Value
+from taso_mirage.codegen.cpu.layouts import offset, strides_of
+from taso_mirage.codegen.cpu.schedule import Product, Schedule
+from taso_mirage.codegen.cpu.values import Affine, Buffer, Value
 
 NARROW = 128
 """Columns up to which a block of rows has all of its results in registers while it goes through all of k."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.codegen.layouts import product_strides, shown
-from taso_mirage.codegen.nests import number
-from taso_mirage.codegen.schedule import Memory
-from taso_mirage.codegen.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
+from taso_mirage.codegen.cpu.layouts import product_strides, shown
+from taso_mirage.codegen.cpu.nests import number
+from taso_mirage.codegen.cpu.schedule import Memory
+from taso_mirage.codegen.cpu.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
 from taso_mirage.ir import ABSENT, Graph, Node, users
 from taso_mirage.mugraph import Stage, stages
 from taso_mirage.ops import run

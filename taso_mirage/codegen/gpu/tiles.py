@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from taso_mirage.codegen.axes import Axes
-from taso_mirage.codegen.lines import Lines
-from taso_mirage.codegen.products import product
+from taso_mirage.codegen.gpu.axes import Axes
+from taso_mirage.codegen.gpu.lines import Lines
+from taso_mirage.codegen.gpu.products import product
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, is_float

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from taso_mirage.codegen.values import Affine, Buffer, Contract, Index, Ints, Number, Position, Value, View, contiguous
+from taso_mirage.codegen.cpu.values import (
+    Affine,
+    Buffer,
+    Contract,
+    Index,
+    Ints,
+    Number,
+    Position,
+    Value,
+    View,
+    contiguous,
+)
 
 
 def variables(shape: Sequence[int]) -> Index:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from taso_mirage.codegen.dots import fill, product_lines
-from taso_mirage.codegen.layouts import offset
-from taso_mirage.codegen.schedule import IDENTITY, Nest, Product, Schedule, Store
-from taso_mirage.codegen.values import Affine, Buffer, Index, Map, Number, Position, Value
+from taso_mirage.codegen.cpu.dots import fill, product_lines
+from taso_mirage.codegen.cpu.layouts import offset
+from taso_mirage.codegen.cpu.schedule import IDENTITY, Nest, Product, Schedule, Store
+from taso_mirage.codegen.cpu.values import Affine, Buffer, Index, Map, Number, Position, Value
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import is_float
 

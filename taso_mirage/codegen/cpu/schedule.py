@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from taso_mirage.codegen.layouts import (
+from taso_mirage.codegen.cpu.layouts import (
     moved,
     offset,
     permutes,
@@ -21,7 +21,7 @@ from taso_mirage.codegen.layouts import (
     unviewed,
     variables,
 )
-from taso_mirage.codegen.values import (
+from taso_mirage.codegen.cpu.values import (
     Affine,
     Buffer,
     Concat,

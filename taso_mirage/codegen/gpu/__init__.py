@@ -1,0 +1,1 @@
+"""Tiles of a kernel as lines of Triton: what lies behind `codegen.triton`."""
