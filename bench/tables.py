@@ -73,7 +73,40 @@ def generate(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def kernel_search(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| goal, s | search and proof | Mirage | classes, edges | muGraphs looked at | verified |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        counts = row["counts"]
+        peer = ", ".join(f"{v:g} ({k.partition(', ')[2]})" for k, v in row["baselines"].items())
+        cells = [row["case"], f"{row['ours']:.2f}", peer, f"{counts['classes']}, {counts['edges']}"]
+        lines.append(f"| {' | '.join([*cells, str(counts['plans']), str(counts['verified'])])} |")
+    return [*lines, "", f"The six workloads of Mirage together: {found['all_six']['seconds']:.1f} s on one core."]
+
+
+def kernels_cpu(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| fragment, us | generated C++ | ONNX Runtime, as exported | its own operator | ratio to the better |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        written, own = (row["baselines"].get(k) for k in ("onnxruntime", "onnxruntime_operator"))
+        shown = "" if own is None else f"{own:.0f}"
+        lines.append(f"| {row['case']} | {row['ours']:.0f} | {written:.0f} | {shown} | {row['ratio_best']:.2f} |")
+    means = found["means"]
+    return [
+        *lines,
+        "",
+        f"Geometric means: {means['ratio']:.2f} over the graph as exporters write it, {means['ratio_best']:.2f} over the better of both. "
+        f"{found['device']}, {found['threads']} threads.",
+    ]
+
+
 TABLES = {
+    "kernel_search-cpu2": kernel_search,
+    "kernels_cpu-cpu2": kernels_cpu,
     "generate-cpu2": generate,
     "optimize-cpu2": optimize,
     "optimize_cuda-H100": optimize_cuda,
