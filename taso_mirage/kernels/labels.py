@@ -100,7 +100,7 @@ def _definition(node: Node) -> Node | None:
         return None
 
 
-def _operands(node: Node) -> list[Node]:
+def tensors(node: Node) -> list[Node]:
     """The operands that are tensors; the others are scalar constants."""
     return [a for a in node.args if a is not ABSENT and not _scalar(a)]
 
@@ -111,7 +111,7 @@ def _scalar(node: Node) -> bool:
 
 def _role(node: Node) -> str:
     """algebra, function (elementwise, and no arithmetic), pointwise (elementwise over several maps of several operands) or other."""
-    operands = _operands(node)
+    operands = tensors(node)
     if not operands or not all(isinstance(a.type, Tensor) and a.tensor.shape is not None for a in node.args):
         return "other"
     meaning = Labels(Unifier())
@@ -151,7 +151,7 @@ def _value(node: Node, values: Mapping[Node, Value], meaning: Labels) -> Value:
     if not node.args:
         return meaning.leaf(node)
     if _role(node) in ("function", "pointwise"):
-        aligned, axes = meaning.broadcast([values[a] for a in _operands(node)])
+        aligned, axes = meaning.broadcast([values[a] for a in tensors(node)])
         term = Term("function", tuple([x.term for x in aligned]), node=node)
         return meaning.made(term, axes, node.dtype)
     result: Value = run(node, meaning, [None if a is ABSENT else values[a] for a in node.args])
@@ -379,7 +379,7 @@ def applied(node: Node, xp: Field, args: Sequence[Residues]) -> Residues:
 def _full(node: Node) -> bool:
     """Whether the field knows a function's value modulo both primes."""
     xp = Field(1)
-    return applied(node, xp, [xp.fresh(Tensor(a.dtype, ())) for a in _operands(node)]).full
+    return applied(node, xp, [xp.fresh(Tensor(a.dtype, ())) for a in tensors(node)]).full
 
 
 def _named(values: Mapping[Node, Value], unifier: Unifier) -> dict[int, str]:
