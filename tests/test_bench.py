@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -14,18 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
-
-ROOT = Path(__file__).parent.parent
-
-
-def script(name: str) -> ModuleType:
-    """A benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import ROOT, script
 
 
 @pytest.fixture(scope="module")

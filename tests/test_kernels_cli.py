@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from scripts import script
 from typer.testing import CliRunner
 
 from models.workloads import BEYOND, PAPER, command
@@ -242,11 +242,7 @@ def test_a_workload_is_found(name: str) -> None:
 
 
 def test_the_benchmark_runs_a_workload_in_a_process_of_its_own() -> None:
-    spec = importlib.util.spec_from_file_location("bench_kernel_search", MINI.parent.parent / "bench/kernel_search.py")
-    assert spec is not None
-    assert spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = script("kernel_search")
     row = bench.searched("linear_bias", runs=1, best=2)
     assert row["counts"]["found"] == row["counts"]["verified"] == 2
     assert row["counts"]["tested"] > 0

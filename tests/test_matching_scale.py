@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import onnx
 import pytest
+from scripts import script
 
 from taso_mirage.equation import Application, Equation, NoMatch, Rules, apply, matches
 from taso_mirage.ir import Node, Tensor, constant, substitute, topological, users, variable, weight
@@ -25,16 +24,6 @@ from taso_mirage.text import parse_equation
 ROOT = Path(__file__).parent.parent
 CONTEXT = Context({"": 17, "com.microsoft": 1}, {})
 WIDTH = 16
-
-
-def script(name: str) -> ModuleType:
-    """A benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def value(name: str = "x", *shape: int) -> Node:
