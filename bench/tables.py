@@ -104,7 +104,30 @@ def kernels_cpu(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def kernels_h100(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| kernels, us | ours | memory floor | eager | torch.compile | SDPA, the best | ratio to the best |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    ratios = []
+    for row in found["rows"]:
+        peers = row["baselines"]
+        fused = [v for name, v in peers.items() if name.startswith("SDPA")]
+        shown = [f"{peers[name]:.1f}" if name in peers else "" for name in ("eager", "torch.compile")]
+        shown.append(f"{min(fused):.1f}" if fused else "")
+        ratios += [min(peers.values()) / row["ours"]] if peers else []
+        ratio = f"{ratios[-1]:.2f}" if peers else ""
+        lines.append(f"| {row['case']} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    return [
+        *lines,
+        "",
+        f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}.",
+    ]
+
+
 TABLES = {
+    "kernels_h100-H100": kernels_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "generate-cpu2": generate,

@@ -9,25 +9,31 @@ from itertools import accumulate as running
 
 from op_specs.arithmetic import div, exp, mul, sub
 from op_specs.matmul import matmul
-from op_specs.reductions import reduce_max, reduce_sum
+from op_specs.reductions import reduce_max, reduce_mean, reduce_sum
 from taso_mirage.dims import broadcast_shapes, show_shape
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.meanings.variance import merged
 from taso_mirage.mugraph import Stage, check, stages
 from taso_mirage.ops import Ints, Maps, op, run
+
+SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
+"""What an accumulator takes, and its second operand."""
 
 
 @op()
 def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
-    """x -> what x is over all iterations: the "sum", the "max", or "rescaled" by a `running_max` m, which is
-    sum_t x_t e^(degree (m_t - m_T)). Outside of a kernel there is one iteration, and it is x."""
-    if over not in ("sum", "max", "rescaled"):
-        raise IllTyped(f"accumulate over {over!r}; it is sum, max or rescaled")
-    if (m is not None) != (over == "rescaled"):
-        raise IllTyped(f"accumulate over {over} {'without' if m is None else 'with'} a running maximum")
+    """x -> what x is over all iterations: the "sum", the "max", "rescaled" by a `running_max` m, which is
+    sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t are the variance and the mean of those of one
+    iteration (Chan, Golub and LeVeque 1979: one pass, and no difference of large squares). Outside of a kernel there is one
+    iteration, and it is x."""
+    if over not in SECOND:
+        raise IllTyped(f"accumulate over {over!r}; it is {', '.join(SECOND)}")
+    if (m is not None) != (SECOND[over] is not None):
+        raise IllTyped(f"accumulate over {over} {f'without {SECOND[over]}' if m is None else 'with a second operand'}")
     if m is not None and _broadcast(xp, x, m) != xp.shape(x):
-        raise IllTyped(f"a running maximum of {show_shape(xp.shape(m))} does not scale {show_shape(xp.shape(x))}")
+        raise IllTyped(f"{SECOND[over]} of {show_shape(xp.shape(m))} does not fit {show_shape(xp.shape(x))}")
     return x
 
 
@@ -43,7 +49,7 @@ def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: 
 
     `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of operand i that grid dim g
     and then the loop cut into equal parts, -1 for none. omap[o][g]: the dim of output o along which the blocks of grid dim g
-    stand. Inputs of the body have the tiles' types. A kernel in a body is the thread level.
+    stand, -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in a body is the thread level.
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)
@@ -69,7 +75,7 @@ def _blocks(xp, operands, run_block, grid, imap, omap, g=0):
         return _blocks(xp, parts, run_block, grid, imap, omap, g + 1)
 
     blocks = xp.each(grid[g], one)
-    return [xp.concat([b[o] for b in blocks], axes[g]) for o, axes in enumerate(omap)]
+    return [blocks[0][o] if axes[g] < 0 else xp.concat([b[o] for b in blocks], axes[g]) for o, axes in enumerate(omap)]
 
 
 def _part(xp, x, axis, i, count):
@@ -107,9 +113,20 @@ def _value(xp, node, stage, values, loop):
 
 
 def _accumulated(xp, over, degree, xs, ms=None):
+    if over == "variance":
+        return _variance(xp, xs, ms)
     if over == "rescaled" and degree:
         xs = xp.each(len(xs), lambda t: _rescaled(xp, xs[t], ms[t], ms[-1], degree))
     return reduce(xp.maximum if over == "max" else xp.add, xs)
+
+
+def _variance(xp, variances, means):
+    """Of all elements, from those of equal parts, in the order of a loop."""
+    found = variances[0], means[0]
+    for t in range(1, len(means)):
+        count = xp.cast(xp.scalar(t + 1, "float32"), xp.dtype(means[0]))
+        found = merged(xp, *found, variances[t], means[t], count)
+    return found[0]
 
 
 def _rescaled(xp, x, m, last, degree):
@@ -125,6 +142,14 @@ def _product_and_squares():
     return Graph((x, w), (div.term(accumulate.term(matmul.term(x, w)), squares),))
 
 
+def _spread():
+    """The body of a variance, in one pass."""
+    x = variable("x", Tensor("float32", (1, 4)))
+    mean = reduce_mean.term(x, axes=(1,))
+    apart = sub.term(x, mean)
+    return Graph((x,), (accumulate.term(reduce_mean.term(mul.term(apart, apart), axes=(1,)), mean, over="variance"),))
+
+
 def _softmax():
     """The body of a softmax's largest element and sum over the loop."""
     x = variable("x", Tensor("float32", (1, 2)))
@@ -137,6 +162,7 @@ def _softmax():
 accumulate.example("float32[2,3]")
 accumulate.example("float32[2,3]", over="max")
 accumulate.example("float32[2,3]", "float32[2,1]", over="rescaled", degree=1)
+accumulate.example("float32[2,3]", "float32[2,3]", over="variance")
 running_max.example("float32[2,3]")
 kernel.example(
     "float32[2,4]",
@@ -148,4 +174,5 @@ kernel.example(
     fmap=(1, 0),
     omap=((1,),),
 )
+kernel.example("float32[2,8]", body=_spread(), grid=(2,), loop=2, imap=((0,),), fmap=(1,), omap=((0,),))
 kernel.example("float32[3,8]", body=_softmax(), grid=(3, 2), loop=2, imap=((0, 1),), fmap=(1,), omap=((0, 1), (0, 1)))

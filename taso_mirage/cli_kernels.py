@@ -14,8 +14,10 @@ import typer
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 
 if TYPE_CHECKING:
+    from taso_mirage.equation import Equation
     from taso_mirage.ir import Graph
     from taso_mirage.kernels.survey import Surveyed
+    from taso_mirage.model import Model
 
 PLACES = 3
 """So many places of a region are named."""
@@ -46,7 +48,10 @@ def kernels(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each."""
+    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each.
+
+    Laws that leave operators away are applied first, so that a guard behind a softmax is not in the way of its online form.
+    """
     from taso_mirage.kernels.regions import regions
     from taso_mirage.kernels.survey import as_data, survey
     from taso_mirage.onnx_io import load
@@ -65,7 +70,7 @@ def kernels(
     found: list[Surveyed] = []
     with Stages(quiet=as_json) as stages, _interruptible() as stopped:
         stages("find regions", 0, 0)
-        wanted = regions(loaded, sizes)
+        wanted = regions(normal(loaded, sizes), sizes)
         stages("search", 0, len(wanted))
         for each in survey(wanted, budget, known, stopped):
             found.append(each)
@@ -81,6 +86,40 @@ def kernels(
         return
     for line in _lines(model, sizes, found, programs):
         typer.echo(line)
+
+
+# ---------------------------------------------------------------- before the search
+
+
+def normal(model: Model, sizes: Mapping[str, int]) -> Model:
+    """The model after the laws that leave operators away. A term has the name of the ONNX node that it comes from, or of one that
+    uses it."""
+    from dataclasses import replace
+
+    from taso_mirage.equation import Rules
+    from taso_mirage.ir import users
+    from taso_mirage.optimize.changes import carried
+    from taso_mirage.optimize.passes import Context, simplify
+    from taso_mirage.optimize.pipeline import rules
+
+    names = {**model.names, **{node: o.name for node, o in model.origins.items() if o.name}}
+    last_names = tuple([names.get(o, name) for o, name in zip(model.graph.outputs, model.output_names, strict=True)])
+    named = replace(model, names=names, output_names=last_names, sizes=sizes)
+    context = Context({"com.microsoft": 1, **model.opsets}, sizes)
+    outputs, steps = simplify(model.graph.outputs, Rules(filter(_removes, rules())), context)
+    names, made = carried(named, steps), named.with_graph(outputs)
+    uses = users(made.nodes())
+    for node in reversed(made.nodes()):
+        using = next((names[u] for u in uses.get(node, ()) if u in names), None)
+        if node.args and using is not None:
+            names.setdefault(node, using)
+    return replace(made, names=names, output_names=model.output_names, origins={})
+
+
+def _removes(law: Equation) -> bool:
+    """Whether a law only leaves operators away: what it would fuse into another one has more to give a region."""
+    before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
+    return after <= before
 
 
 # ---------------------------------------------------------------- checkpoints and programs

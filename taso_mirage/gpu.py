@@ -1,4 +1,4 @@
-"""What the analytic models know of a GPU: they rank where nothing can be measured."""
+"""What the analytic models know of a device, a GPU first: they rank where nothing can be measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Device:
     """Bytes and operations (of the tensor cores) a second, bytes of shared memory and of registers of a processor, seconds to load and to
-    launch, threads and small blocks that a processor holds, and the bytes that memory gives at least."""
+    launch, threads and small blocks that a processor holds, and the bytes that memory gives at least.
+
+    `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`: operations of a product that take the time
+    of one on elements. `padded`: rows and columns that a product's tile has at least. `general`: it loads ahead by itself, in a loop or
+    not, and its blocks may be equal shares of any size."""
 
     name: str
     processors: int
@@ -22,6 +26,12 @@ class Device:
     launch: float = 2e-6
     resident: int = 4
     sector: int = 32
+    longest: int = 256
+    elementwise: int = 40
+    padded: int = 16
+    general: bool = False
+    batched: float = 1.0
+    loaded: float = 1.2e-6
 
 
-H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14)
+H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14, sector=64, batched=200.0, launch=1.4e-6)

@@ -52,7 +52,7 @@ def _stage(node: Node, below: set[Stage], loop: int) -> Stage:
         raise IllTyped(f"{node.op} of a value that is the same in each of the {loop} iterations")
     if node.op == "running_max":
         return max(below)
-    if len(node.args) > 1 and node.args[1].op != "running_max":
+    if node.attr("over") == "rescaled" and node.args[1].op != "running_max":
         raise IllTyped(f"accumulate is rescaled by {node.args[1].op}; it must be a running_max")
     return Stage.AFTER
 
@@ -115,7 +115,7 @@ def _check_output(o: int, output: Node, grid: Ints, omap: Ints) -> None:
     if len(omap) != len(grid):
         raise IllTyped(f"{who}: omap {omap} for the grid {grid}")
     for g, axis in enumerate(omap):
-        if not 0 <= axis < output.tensor.rank:
+        if not -1 <= axis < output.tensor.rank:
             raise IllTyped(f"{who}: the blocks of grid dim {g} stand along dimension {axis} of {output.tensor}")
 
 
@@ -145,5 +145,6 @@ def stitched(type: Tensor, grid: Ints, omap: Ints) -> Tensor:
     """The type of a kernel's output whose tile has this type."""
     shape: list[Dim] = list(_shape(type))
     for count, axis in zip(grid, omap, strict=True):
-        shape[axis] = shape[axis] * count
+        if axis >= 0:
+            shape[axis] = shape[axis] * count
     return Tensor(type.dtype, tuple(shape))

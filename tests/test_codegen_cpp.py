@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 from mugraphs import Pair, kernel, leaf
 
-from taso_mirage.codegen.cpp import generate_cpp, vector_header
+from taso_mirage.codegen.cpp import generate_all, generate_cpp, vector_header
 from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build, compiler
+from taso_mirage.cpu import CPU
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.kernels.graph import new_graph
+from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.ops import get, interpret, load_specs, term
 from taso_mirage.text import parse_graph, parse_type
@@ -179,6 +182,31 @@ def test_bodies_that_move_elements(body: Callable[..., Node], omap: tuple[int, .
     check(Kernel(graph, flags=STRICT), goal, values(graph))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_result_of_the_first_blocks_alone(dtype: str) -> None:
+    """Other blocks compute something else, and do not store it; on threads, so that their order is open."""
+    x, y = leaf("X", dtype, 4, 6), leaf("Y", dtype, 6, 8)
+
+    def body(x: Node, y: Node) -> tuple[Node, Node, Node]:
+        return (
+            term("matmul", x, y),
+            term("reduce_sum", y, axes=(0,), keepdims=0),
+            term("reduce_max", y, axes=(0, 1), keepdims=0),
+        )
+
+    grid, omap = (2, 4), ((0, 1), (-1, 0), (-1, -1))
+    made = kernel([(x, (0, -1), -1), (y, (-1, 1), -1)], body, grid, 1, *omap)
+    items = [term("item", made, index=i) for i in range(3)]
+    graph = Graph((x, y), tuple(items))
+    given = values(graph)
+    (product, sums, largest) = Kernel(graph, flags=STRICT, threads=2)(*given.values())
+    wide = {k: v.astype(np.float64) for k, v in given.items()}
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(product, wide[x] @ wide[y], tolerance, tolerance)
+    np.testing.assert_allclose(sums, wide[y].sum(0), tolerance, tolerance)
+    assert largest == wide[y][:, :2].max().astype(dtype)
+
+
 def test_an_invariant_is_computed_before_the_loop() -> None:
     x, y = leaf("X", "float32", 4, 6), leaf("Y", "float32", 4, 30)
 
@@ -258,6 +286,43 @@ def test_every_operator_has_its_own_meaning() -> None:
         if not np.allclose(found[part], wanted[part], tolerance, tolerance, equal_nan=True):
             wrong.append((name, part.attrs))
     assert wrong == []
+
+
+def weighed(x: Node, w: Node, g: Node) -> Node:
+    """A row of x times g, as a vector, times a matrix, written as a sum over products; scaled by what the row sums to."""
+    row = term("mul", x, g)
+    scale = term("div", row, term("reduce_sum", term("mul", x, x), axes=(0,)))
+    return term("reduce_sum", term("mul", term("reshape", scale, shape=(x.shape[0], 1)), w), axes=(0,), keepdims=0)
+
+
+def dotted(w: Node, x: Node) -> Node:
+    """The same along rows of the matrix, times a number, with the result's axes last to first."""
+    return term(
+        "transpose",
+        term("reduce_sum", term("mul", term("mul", w, x), constant(np.float32(3))), axes=(2,)),
+        perm=(2, 1, 0),
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 5, 200])
+def test_a_sum_of_products_is_a_product(columns: int) -> None:
+    x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
+    graph = Graph((x, w, g), (kernel([(x, (-1,), -1), (w, (1,), -1), (g, (-1,), -1)], weighed, (3,), 1, (0,)),))
+    check(Kernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
+    assert ("streamed<" in generate_cpp(graph).replace(vector_header(), "")) == (columns == 200)
+    y, v = leaf("Y", "float32", 2, columns, 33), leaf("V", "float32", 33)
+    rows = Graph((y, v), (kernel([(y, (0,), -1), (v, (-1,), -1)], dotted, (2,), 1, (2,)),))
+    check(Kernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
+
+
+def test_several_mugraphs_share_a_source() -> None:
+    """With one table in common, and one of their own."""
+    x = leaf("X", "float32", 4, 6)
+    tables = [constant(np.arange(6, dtype=np.float32) + i) for i in (0, 0, 1)]
+    graphs = [Graph((x,), (term(op, x, t),)) for op, t in zip(("mul", "add", "mul"), tables, strict=True)]
+    library = build(generate_all({f"k{i}": graph for i, graph in enumerate(graphs)}), flags=STRICT)
+    for i, graph in enumerate(graphs):
+        check(Kernel(graph, f"k{i}", library=library), graph, values(graph))
 
 
 # ---------------------------------------------------------------- elementary functions
@@ -354,6 +419,15 @@ def test_a_chain_stays_in_registers() -> None:
     )
 
 
+def test_a_gate_is_one_quotient() -> None:
+    graph, goal = pair(lambda x: term("swish", x), (4, 32), (4,), (0,))
+    assert loops(graph).count(" / ") == 1
+    assert loops(graph).count(" * ") == 0
+    given = values(graph, 2, 40)
+    given[graph.inputs[0]][0, :3] = (0, -200, 200)  # e^200 is no float
+    check(Kernel(graph, flags=STRICT), goal, given)
+
+
 def test_what_is_dear_is_computed_once() -> None:
     """The exponentials of a softmax are computed with their sum, in one nest."""
     graph, _ = pair(lambda x: term("softmax", x, axis=1), (4, 32), (2,), (0,))
@@ -411,10 +485,32 @@ int main() {
 """
 
 
-@pytest.mark.parametrize("name", ["rmsnorm_linear", "lora", "attention_split", "qknorm"])
+def vector_times_matrix(dtype: str) -> Pair:
+    x, w, g = leaf("X", dtype, 37), leaf("W", dtype, 37, 603), leaf("G", dtype, 37)
+    made = kernel([(x, (-1,), -1), (w, (1,), -1), (g, (-1,), -1)], weighed, (3,), 1, (0,))
+    return Graph((x, w, g), (made,)), Graph((x, w, g), (weighed(x, w, g),))
+
+
+def found_for_a_cpu(dtype: str) -> Pair:
+    """The search's own: split over what is summed, and combined."""
+    g = new_graph()
+    x, w = g.new_input((1, 512), dtype, "X"), g.new_input((512, 96), dtype, "W")
+    g.mark_output(g.matmul(g.rms_norm(x, g.new_input((512,), dtype, "G"), 1e-6), w))
+    graphs = [each.graph for each in superoptimize(g.graph(), best=30, device=CPU)]
+    return next(g for g in graphs if sum(n.op == "kernel" for n in g) == 2), g.graph()
+
+
+CHECKED = {name: ODD[name] for name in ("rmsnorm_linear", "lora", "attention_split", "qknorm")} | {
+    "moves": lambda dtype: pair(turned, (6, 3, 10), (3,), (0,)),
+    "vector times matrix": vector_times_matrix,
+    "found for a cpu": found_for_a_cpu,
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
 def test_no_sanitizer_complains(name: str, tmp_path: Path) -> None:
     """Inputs, outputs and scratch have exactly their sizes, on the heap."""
-    graph, goal = ODD[name](dtype="float32")
+    graph, goal = CHECKED[name](dtype="float32")
     ins, outs = ([int(np.prod(x.shape)) for x in terms] for terms in (graph.inputs, graph.outputs))
     shown = [", ".join(map(str, sizes)) for sizes in (ins, outs)]
     main = MAIN % (*shown, len(ins), len(outs), len(ins), len(outs), len(outs))

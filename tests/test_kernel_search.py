@@ -13,6 +13,7 @@ from taso_mirage.ir import Graph, Node, topological
 from taso_mirage.kernels.graph import KernelGraph, new_graph
 from taso_mirage.kernels.search import Options, Search, superoptimize
 from taso_mirage.kernels.verify import verified
+from taso_mirage.ops import term
 
 Cut = tuple[str, tuple[int, ...], int]
 """An operand of a kernel (`:` for one that another kernel stored), the dims that the grid cuts, and the one that the loop does."""
@@ -34,9 +35,9 @@ def form(graph: Graph) -> list[tuple[frozenset[Cut], frozenset[str]]]:
     return found
 
 
-def found_as(graph: KernelGraph, wanted: Callable[[Graph], bool]) -> bool:
-    """Whether one of the muGraphs is as wanted, and verified."""
-    searching = Search(graph.graph(), Options())
+def found_as(graph: KernelGraph, wanted: Callable[[Graph], bool], kernels: int = 2) -> bool:
+    """Whether one of the muGraphs of so many kernels or fewer is as wanted, and verified."""
+    searching = Search(graph.graph(), Options(max_kernels=kernels))
     like = (c for c in searching.candidates() if (made := c.graph()) is not None and wanted(made))
     return any(searching.accepted(c) is not None for c in like)
 
@@ -93,6 +94,31 @@ def two_norms() -> KernelGraph:
     return g
 
 
+def layer_norm(g: KernelGraph, x: Node, index: str = "") -> Node:
+    n = int(x.shape[-1])
+    return term("layer_norm", x, g.new_input((n,), name=f"G{index}"), g.new_input((n,), name=f"B{index}"), axis=1)
+
+
+def residual_norm() -> KernelGraph:
+    g = new_graph()
+    x, y, bias = g.new_input((128, 768), name="X"), g.new_input((128, 768), name="Y"), g.new_input((768,), name="b")
+    g.mark_output(layer_norm(g, g.add(g.add(x, bias), y)))
+    return g
+
+
+def two_layer_norms() -> KernelGraph:
+    g = new_graph()
+    g.mark_output(layer_norm(g, layer_norm(g, g.new_input((128, 768), name="X")), "2"))
+    return g
+
+
+def norm_linear() -> KernelGraph:
+    g = new_graph()
+    normal = layer_norm(g, g.new_input((16, 1024), name="X"))
+    g.mark_output(g.add(g.matmul(normal, g.new_input((1024, 1536), name="W")), g.new_input((1536,), name="b")))
+    return g
+
+
 ONE_LOOP: dict[str, tuple[Callable[[], KernelGraph], set[Cut]]] = {
     "RMSNorm and linear": (rms_linear, {("X", (), 1), ("W", (1,), 0)}),
     "with gamma and bias": (
@@ -139,8 +165,70 @@ def test_two_norms_in_one_kernel_with_a_row_for_each_block() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("build", "rows"),
+    [
+        (residual_norm, {"X": 1, "Y": 1, "b": 0, "G": 0, "B": 0}),
+        (two_layer_norms, {"X": 1} | dict.fromkeys(("G", "B", "G2", "B2"), 0)),
+    ],
+)
+def test_layer_norms_take_one_kernel_with_a_row_for_each_block(
+    build: Callable[[], KernelGraph], rows: dict[str, int]
+) -> None:
+    cuts = frozenset((name, (0,) if cut else (), -1) for name, cut in rows.items())
+    assert [(cuts, frozenset())] in [form(graph) for graph in search(build(), best=4)]
+
+
+def test_layer_norm_and_linear_take_two_kernels() -> None:
+    norm = {("X", (0,), -1), ("G", (), -1), ("B", (), -1)}
+    linear = {(":", (0,), 1), ("W", (1,), 0), ("b", (0,), -1)}
+    wanted = [(frozenset(norm), frozenset()), (frozenset(linear), frozenset({"sum"}))]
+    assert found_as(norm_linear(), lambda graph: form(graph) == wanted)
+
+
 def test_three_weights_take_two_kernels() -> None:
     assert [len(kernels(graph)) for graph in search(gated(down=True), best=1)] == [2]
+
+
+def projected() -> KernelGraph:
+    """Attention of one head with an output projection."""
+    g = new_graph()
+    q, k, v = g.new_input((64, 64), name="Q"), g.new_input((64, 2048), name="K"), g.new_input((2048, 64), name="V")
+    g.mark_output(g.matmul(g.matmul(g.softmax(g.matmul(q, k)), v), g.new_input((64, 512), name="O")))
+    return g
+
+
+def read(graph: Graph) -> list[set[str]]:
+    """The operands of each kernel, `:` for what another kernel stored."""
+    return [{name for name, *_ in operands} for operands, _ in form(graph)]
+
+
+def test_attention_split_over_the_keys_then_its_projection() -> None:
+    """Three kernels: partial sums over the keys, their combination, and the product with the output's weights."""
+
+    def wanted(graph: Graph) -> bool:
+        if read(graph) != [{"Q", "K", "V"}, {":"}, {":", "O"}]:
+            return False
+        return form(graph)[0][1] >= {"max", "rescaled"} or ("K", (1,), -1) in form(graph)[0][0]
+
+    assert found_as(projected(), wanted, kernels=3)
+
+
+def test_a_gated_mlp_whose_down_projection_is_split() -> None:
+    """Three kernels: the gate, partial products with the third weight, and their sum."""
+
+    def wanted(graph: Graph) -> bool:
+        parts = [(name, cuts) for name, cuts, _ in form(graph)[1][0]] if len(kernels(graph)) == 3 else []
+        return read(graph) == [{"X", "A", "B"}, {":", "D"}, {":"}] and ("D", (0, 1)) in parts
+
+    assert found_as(gated(down=True), wanted, kernels=3)
+
+
+def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
+    two, three = (Search(projected().graph(), Options(max_kernels=n)).candidates() for n in (2, 3))
+    short = [c.plan for c in three if len(c.plan) < 3]
+    assert sorted(map(repr, short)) == sorted(repr(c.plan) for c in two)
+    assert {len(c.plan) for c in three} == {1, 2, 3}
 
 
 def test_every_exponential_is_stabilised() -> None:
@@ -230,7 +318,5 @@ def test_what_cannot_be_searched_is_named() -> None:
     g.new_input((4, 4), name="X")
     with pytest.raises(InvalidOption, match="named 'X' already"):
         g.new_input((4, 4), name="X")
-    from taso_mirage.ops import term
-
     with pytest.raises(Unsupported, match="cumsum"):
         superoptimize(Graph(tuple(g.inputs), (term("cumsum", g.inputs[0], axis=1),)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from typer.testing import CliRunner
 
 from models.workloads import BEYOND, PAPER, command
 from taso_mirage.cli import app
+from taso_mirage.cli_kernels import normal
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import topological
-from taso_mirage.kernels.checkpoint import from_json
+from taso_mirage.ir import Graph, Tensor, topological, variable
+from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.regions import INPUTS, OPERATORS, Region, regions
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.kernels.survey import survey
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.onnx_io import load
+from taso_mirage.ops import term
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2
@@ -216,6 +219,66 @@ def test_dynamic_dims_are_fixed_by_shape(tmp_path: Path) -> None:
     assert [i.shape[0] for i in from_json(found["regions"][0]["goal"]).inputs].count(6) == 1
 
 
+def attention(keys: int = 4096) -> onnx.ModelProto:
+    """As exporters write it: scales on both sides, a mask that is known, and a guard against rows that are no number."""
+    seen = np.tri(64, keys, keys - 64, dtype=bool)
+    weights = {"scale": np.float32(0.35), "seen": seen, "none": np.float32(0), "low": np.float32(-3.4e38)}
+    nodes = [
+        helper.make_node(op, inputs, [output], name=f"attention/{output}", **attributes)
+        for op, inputs, output, attributes in (
+            ("Where", ["seen", "none", "low"], "mask", {}),
+            ("Mul", ["q", "scale"], "scaled", {}),
+            ("Transpose", ["k"], "turned", {"perm": [0, 2, 1]}),
+            ("Mul", ["turned", "scale"], "turned_scaled", {}),
+            ("MatMul", ["scaled", "turned_scaled"], "scores", {}),
+            ("Add", ["scores", "mask"], "masked", {}),
+            ("Softmax", ["masked"], "weights", {"axis": -1}),
+            ("IsNaN", ["weights"], "bad", {}),
+            ("Where", ["bad", "none", "weights"], "guarded", {}),
+            ("MatMul", ["guarded", "v"], "y", {}),
+        )
+    ]
+    shapes = {"q": [2, 64, 16], "k": [2, keys, 16], "v": [2, keys, 16], "y": [2, 64, 16]}
+    *inputs, output = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items())
+    tensors = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
+    graph = helper.make_graph(nodes, "attention", inputs, [output], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_guard_and_a_known_mask_leave_attention_its_online_form(tmp_path: Path) -> None:
+    path = tmp_path / "attention.onnx"
+    onnx.save(attention(), path)
+    before = regions(load(path), {})
+    assert any("isnan" in operators(r) for r in before)
+    (row,) = kernels(path, "--budget", 30)["regions"]
+    assert not {"isnan", "where"} & {*row["operators"]}
+    assert all(name.startswith("attention/") for names in row["places"] for name in names)
+    bodies = [
+        topological(n.attr("body").outputs) for n in topological(from_json(row["mugraph"]).outputs) if n.op == "kernel"
+    ]
+    over = [n.attr("over") for body in bodies for n in body if n.op == "accumulate"]
+    assert "rescaled" in over or len(bodies) == 2  # no block has all keys at once: 256 KB for each head
+
+
+def test_attention_is_a_region_where_it_is_one_operator(tmp_path: Path) -> None:
+    shapes = {"q": [1, 4, 16, 8], "k": [1, 2, 32, 8], "v": [1, 2, 32, 8], "y": [1, 4, 16, 8]}
+    *inputs, output = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items())
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attention")
+    graph = helper.make_graph([node], "attention", inputs, [output])
+    path = tmp_path / "attention.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11), path)
+    (found,) = regions(load(path), {})
+    assert (operators(found), found.places) == (["attention"], (("attention",),))
+
+
+def test_laws_that_fuse_are_left_out_before_the_search(model: Path) -> None:
+    """A root of a mean of squares is a norm only where it is one operator already; regions are the same as without laws."""
+    loaded = load(model)
+    after = normal(loaded, {})
+    assert [operators(r) for r in regions(after, {})] == [operators(r) for r in regions(loaded, {})]
+    assert [r.places for r in regions(after, {})] == [r.places for r in regions(loaded, {})]
+
+
 # ---------------------------------------------------------------- workloads
 
 SMALL: dict[str, dict[str, int]] = {
@@ -249,6 +312,18 @@ def test_the_benchmark_runs_a_workload_in_a_process_of_its_own() -> None:
     assert row["ours"] == row["runs"][0]
     assert bench.shown(row).startswith("linear_bias")
     assert "no workload" in bench.ran("raise ValueError('no workload')")["failed"]
+
+
+def test_the_benchmark_compiles_what_it_finds() -> None:
+    bench = script("kernel_search")
+    with ThreadPoolExecutor(1) as pool:
+        row = bench.compiling("linear_bias", 2, pool)
+    assert (row["found"], row["problems"]) == (2, {})
+    assert row["compiled"] == row["fit"] == 2
+    assert row["kernels"] >= 2
+    assert bench.shown_compiling(row).startswith("linear_bias")
+    x = variable("x", Tensor("float32", (4,)))
+    assert "problem" in bench.built(to_json(Graph((x,), (term("relu", x),))))
 
 
 def test_an_example_prints_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

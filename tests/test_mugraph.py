@@ -191,7 +191,7 @@ SUM = term("accumulate", _tile(2, 4))
 MISFITS = [
     (_misfit(_tile(2, 4), SUM, grid=(4,)), r"operand 0 \(t\): dimension 0 is 6, not 4 parts of 2"),
     (_misfit(_tile(2, 4), SUM, loop=3), r"operand 0 \(t\): dimension 1 is 8, not 3 parts of 4"),
-    (_misfit(_tile(2, 4), SUM, omap=((-1,),)), r"output 0 \(accumulate\): the blocks of grid dim 0 stand along dimension -1"),
+    (_misfit(_tile(2, 4), SUM, omap=((-2,),)), r"output 0 \(accumulate\): the blocks of grid dim 0 stand along dimension -2"),
     (_misfit(_tile(2, 4), SUM, omap=((2,),)), r"grid dim 0 stand along dimension 2 of float32\[2, 4\]"),
     (_misfit(_tile(2, 4), SUM, omap=((0, 1),)), r"omap \(0, 1\) for the grid \(3,\)"),
     (_misfit(_tile(2, 4), SUM, omap=()), "omap: 0, but the body has 1"),
@@ -227,13 +227,14 @@ def test_a_misfit_names_what_does_not_fit(attrs: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("args", "attrs", "message"),
     [
-        ((X,), {"over": "mean"}, "it is sum, max or rescaled"),
+        ((X,), {"over": "mean"}, "it is sum, max, rescaled, variance"),
         ((X,), {"over": "rescaled"}, "accumulate over rescaled without a running maximum"),
-        ((X, X), {"over": "sum"}, "accumulate over sum with a running maximum"),
-        ((Y, X), {"over": "rescaled"}, r"a running maximum of \[6, 8\] does not scale \[8\]"),
+        ((X, X), {"over": "sum"}, "accumulate over sum with a second operand"),
+        ((Y, X), {"over": "rescaled"}, r"a running maximum of \[6, 8\] does not fit \[8\]"),
+        ((X,), {"over": "variance"}, "accumulate over variance without a mean"),
     ],
 )
-def test_an_accumulator_is_a_sum_a_maximum_or_rescaled(args: Any, attrs: Any, message: str) -> None:
+def test_an_accumulator_has_the_operands_that_it_needs(args: Any, attrs: Any, message: str) -> None:
     with pytest.raises(IllTyped, match=message):
         term("accumulate", *args, **attrs)
 

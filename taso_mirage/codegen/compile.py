@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -13,11 +13,15 @@ from taso_mirage.codegen.gpu.program import Launch, Program, Schedule
 from taso_mirage.codegen.triton import pointer
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 
+OVERLAPPING = 90
+"""The first compute capability whose kernels may start before the one before them has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
-    memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch)."""
+    memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch). `overlap`: it waits
+    itself for the kernel before it (programmatic dependent launch)."""
 
     symbol: str
     cubin: bytes
@@ -27,6 +31,7 @@ class Compiled:
     buffers: tuple[str, ...]
     hidden: int
     capability: int
+    overlap: bool = False
 
 
 def load(program: Program, folder: Path, name: str = "generated") -> ModuleType:
@@ -63,13 +68,15 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     from triton.compiler import ASTSource
 
     function: Any = getattr(module, launch.name)
-    names = list(function.arg_names)
+    launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
     types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
-    signature = dict(zip(names, types, strict=False)) | ({"STAGES": "constexpr"} if "STAGES" in names else {})
-    constants = {"STAGES": schedule.stages} if "STAGES" in names else {}
+    names = list(function.arg_names)
+    signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
+    constants = {"OVERLAP": False} | launch.constants
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
     source = ASTSource(function, signature, constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": schedule.warps})
+    options = {k: v for k, v in launch.options.items() if k not in constants}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     x, y, z = (*launch.grid, 1, 1, 1)[:3]
     metadata = made.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
@@ -77,5 +84,13 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
     grid = (x, y, z)
     return Compiled(
-        metadata.name, made.asm["cubin"], grid, schedule.warps, metadata.shared, launch.buffers, hidden, capability
+        metadata.name,
+        made.asm["cubin"],
+        grid,
+        schedule.warps,
+        metadata.shared,
+        launch.buffers,
+        hidden,
+        capability,
+        launch.schedule.overlap,
     )

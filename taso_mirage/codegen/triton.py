@@ -63,8 +63,8 @@ def options_text(launches: Sequence[Launch]) -> str:
     """How each launch is tuned, as the module says it."""
     shown = []
     for each in launches:
-        stages = f', "STAGES": {each.schedule.stages}' if each.loop > 1 else ""
-        shown.append(f'    {{"num_warps": {each.schedule.warps}{stages}}},  # {each.name}')
+        options = ", ".join(f'"{name}": {value}' for name, value in each.options.items())
+        shown.append(f"    {{{options}}},  # {each.name}")
     return "\n".join(["OPTIONS = (", *shown, ")"])
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Protocol
 
-from taso_mirage.codegen.compile import load
+from taso_mirage.codegen.compile import OVERLAPPING, load
 from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
 from taso_mirage.codegen.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable
@@ -23,6 +25,18 @@ from taso_mirage.gpu import H100, Device
 
 RESIDENT = 32
 """Blocks of a processor at a time, at most."""
+FINALISTS = 4
+"""So many programs, of different grids or loops, get other schedules."""
+PATIENCE = 60.0
+"""Seconds for the compilers of some programs together."""
+REGISTERS = 256
+"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
+LONG = 256
+"""Random inputs with more rows are scaled."""
+OPTIONS = "OPTIONS = ("
+"""Where the schedules are in a program's source."""
+Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+"""Whether results (tensors on the GPU) are right for inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +56,22 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """A program and its seconds; infinity where it does not compile, does not fit, or is wrong."""
+
+    program: Program
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tuned:
-    """The program with its best schedules. `measured` says whether `seconds` is a measurement or the model's."""
+    """The fastest program with its best schedules. `measured` says whether `seconds` are a measurement or the model's; `trials` are all
+    that was looked at."""
 
     program: Program
     seconds: float
     measured: bool
+    trials: tuple[Trial, ...] = ()
 
 
 def estimated(program: Program, launch: Launch, device: Device = H100, shared: int | None = None) -> Estimate:
@@ -79,43 +103,128 @@ def ranked(programs: Iterable[Program], device: Device = H100) -> list[tuple[flo
     return sorted(found, key=lambda pair: pair[0])
 
 
-def tuned(program: Program, cache: Cache | None = None, device: Device = H100) -> Tuned:
-    """The program with the best schedule for each of its launches, one launch after the other: measured where there is a
-    GPU, else by the model. What does not compile or fit is passed over."""
+def tuned(
+    programs: Sequence[Program],
+    cache: Cache | None = None,
+    device: Device = H100,
+    executor: Executor | None = None,
+    check: Check | None = None,
+) -> Tuned:
+    """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
+    the model. What does not compile or fit, or whose results `check` refuses, is passed over.
+
+    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned, one launch after the other. The
+    processes of `executor` compile ahead, into Triton's cache.
+    """
     try:
         target = gpu()
     except RuntimeUnavailable:
-        return Tuned(*_best(program, lambda p: ranked([p], device)[0][0], device), measured=False)
+        return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, measured=False)
     with TemporaryDirectory() as folder:
-        module, sets = load(program, Path(folder)), input_sets(program)
-
-        def seconds(candidate: Program) -> float:
-            signature = blake2b(candidate.source.encode(), digest_size=16).hexdigest()
-            known = cache.get(target, signature) if cache is not None else None
-            if known is None:
-                known = _seconds(module, candidate, sets)
-                if cache is not None and math.isfinite(known):
-                    cache.put(target, signature, known)
-            return known
-
-        return Tuned(*_best(program, seconds, device), measured=True)
+        bench = _Bench(target, Path(folder), cache, executor, check)
+        overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
+        return _tuned(overlapping, bench.seconds, device, measured=True)
 
 
-def _best(program: Program, cost: Callable[[Program], float], device: Device) -> tuple[Program, float]:
-    best, seconds = program, cost(program)
+def _tuned(
+    programs: Sequence[Program], cost: Callable[[Sequence[Program]], list[float]], device: Device, measured: bool
+) -> Tuned:
+    trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
+    different: dict[object, Trial] = {}
+    for trial in sorted(trials, key=lambda t: t.seconds):
+        different.setdefault(tuple((x.grid, x.loop) for x in trial.program.launches), trial)
+    for best in islice(different.values(), FINALISTS):
+        for i in range(len(best.program.launches) if math.isfinite(best.seconds) else 0):
+            launch = best.program.launches[i]
+            others = [scheduled(best.program, i, s) for s in schedules(launch, device)[1:]]
+            found = [Trial(*pair) for pair in zip(others, cost(others), strict=True)]
+            trials += found
+            best = min([best, *found], key=lambda t: t.seconds)
+    best = min(trials, key=lambda t: t.seconds)
+    return Tuned(best.program, best.seconds, measured, tuple(trials))
+
+
+def overlapped(program: Program) -> Program:
+    """The program whose launches begin while the one before ends."""
     for i, launch in enumerate(program.launches):
-        for schedule in schedules(launch, device)[1:]:
-            candidate = scheduled(best, i, schedule)
-            found = cost(candidate)
-            if found < seconds:
-                best, seconds = candidate, found
-    return best, seconds
+        program = scheduled(program, i, replace(launch.schedule, overlap=True))
+    return program
+
+
+class _Bench:
+    """The GPU: programs in, seconds out."""
+
+    def __init__(
+        self, target: str, folder: Path, cache: Cache | None, executor: Executor | None, check: Check | None
+    ) -> None:
+        self.target, self.folder, self.cache, self.executor, self.check = target, folder, cache, executor, check
+        self.modules: dict[str, ModuleType] = {}
+        self.sets: list[list[Any]] = []
+
+    def overlaps(self) -> bool:
+        """Whether a kernel may begin while the one before it ends."""
+        import torch
+
+        return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
+
+    def seconds(self, programs: Sequence[Program]) -> list[float]:
+        """Seconds of each program: from the cache, else compiled by the executor and measured one after the other."""
+        names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
+        cache = self.cache if self.check is None else None  # which does not tell whether results were right
+        known = [cache.get(self.target, name) if cache is not None else None for name in names]
+        missing = [i for i, seconds in enumerate(known) if seconds is None]
+        fine = missing if self.executor is None else compiled_by(self.executor, programs, missing)
+        found = [math.inf if seconds is None else seconds for seconds in known]
+        for i in fine:
+            found[i] = self._measured(programs[i])
+            if self.cache is not None and math.isfinite(found[i]):
+                self.cache.put(self.target, names[i], found[i])
+        return found
+
+    def _measured(self, program: Program) -> float:
+        functions = program.source[: program.source.index(OPTIONS)]
+        if functions not in self.modules:
+            self.modules[functions] = load(program, self.folder, f"generated_{len(self.modules)}")
+        self.sets = self.sets or input_sets(program)
+        return _seconds(self.modules[functions], program, self.sets, self.check)
+
+
+def compiled_by(executor: Executor, programs: Sequence[Program], which: Sequence[int]) -> list[int]:
+    """Those of some programs that compile within PATIENCE; a process that is not done by then goes on, but nobody waits for it."""
+    futures = {executor.submit(precompiled, programs[i]): i for i in which}
+    done, late = wait(futures, PATIENCE)
+    for future in late:
+        future.cancel()
+    return sorted(futures[future] for future in done if future.result())
+
+
+def precompiled(program: Program) -> bool:
+    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it can be done."""
+    import torch
+
+    with TemporaryDirectory() as folder:
+        module = load(program, Path(folder))
+        for launch in program.launches:
+            types = [getattr(torch, program.buffer(b).dtype) for b in launch.buffers]
+            try:
+                getattr(module, launch.name).warmup(*types, grid=launch.grid, **launch.options)
+            except Exception as error:
+                if not _is_triton(error):
+                    raise
+                return False
+    return True
 
 
 def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
     """What is tried for a launch: its own first."""
     depths = [s for s in (2, 3, 4, 6, 8) if s <= launch.loop and s * launch.traffic.in_flight <= device.shared] or [1]
-    found = [Schedule(warps, stages) for warps in (1, 2, 4, 8) for stages in (depths if launch.loop > 1 else [1])]
+    overlap = launch.schedule.overlap
+    if launch.loop > 1:
+        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths]
+    else:
+        pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
+    most = max(warps for warps, _ in pairs)
+    found = [Schedule(w, s, overlap) for w, s in pairs if w == most or launch.traffic.live <= 32 * w * REGISTERS]
     return list(dict.fromkeys([launch.schedule, *found]))
 
 
@@ -123,7 +232,7 @@ def scheduled(program: Program, i: int, schedule: Schedule) -> Program:
     """The program with another schedule of one launch. The functions are the same; so is the source, but for OPTIONS."""
     launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
     old = program.source
-    start, stop = old.index("OPTIONS = ("), old.index("\ndef launch(")
+    start, stop = old.index(OPTIONS), old.index("\ndef launch(")
     return replace(program, launches=launches, source=f"{old[:start]}{options_text(launches)}\n\n{old[stop:]}")
 
 
@@ -139,24 +248,39 @@ def gpu() -> str:
     return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
 
 
-def _seconds(module: ModuleType, program: Program, sets: Sequence[Sequence[Any]]) -> float:
-    """Seconds a call; infinity where Triton does not compile it or it does not fit."""
-    options = [_options(each) for each in program.launches]
+def _seconds(module: ModuleType, program: Program, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
+    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results are refused."""
+    options = [each.options for each in program.launches]
 
     def call(*inputs: Any) -> Any:
         return module.launch(*inputs, options=options)
 
     try:
-        call(*sets[0])
-    except Exception as error:  # Triton's errors have no common base, and some are plain RuntimeErrors of its passes
-        if type(error).__module__.split(".")[0] != "triton" and "PassManager" not in str(error):
+        results = _into_nan(call, sets[0])
+    except Exception as error:
+        if not _is_triton(error):
             raise
+        return math.inf
+    if check is not None and not check(sets[0], results if isinstance(results, tuple) else (results,)):
         return math.inf
     return measured(call, sets)
 
 
-def _options(launch: Launch) -> dict[str, int]:
-    return {"num_warps": launch.schedule.warps} | ({"STAGES": launch.schedule.stages} if launch.loop > 1 else {})
+def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The results of a call whose new tensors are full of NaN: what it does not write would else be an earlier program's, and right."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        return call(*inputs)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _is_triton(error: Exception) -> bool:
+    """Its errors have no common base, and some are plain RuntimeErrors of its passes."""
+    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)
 
 
 def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
@@ -198,4 +322,6 @@ def _drawn(buffer: Buffer, generator: Any) -> Any:
     import torch
 
     values = torch.randn(buffer.shape, generator=generator, device="cuda")
+    if len(buffer.shape) > 1 and buffer.shape[-2] > LONG:  # a sum over that many stays in the range of half precision
+        values *= buffer.shape[-2] ** -0.5
     return (values > 0 if buffer.dtype == "bool" else values).to(getattr(torch, buffer.dtype))

@@ -20,7 +20,8 @@ from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled
 from taso_mirage.ops import term
 
-LOWEST = float(np.finfo(np.float32).min)
+LOWEST = float(np.finfo(np.float32).min) / 2
+"""Of a tile that is masked whole, the maximum: finite, in units of log 2 too."""
 BINARY = frozenset({"mul", "add", "sub", "div"})
 Labels = tuple[tuple[str, ...], ...]
 """The labels of every axis, outermost first: none where its size is 1, several where it is a product."""
@@ -82,6 +83,7 @@ class _Kernel:
     stored: dict[int, Stored]
     maxima: dict[int, Stored]
     values: dict[int, Node] = field(default_factory=dict)
+    bare: dict[int, Node] = field(default_factory=dict)
     axes: dict[int, list[str]] = field(default_factory=dict)
     operands: list[tuple[Stored, Node]] = field(default_factory=list)
     largest: dict[int, Node] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class _Kernel:
 
     def __post_init__(self) -> None:
         kernel, goal = self.tiled.kernel, self.closure.goal
-        self.body, self.loop = kernel.body, kernel.loop
+        self.body, self.loop, self.plainly = kernel.body, kernel.loop, False
         self.order = axes_order(self.closure)
         self.stages = (stages(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
         reads = {label for c, e in self.body.chosen if e.op == "input" for label in self.closure.classes[c]}
@@ -109,8 +111,8 @@ class _Kernel:
         early = early and all(d > 0 for leaf in self.body.leaves for d in self.safe.degrees[leaf].values())
         tensors = [self._given(e.name).labels for _, e in self.body.chosen if e.op == "input" and e.name in self.given]
         tensors += [self._result_labels(t) for t in self.body.targets]
-        kept = [stabilisers[k].labels for t in self.body.targets for k in self.safe.degrees[t]]
-        shared = all(set(self.grid) <= labels for labels in kept)
+        kept = [stabilisers[k] for k in self._relative()]
+        shared = all(g in each.labels or g not in self.closure.classes[each.of] for each in kept for g in self.grid)
         return whole and early and shared and all(map(self._contiguous, tensors))
 
     def write(self) -> None:
@@ -121,10 +123,11 @@ class _Kernel:
             if key in self.maxima:
                 self._combine(key, stabiliser)
         for made, edge in self.body.chosen:
-            self.values[made], self.axes[made] = self._computed(made, edge)
+            self._compute(made, edge)
             if made in self.safe.stabilisers:
                 self._stabilise(made, self.safe.stabilisers[made])
-        keys = dict.fromkeys(k for t in self.body.targets for k in self.safe.degrees[t])
+        self.values |= self.bare
+        keys = self._relative()
         results = [(self._ordered(t), self._result_labels(t)) for t in self.body.targets]
         results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
         tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
@@ -132,6 +135,21 @@ class _Kernel:
             self.stored[target] = tensor
         for key, tensor in zip(keys, tensors[len(self.body.targets) :], strict=True):
             self.maxima[key] = tensor
+
+    def _relative(self) -> list[int]:
+        """The stabilisers that results are stored relative to."""
+        stored = [t for t in self.body.targets if t not in self.safe.bare]
+        return list(dict.fromkeys(k for t in stored for k in self.safe.degrees[t]))
+
+    def _compute(self, made: int, edge: Edge) -> None:
+        """The value of a class, relative to maxima or bare or both, and its axes."""
+        if made in self.safe.stable:
+            self.values[made], self.axes[made] = self._computed(made, edge)
+        if made in self.safe.bare:
+            self.plainly, stable = True, dict(self.values)
+            self.values |= self.bare
+            self.bare[made], self.axes[made] = self._computed(made, edge)
+            self.plainly, self.values = False, {made: self.bare[made]} | stable
 
     def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
         operands, tiles = [s for s, _ in self.operands], [leaf for _, leaf in self.operands]
@@ -144,7 +162,7 @@ class _Kernel:
             loop=self.sizes[self.loop] // self.tiled.tiles[self.loop] if self.loop is not None else 1,
             imap=tuple(tuple(self._axis(s.labels, g) for g in grid) for s in operands),
             fmap=tuple(self._axis(s.labels, self.loop) for s in operands),
-            omap=tuple(tuple(max(self._axis(x, g), 0) for g in grid) for x in labels),
+            omap=tuple(tuple(self._axis(x, g) for g in grid) for x in labels),
         )
         found = [made] if len(outputs) == 1 else [term("item", made, index=i) for i in range(len(outputs))]
         return [Stored(node, x) for node, x in zip(found, labels, strict=True)]
@@ -227,9 +245,10 @@ class _Kernel:
         if edge.name in self.closure.goal.functions:
             operands = [self._aligned(self._ordered(x), labels[x], labels[made]) for x in edge.args]
             return with_operands(self.closure.goal.functions[edge.name], operands), self._axes(labels[made])
-        if edge.name != "exp" or key not in self.safe.stabilisers:
+        if self.plainly or made not in self.safe.keys:
             return term(edge.name, self.values[key]), self.axes[key]
-        return term("exp", term("sub", self._ordered(key), self._stabiliser(key, labels[key]))), self._axes(labels[key])
+        m = self._stabiliser(self.safe.keys[made], labels[key], known=self.stages.get(made) == AFTER)
+        return term("exp", term("sub", self._ordered(key), m)), self._axes(labels[key])
 
     def _reduced(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
         assert edge.label is not None
@@ -239,6 +258,8 @@ class _Kernel:
             letters = {label: chr(ord("a") + i) for i, label in enumerate(self.order)}
             spelled = ["".join(letters[x] for x in each) for each in (self.axes[a], self.axes[b], axes)]
             value = term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
+        elif edge.op in ("variance", "merged"):
+            return self._moment(made, edge), axes
         else:
             axis = self._axes(self.closure.classes[edge.args[0]]).index(edge.label)
             name = "reduce_max" if edge.op == "max" else "reduce_sum"
@@ -251,8 +272,28 @@ class _Kernel:
             value = term("div", value, self._constant(count))
         return value, axes
 
+    def _moment(self, made: int, edge: Edge) -> Node:
+        """A variance in one pass, or the variance or mean of parts that an earlier kernel stored."""
+        assert edge.label is not None
+        *variance, x = [self._ordered(c) for c in edge.args]
+        axis = self._axes(self.closure.classes[edge.args[-1]]).index(edge.label)
+        mean = self._mean(x, axis)
+        if edge.op == "merged" and not variance:
+            return mean
+        apart = term("sub", x, self._mean(x, axis, keepdims=1))
+        found = self._mean(term("mul", apart, apart), axis)
+        if edge.op == "merged":
+            return term("add", self._mean(variance[0], axis), found)
+        looped = self.stages.get(made) == AFTER and edge.label == self.loop
+        return term("accumulate", found, mean, over="variance") if looped else found
+
+    def _mean(self, x: Node, axis: int, keepdims: int = 0) -> Node:
+        """Over all elements of a tile along one axis."""
+        total = term("reduce_sum", x, axes=(axis,), keepdims=keepdims)
+        return term("div", total, self._constant(int(x.shape[axis])))
+
     def _accumulated(self, value: Node, made: int, over: str) -> Node:
-        for key, degree in self.safe.degrees[made].items():
+        for key, degree in () if self.plainly else self.safe.degrees[made].items():
             if self.loop in self.safe.stabilisers[key].over:
                 m = self._stabiliser(key, self.closure.classes[made])
                 return term("accumulate", value, m, over="rescaled", degree=int(degree))
@@ -279,11 +320,11 @@ class _Kernel:
         looped = self.loop in stabiliser.over
         self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
 
-    def _stabiliser(self, key: int, labels: Iterable[str]) -> Node:
-        """The maximum so far, with the axes of some labels."""
+    def _stabiliser(self, key: int, labels: Iterable[str], known: bool = False) -> Node:
+        """The maximum so far, or, where it is `known`, of all iterations, with the axes of some labels."""
         stabiliser = self.safe.stabilisers[key]
-        m = self._aligned(self.largest[key], stabiliser.labels, labels)
-        return term("running_max", m) if self.loop in stabiliser.over else m
+        m = self._aligned((self.final if known else self.largest)[key], stabiliser.labels, labels)
+        return term("running_max", m) if self.loop in stabiliser.over and not known else m
 
     def _combine(self, key: int, stabiliser: Stabiliser) -> None:
         """What an earlier kernel stored relative to its own maxima, relative to their maximum."""

@@ -16,6 +16,7 @@ from taso_mirage.kernels.edges import Edge, check
 from taso_mirage.kernels.labels import Labelled
 from taso_mirage.kernels.pruning import Targets
 from taso_mirage.kernels.sketch import LEVELS, Algebra, Sketch
+from taso_mirage.kernels.variances import Variance, variances
 
 __all__ = ["Closure", "Edge", "close"]
 
@@ -110,6 +111,7 @@ class _Closing:
         self.goal, self.algebra, self.prune, self.cap = goal, goal.algebra, prune, cap
         self.targets = Targets(goal.algebra, goal.sketches)
         self.wanted = _Wanted(goal, self.targets)
+        self.variances = list(variances(goal, self.targets))
         self.classes: list[Sketch] = []
         self.free: list[frozenset[str]] = []
         self.edges: list[dict[Edge, None]] = []
@@ -128,20 +130,22 @@ class _Closing:
             if progress is not None:
                 progress(len(self.classes), len(self.classes) - at)
             self._unary(at)
+            self._variances(at)
             self._functions(at)
             for other in range(at + 1):
                 self._pair(at, other)
             at += 1
+        self._centred()
 
-    def _put(self, sketch: Sketch, edge: Edge, free: frozenset[str]) -> None:
-        """Keep a derivation, unless its term is no part of the goal or a cancellation lost a label."""
+    def _put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
+        """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a cancellation lost a label."""
         self.counts["tried"] += 1
         at = self.index.get(sketch)
         if at is None:
-            if self.algebra.free(sketch) != free or sketch == self.algebra.zero:
+            if self.algebra.free(sketch) != free or self.algebra.is_number(sketch):
                 self.counts["lost"] += 1
                 return
-            if self.prune and edge.op != "input" and sketch not in self.targets:
+            if self.prune and not (needed or edge.op == "input" or sketch in self.targets):
                 self.counts["pruned"] += 1
                 return
             at = self.index[sketch] = len(self.classes)
@@ -172,6 +176,73 @@ class _Closing:
             if "max" in wanted.operators:
                 self._put(algebra.max(p, label), Edge("max", (i,), label), free - {label})
 
+    def _variances(self, i: int) -> None:
+        """Variances of this class; those of the parts of a split label are classes, too, and are merged once both are there."""
+        for each in self.variances:
+            (variance, mean), free = each.parts, self.free[i] - {each.label}
+            if self.classes[i] == each.of:
+                self._put(variance, Edge("variance", (i,), each.label), free, needed=True)
+            if self.classes[i] == each.of and each.whole is not None:
+                self._put(mean, Edge("mean", (i,), each.label), free, needed=True)
+            if self.classes[i] in each.parts and each.whole is not None and each.outer in self.free[i]:
+                args = [self.index[part] for part in each.parts if part in self.index]
+                if i == max(args) and len(args) == 2:
+                    self._put(each.whole[0], Edge("merged", tuple(args), each.outer), self.free[i] - {each.outer})
+                    self._put(each.whole[1], Edge("merged", (args[1],), each.outer), self.free[i] - {each.outer})
+
+    def _centred(self) -> None:
+        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer products that no worklist makes.
+
+        A product in half precision rounds what is no input itself, and a large mean would show it: then x and w are inputs.
+        """
+        half = any(leaf.dtype in ("float16", "bfloat16") for leaf in self.goal.leaves.values())
+        exact = set(self.goal.views.values()) if half else set(self.classes)
+        for each in self.variances:
+            apart = self.index.get(self.algebra.sub(each.of, each.mean))
+            uses = [e for made in self.edges for e in made if e.op in ("mul", "dot") and apart in e.args]
+            for weight in dict.fromkeys(a for e in uses for a in e.args if a != apart):
+                if {each.of, self.classes[weight]} <= exact and self.free[weight].issuperset(each.labels):
+                    self._shifted(each, weight)
+
+    def _shifted(self, each: Variance, weight: int) -> None:
+        """The derivation of one sum((x - mean) w), if it is part of the goal."""
+        algebra, index = self.algebra, self.index
+        x, mean = index.get(each.of), index.get(each.mean)
+        whole = algebra.folded(algebra.mul(algebra.sub(each.of, each.mean), self.classes[weight]), each.labels)
+        if whole not in index or x is None or mean is None:
+            return
+        products, weights = self._product(x, weight, each.labels[-1]), self._total(weight, each.labels[-1])
+        for label in each.labels[-2::-1]:
+            products, weights = self._total(products, label), self._total(weights, label)
+        if products is None or weights is None:
+            return
+        shift = self._class(
+            algebra.mul(each.mean, self.classes[weights]),
+            Edge("mul", (mean, weights)),
+            self.free[mean] | self.free[weights],
+        )
+        if shift is not None:
+            self._put(whole, Edge("sub", (products, shift)), self.free[index[whole]])
+
+    def _class(self, sketch: Sketch, edge: Edge, free: frozenset[str]) -> int | None:
+        """The class of a term that is needed, unless a cancellation lost a label."""
+        self._put(sketch, edge, free, needed=True)
+        return self.index.get(sketch)
+
+    def _total(self, i: int | None, label: str) -> int | None:
+        """The class of the sum of a class."""
+        if i is None or label not in self.free[i]:
+            return None
+        return self._class(self.algebra.sum(self.classes[i], label), Edge("sum", (i,), label), self.free[i] - {label})
+
+    def _product(self, i: int, j: int, label: str) -> int | None:
+        """The class of the sum of the product of two classes."""
+        algebra, free = self.algebra, self.free[i] | self.free[j]
+        product = algebra.mul(self.classes[i], self.classes[j])
+        if free in (self.free[i], self.free[j]):
+            return self._total(self._class(product, Edge("mul", (i, j)), free), label)
+        return self._class(algebra.sum(product, label), Edge("dot", (i, j), label), free - {label})
+
     def _functions(self, i: int) -> None:
         """Opaque functions of this class and those before it."""
         for name, exponential, places in self.wanted.functions:
@@ -187,21 +258,30 @@ class _Closing:
         joined = nested or "outer" in wanted
         free = left | right
         algebra, p, q = self.algebra, self.classes[i], self.classes[j]
-        if joined and "mul" in wanted and not _cancels(algebra, p, q, 1):
-            self._put(algebra.mul(p, q), Edge("mul", (i, j)), free)
-        if not nested and not _cancels(algebra, p, q, 1):
-            for label in sorted(left & right & self.wanted.reduced):
+        if self._shared(self._factor(p, q), self._factor(q, p)) and not _cancels(algebra, p, q, 1):
+            if joined and "mul" in wanted:
+                self._put(algebra.mul(p, q), Edge("mul", (i, j)), free)
+            for label in sorted(left & right & self.wanted.reduced) if not nested else ():
                 self._put(algebra.sum(algebra.mul(p, q), label), Edge("dot", (i, j), label), free - {label})
         if i == j and "twice" not in wanted:
             return
-        if joined and "add" in wanted and not _collide(algebra, p, q, 1):
+        summed = joined and self._shared(p, q)
+        if summed and "add" in wanted and not _collide(algebra, p, q, 1):
             self._put(algebra.add(p, q), Edge("add", (i, j)), free)
         for a, b in ((i, j), (j, i)):
             p, q = self.classes[a], self.classes[b]
-            if joined and "sub" in wanted and not _collide(algebra, p, q, -1):
+            if summed and "sub" in wanted and not _collide(algebra, p, q, -1):
                 self._put(algebra.sub(p, q), Edge("sub", (a, b)), free)
-            if joined and "div" in wanted and not _cancels(algebra, p, q, -1):
+            if joined and "div" in wanted and self._shared(p, algebra.inverse(q)) and not _cancels(algebra, p, q, -1):
                 self._put(algebra.div(p, q), Edge("div", (a, b)), free)
+
+    def _factor(self, p: Sketch, q: Sketch) -> Sketch:
+        """p as it stands in p * q, where a product of two sums stays factored."""
+        return self.algebra.factored(p) if min(len(self.algebra.polys[x]) for x in (p, q)) > 1 else p
+
+    def _shared(self, p: Sketch, q: Sketch) -> bool:
+        """Whether both are part of one target, as far as that can be told before they are joined."""
+        return not self.prune or bool(self.targets.places(p) & self.targets.places(q))
 
 
 def _cancels(algebra: Algebra, p: Sketch, q: Sketch, sign: int) -> bool:

@@ -32,8 +32,9 @@ class Edge:
     """One derivation of a class from others.
 
     `op`: input (`name`: a view's or constant's), mul, add, sub, div, dot (`label` is contracted), sum, max, mean (`label` is reduced;
-    a mean over the grid part of a split label divides its sum by the size of the whole), map (`name`: exp, sqrt, neg, reciprocal,
-    or an opaque function of the goal, which may have several operands).
+    a mean over the grid part of a split label divides its sum by the size of the whole), variance (over `label`), merged (the mean of
+    equal parts from their means, or the variance from their variances and means; `label` is the grid part of a split one), map (`name`:
+    exp, sqrt, neg, reciprocal, or an opaque function of the goal, which may have several operands).
     """
 
     op: str
@@ -153,15 +154,34 @@ class _Values:
             left, right = self._aligned(args, {args[1]: self._inverted(args[1])})
             return xp.map(np.multiply, left, right)
         label = edge.label or ""
+        if edge.op == "variance":
+            return self._variance(self.values[args[0]], self.free[args[0]].index(label))
+        if edge.op == "merged":
+            return self._merged([self.values[i] for i in args], self.free[args[-1]].index(label))
         if edge.op == "dot":
             a, b = [self.free[i] for i in args]
             result = sorted({*a, *b} - {label})
             equation = ",".join("".join(self.letters[x] for x in own) for own in (a, b))
             equation += "->" + "".join(self.letters[x] for x in result)
             return xp.contract(equation, self.values[args[0]], self.values[args[1]])
-        axis = [self.free[args[0]].index(label)]
-        total = xp.reduce(np.maximum if edge.op == "max" else np.add, self.values[args[0]], axis, keepdims=False)
+        fold = np.maximum if edge.op == "max" else np.add
+        total = xp.reduce(fold, self.values[args[0]], [self.free[args[0]].index(label)], keepdims=False)
         return xp.div(total, self._whole(label)) if edge.op == "mean" else total
+
+    def _mean(self, x: Residues, axis: int, keepdims: bool = False) -> Residues:
+        total = self.xp.reduce(np.add, x, [axis], keepdims=keepdims)
+        return self.xp.div(total, self.xp.load(np.asarray(x.shape[axis], np.float64)))
+
+    def _merged(self, parts: Sequence[Residues], axis: int) -> Residues:
+        """The mean of the means of parts, or their variance from those of the parts."""
+        means = [self._mean(part, axis) for part in parts]
+        if len(parts) == 1:
+            return means[0]
+        return self.xp.map(np.add, means[0], self._variance(parts[1], axis))
+
+    def _variance(self, x: Residues, axis: int) -> Residues:
+        apart = self.xp.map(np.subtract, x, self._mean(x, axis, keepdims=True))
+        return self._mean(self.xp.map(np.multiply, apart, apart), axis)
 
     def _whole(self, label: str) -> Residues:
         parts = next((pair for pair in self.goal.split.values() if pair[0] == label), (label,))

@@ -7,6 +7,7 @@ the meaning `Labels`. Inputs, weights and constants are all inputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, with_args
 from taso_mirage.kernels.axes import Axis, Unifier
 from taso_mirage.kernels.sketch import Algebra, Sketch
 from taso_mirage.kernels.trace import ALGEBRA, Labels, Term, Value, below
+from taso_mirage.kernels.variances import cancelling, variance_and_mean
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.ops import definition, get, run
 
@@ -66,6 +68,8 @@ class Labelled:
 
 def label(graph: Graph, split: str | None = None) -> Labelled:
     """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid is to cut as well.
+
+    A sum that is used in several places is one value, which products do not distribute over.
 
     Raises Unsupported, which names the term, where an operator moves elements between axes or a result does not hang on its axes.
     """
@@ -185,6 +189,7 @@ class _Reading:
         self.functions: dict[str, Node] = {}
         self.operators: set[str] = set()
         self._exponential: dict[str, bool] = {}
+        self._shared: frozenset[int] = frozenset()
         self._memo: dict[tuple[int, tuple[tuple[int, int], ...]], Sketch] = {}
 
     def labelled(self, outputs: Sequence[Node]) -> Labelled:
@@ -194,6 +199,10 @@ class _Reading:
                 f"no reduction over the label {self.split}; there are {', '.join(sorted(reduced)) or 'none'}"
             )
         wanted = [self.values[output] for output in outputs]
+        self._shared = _shared([value.term for value in wanted])
+        for value in wanted:
+            self.sketch(value.term, ())
+        self._memo.clear()  # now that it is known which sums are one value, whatever adds up to one is it
         sketches = tuple([self.sketch(value.term, ()) for value in wanted])
         for value, sketch in zip(wanted, sketches, strict=True):
             axes = self.axes(value.axes)
@@ -254,7 +263,8 @@ class _Reading:
         """The sketch of a term whose labels are renamed; recursive, for goals are small."""
         key = id(term), renaming
         if key not in self._memo:
-            self._memo[key] = self._sketch(term, renaming)
+            found = self._sketch(term, renaming)
+            self._memo[key] = self.algebra.whole(found) if id(term) in self._shared else found
         return self._memo[key]
 
     def _sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
@@ -284,10 +294,23 @@ class _Reading:
             return algebra.mul(args[0], args[0] if term.op == "square" else algebra.number(-1))
         binary = {"add": algebra.add, "sub": algebra.sub, "mul": algebra.mul, "div": algebra.div}
         if term.op in binary:
-            return binary[term.op](*args)
+            return self._centred(term, binary[term.op](*args), renaming)
         if term.op not in ("exp", "sqrt"):
             raise Unsupported("a number computed from sizes")
         return algebra.exp(args[0]) if term.op == "exp" else algebra.sqrt(args[0])
+
+    def _centred(self, term: Term, found: Sketch, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+        """The mean of squares less the square of the mean, as the mean of the squares of the differences."""
+        square = _seen(term.args[1]) if term.op == "sub" else None
+        if square is None or square.op not in ("mul", "square") or len({id(_seen(arg)) for arg in square.args}) > 1:
+            return found
+        mean = _seen(square.args[0])
+        if mean.op != "mean":
+            return found
+        of, labels = self.sketch(mean.args[0], renaming), self.labels(mean.labels)
+        if found != cancelling(self.algebra, of, labels):
+            return found
+        return variance_and_mean(self.algebra, of, labels)[0]
 
     @staticmethod
     def _unit(term: Term) -> int | None:
@@ -357,6 +380,21 @@ class _Reading:
         for each in labels if term.op == "mean" else ():
             made = algebra.mul(made, algebra.share(each))
         return made
+
+
+def _shared(outputs: Sequence[Term]) -> frozenset[int]:
+    """The identities of the sums and differences that are used in several places."""
+    terms = {id(t): t for output in outputs for t in below(output)}
+    uses = Counter(id(_seen(arg)) for t in terms.values() if t.op != "rename" for arg in t.args)
+    uses.update(id(_seen(output)) for output in outputs)
+    return frozenset(i for i, n in uses.items() if n > 1 and terms[i].op in ("add", "sub"))
+
+
+def _seen(term: Term) -> Term:
+    """What a term is but for the names of its labels."""
+    while term.op == "rename":
+        term = term.args[0]
+    return term
 
 
 def function_name(node: Node) -> str:

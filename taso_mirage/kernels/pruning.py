@@ -8,11 +8,12 @@ have to cancel later is not part of anything: there is no cancellation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
-from taso_mirage.kernels.sketch import LEVELS, Algebra, Number, Product, Renaming, Sketch, family, times
+from taso_mirage.kernels.products import Number, Product, times
+from taso_mirage.kernels.sketch import LEVELS, Algebra, Renaming, Sketch, family
 
 
 class _Opened(NamedTuple):
@@ -37,6 +38,7 @@ class Targets:
         self._terms = {p: dict(algebra.polys[p]) for p in self.polys}
         self._opened = {p: [self._open(m, c, p) for m, c in algebra.polys[p]] for p in self.polys}
         self._memo: dict[Sketch, bool] = {algebra.one: True, algebra.zero: False}
+        self._places: dict[Sketch, int] = {}
 
     def _open(self, factors: Product, coefficient: Number, target: Sketch) -> _Opened:
         bound, opened = self.algebra.flat(factors)
@@ -56,19 +58,31 @@ class Targets:
         """How many different terms were asked for."""
         return len(self._memo) - 2
 
+    def places(self, p: Sketch) -> int:
+        """The targets, as bits, of which every product of p is a part of some product, if labels play no part. A product or a sum without
+        cancellation is a part of what all its operands are parts of."""
+        found = self._places.get(p)
+        if found is None:
+            counts = [self.algebra.erased.counts(self.algebra.flat(m)[1]) for m, _ in self.algebra.polys[p]]
+            fits = [all(any(_fits(c, t) for t in monomials) for c in counts) for monomials in self._opened.values()]
+            found = self._places[p] = sum(1 << i for i, fit in enumerate(fits) if fit)
+        return found
+
     def _part(self, p: Sketch) -> bool:
-        algebra = self.algebra
+        algebra, places = self.algebra, self.places(p)
+        if not places:
+            return False
         terms = algebra.polys[p]
         bound, factors = algebra.flat(terms[0][0])
         free = tuple(sorted(algebra.free(p)))
         counts = algebra.erased.counts(factors)
-        for target, monomials in self._opened.items():
-            if len(monomials) < len(terms):
+        for i, (target, monomials) in enumerate(self._opened.items()):
+            if not places >> i & 1 or len(monomials) < len(terms):
                 continue
             for t in monomials:
-                if any(t.counts.get(key, 0) < n for key, n in counts.items()):
-                    continue
-                if any(self._within(p, free, terms[0][1], factors, m, t, target) for m in _maps((*free, *bound), t)):
+                if _fits(counts, t) and any(
+                    self._within(p, free, terms[0][1], factors, m, t, target) for m in _maps((*free, *bound), t)
+                ):
                     return True
         return False
 
@@ -94,6 +108,10 @@ class Targets:
                 whole = algebra.sum(whole, label)
         terms = self._terms[target]
         return all(terms.get(m) == c for m, c in algebra.polys[whole])
+
+
+def _fits(counts: Mapping[int, int], t: _Opened) -> bool:
+    return all(t.counts.get(key, 0) >= n for key, n in counts.items())
 
 
 def _maps(labels: tuple[str, ...], t: _Opened) -> Iterator[Renaming]:

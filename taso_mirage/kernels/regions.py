@@ -20,6 +20,7 @@ from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, u
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.meanings.work import size, sized, work
 from taso_mirage.model import Model
+from taso_mirage.ops import definition
 
 Sizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
@@ -114,7 +115,7 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
-                    if sum(self._computes(n) for n in members) > 1:
+                    if sum(self._computes(n) for n in members) > 1 or self._several(members):
                         found.append(members)
                         self.region |= dict.fromkeys(members, members)
                         self.rank = self._ranked()
@@ -149,6 +150,10 @@ class _Growing:
     def _computes(self, node: Node) -> bool:
         found = self._labelled(alone(node, self.sizes))
         return found is not None and not moves(found)
+
+    def _several(self, members: Sequence[Node]) -> bool:
+        """Whether a member is itself a product of values with more around it, as attention is."""
+        return any(self.kinds[n] is _Kind.PRODUCT and definition(n) is not None for n in members)
 
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:

@@ -2,15 +2,17 @@
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A value of degree d is computed times
 exp(-d m), m the maximum of s over the labels that are summed away, so nothing overflows; a result has degree 0, where m cancels.
-The rolling and the split update of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows.
+The rolling and the split update of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree of 0
+is computed bare, as the model writes it, if all that this costs is an overflow that the model's own result has (`bare.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 
+from taso_mirage.kernels.bare import Bare, bare
 from taso_mirage.kernels.closure import Closure, Edge
 from taso_mirage.kernels.structures import Body, Plan
 
@@ -30,96 +32,133 @@ class Stabiliser:
 
 @dataclass(frozen=True, slots=True)
 class Safe:
-    """One kernel: the degree of each of its classes, and the stabiliser of each class that is exponentiated."""
+    """One kernel: the degree of each of its classes, the stabiliser of each class that is exponentiated, and for each exponential that
+    is stabilised the class whose stabiliser it is relative to.
+
+    `bare`: the classes that are computed as the model writes them; those of `stable` are computed relative to maxima (one may be both).
+    """
 
     degrees: Mapping[int, Degree]
     stabilisers: Mapping[int, Stabiliser]
+    keys: Mapping[int, int] = field(default_factory=dict)
+    stable: frozenset[int] = frozenset()
+    bare: frozenset[int] = frozenset()
 
 
-def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | None:
-    """The stabilisers of each kernel, or None where a muGraph cannot be stabilised.
+@dataclass(frozen=True, slots=True)
+class Unsafe:
+    """Why a muGraph cannot be stabilised."""
 
-    Exponentials that are still in a result are the model's own, and are left as they are; but not where the same ones cancel elsewhere,
-    as they would in a softmax that the model computes safely.
-    """
-    plain: frozenset[int] = frozenset()
-    whole = _all_degrees(plan, plain)
-    while True:
-        found = _all_degrees(plan, plain)
-        if found is None:
-            return None
-        kept = frozenset(k for t in closure.targets for k in found[-1].get(t, NONE))
-        if not kept:
-            break
-        plain |= kept
-        if any(_cancels(kernel.body, degrees, plain) for kernel, degrees in zip(plan, whole or (), strict=True)):
-            return None
-    before: dict[int, Stabiliser] = {}
-    results: list[Safe] = []
-    for kernel, degrees in zip(plan, found, strict=True):
-        stabilisers = _stabilisers(kernel.body, degrees, closure, before)
-        if stabilisers is None:
-            return None
-        before |= stabilisers
-        results.append(Safe(degrees, stabilisers))
-    return tuple(results)
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _Refused(Exception):
+    """A muGraph that cannot be stabilised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is computed so wherever it is used; and
+    for an exponential what it is relative to, with the labels over which its own exponent is the maximum of that."""
+
+    degree: Degree | None
+    bare: Bare
+    alone: bool = False
+    key: int | None = None
+    top: frozenset[str] = frozenset()
+
+
+Values = dict[int, _Value]
+Asked = tuple[int, bool]
+"""A class, and whether it is needed bare."""
+
+
+def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Unsafe:
+    """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
+    stored: Values = {}
+    values: list[Values] = []
+    for kernel in plan:
+        values.append(_values(kernel.body, stored, closure))
+        stored |= {t: values[-1][t] for t in kernel.body.targets}
+    try:
+        return tuple(_stabilised(plan, values, closure))
+    except _Refused as error:
+        return Unsafe(str(error))
 
 
 def storable(body: Body, closure: Closure) -> bool:
-    """Whether a first kernel's results can be kept relative to maxima."""
-    degrees = _degrees(body, {}, frozenset())
-    return degrees is not None and _stabilisers(body, degrees, closure, {}) is not None
+    """Whether a first kernel's results can be kept relative to maxima, or be computed bare."""
+    values = _values(body, {}, closure)
+    try:
+        asked = [(t, values[t].degree is None) for t in body.targets]
+        _safe(body, values, _asked(body, values, asked), closure, {})
+    except _Refused:
+        return False
+    return True
 
 
-def _all_degrees(plan: Plan, plain: frozenset[int]) -> list[dict[int, Degree]] | None:
-    stored: dict[int, Degree] = {}
-    found: list[dict[int, Degree]] = []
-    for kernel in plan:
-        degrees = _degrees(kernel.body, stored, plain)
-        if degrees is None:
-            return None
-        stored |= {t: degrees[t] for t in kernel.body.targets}
-        found.append(degrees)
-    return found
+# ---------------------------------------------------------------- degrees
 
 
-def _cancels(body: Body, degrees: Mapping[int, Degree], keys: frozenset[int]) -> bool:
-    """Whether an exponential of `keys` is divided out somewhere."""
-    for _, edge in body.chosen:
-        if edge.op in ("mul", "dot", "div"):
-            a, b = (degrees[arg] for arg in edge.args)
-            sign = -1 if edge.op == "div" else 1
-            if any(a.get(k, 0) * b.get(k, 0) * sign < 0 for k in keys):
-                return True
-    return False
-
-
-def _degrees(body: Body, stored: Mapping[int, Degree], plain: frozenset[int]) -> dict[int, Degree] | None:
-    found: dict[int, Degree] = {leaf: stored[leaf] for leaf in body.leaves}
+def _values(body: Body, stored: Mapping[int, _Value], closure: Closure) -> Values:
+    found: Values = {leaf: stored[leaf] for leaf in body.leaves}
+    chosen = dict(body.chosen)
     for made, edge in body.chosen:
-        degree = _degree(edge, [found[a] for a in edge.args], plain)
-        if degree is None or len(degree) > 1:  # exp(a) exp(b) for exp(a + b): each may vanish where the other is huge
-            return None
-        found[made] = degree
+        below = [found[a] for a in edge.args]
+        of, top = _top(edge, chosen) if edge.name == "exp" else (None, frozenset[str]())
+        degree = _degree(edge, of, [v.degree for v in below])
+        bounded = edge.name == "exp" and _bounded(edge, chosen)
+        alike = bare(edge, [v.bare for v in below], closure.goal.constants.get(edge.name), bounded)
+        if bounded and below[0].degree == NONE:
+            degree, of = NONE, None
+        alone = degree is None and not alike.grows and not alike.ill
+        if alone or degree == NONE:
+            alike, degree = alike.kept(), NONE
+        found[made] = _Value(degree, alike, alone, of, top)
     return found
 
 
-def _degree(edge: Edge, below: Sequence[Degree], plain: frozenset[int]) -> Degree | None:
-    if edge.op in ("mul", "dot"):
-        return _sum(below[0], below[1], 1)
-    if edge.op == "div":
-        return _sum(below[0], below[1], -1)
-    if edge.op in ("sum", "mean"):
-        return below[0]
-    if edge.op in ("add", "sub"):
-        return below[0] if below[0] == below[1] else None
-    if edge.op == "map" and edge.name == "sqrt":
-        return {k: d / 2 for k, d in below[0].items()}
-    if any(below):
+def _top(edge: Edge, chosen: Mapping[int, Edge]) -> tuple[int, frozenset[str]]:
+    """What the exponent of an exponential is the maximum of, and over which labels; itself over none, where it is no maximum."""
+    of, labels = edge.args[0], frozenset[str]()
+    while of in chosen and chosen[of].op == "max":
+        labels |= {chosen[of].label or ""}
+        of = chosen[of].args[0]
+    return of, labels
+
+
+def _bounded(edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+    """Whether an exponent is a difference from a maximum of it, as the model takes it."""
+    made = chosen.get(edge.args[0])
+    if made is None or made.op != "sub":
+        return False
+    of, labels = _top(Edge("map", (made.args[1],)), chosen)
+    return bool(labels) and of == made.args[0]
+
+
+def _degree(edge: Edge, of: int | None, below: Sequence[Degree | None]) -> Degree | None:
+    known = [d for d in below if d is not None]
+    if len(known) < len(below):
         return None
-    if edge.op == "map" and edge.name == "exp" and edge.args[0] not in plain:
-        return {edge.args[0]: Fraction(1)}
-    return NONE
+    found: Degree | None = None if any(known) else NONE
+    if edge.op in ("mul", "dot"):
+        found = _sum(known[0], known[1], 1)
+    elif edge.op == "div":
+        found = _sum(known[0], known[1], -1)
+    elif edge.op in ("sum", "mean"):
+        found = known[0]
+    elif edge.op in ("add", "sub"):
+        found = known[0] if known[0] == known[1] else None
+    elif edge.op == "map" and edge.name == "sqrt":
+        found = {k: d / 2 for k, d in known[0].items()}
+    elif edge.op == "map" and edge.name in ("neg", "reciprocal"):
+        found = known[0] if edge.name == "neg" else _sum(NONE, known[0], -1)
+    elif of is not None and not any(known):
+        found = {of: Fraction(1)}
+    return found if found is None or len(found) < 2 else None  # exp(a) exp(b): each may vanish where the other is huge
 
 
 def _sum(a: Degree, b: Degree, sign: int) -> Degree:
@@ -127,9 +166,60 @@ def _sum(a: Degree, b: Degree, sign: int) -> Degree:
     return {k: d for k, d in found.items() if d}
 
 
+# ---------------------------------------------------------------- stable or bare
+
+
+def _stabilised(plan: Plan, values: Sequence[Values], closure: Closure) -> Iterator[Safe]:
+    """What each kernel computes relative to maxima, and what bare: the last one its results that have a degree."""
+    wanted = {(t, values[-1][t].degree != NONE) for t in closure.targets}
+    asked: list[set[Asked]] = []
+    for kernel, own in zip(reversed(plan), reversed(values), strict=True):
+        asked.insert(0, _asked(kernel.body, own, [each for each in wanted if each[0] in kernel.body.targets]))
+        wanted |= {each for each in asked[0] if each[0] in kernel.body.leaves}
+    if any((c, not plainly) in wanted for c, plainly in wanted):
+        raise _Refused("exponentials that one kernel stores are needed both as they are and relative to their maximum")
+    before: dict[int, Stabiliser] = {}
+    for kernel, own, here in zip(plan, values, asked, strict=True):
+        yield _safe(kernel.body, own, here, closure, before)
+
+
+def _asked(body: Body, values: Values, results: Sequence[Asked]) -> set[Asked]:
+    """Which classes are computed for some results relative to maxima, and which bare."""
+    chosen = dict(body.chosen)
+    found = set[Asked]()
+    waiting = list(results)
+    while waiting:
+        c, plainly = waiting.pop()
+        plainly = values[c].alone or (plainly and values[c].degree != NONE)
+        if (c, plainly) not in found:
+            if plainly and values[c].bare.ill:
+                raise _Refused(values[c].bare.ill)
+            found.add((c, plainly))
+            waiting += [(a, plainly) for a in chosen[c].args] if c in chosen else []
+    return found
+
+
+def _safe(body: Body, values: Values, asked: set[Asked], closure: Closure, before: dict[int, Stabiliser]) -> Safe:
+    """One kernel; the maxima that it stores are noted in `before`."""
+    stable, plainly = (frozenset(c for c, each in asked if each is which) for which in (False, True))
+    degrees = {c: value.degree or NONE if c in stable else NONE for c, value in values.items()}
+    stabilisers = _stabilisers(body, degrees, stable, closure, before)
+    keys = {c: key for c in sorted(stable) if (key := values[c].key) is not None and degrees[c]}
+    for c, key in keys.items():
+        if values[c].top and values[c].top != stabilisers[key].over:
+            raise _Refused("the maximum that a model takes is over other axes than the sums of its exponentials")
+    relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
+    before |= {k: stabilisers[k] for k in sorted(relative)}
+    return Safe(degrees, stabilisers, keys, stable, plainly)
+
+
 def _stabilisers(
-    body: Body, degrees: Mapping[int, Degree], closure: Closure, before: Mapping[int, Stabiliser]
-) -> dict[int, Stabiliser] | None:
+    body: Body,
+    degrees: Mapping[int, Degree],
+    stable: frozenset[int],
+    closure: Closure,
+    before: Mapping[int, Stabiliser],
+) -> dict[int, Stabiliser]:
     over: dict[int, set[str]] = {k: set() for d in degrees.values() for k in d}
     for result, edge in body.chosen:
         for key in degrees[result] if edge.label is not None else ():
@@ -139,11 +229,13 @@ def _stabilisers(
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
         if (key in made) == (key in before) or (key in made and not labels):
-            return None  # computed twice, or exp(s) stored as it is: nothing would bound it
+            raise _Refused("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)
-    fits = all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d)
-    # A value that lacks a label of its stabiliser cannot be kept relative to it; a denominator may vanish unless it holds the largest.
-    return found if fits and all(_holds(e, degrees, closure, found) for _, e in body.chosen) else None
+    if not all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d):
+        raise _Refused("a value that lacks an axis of a maximum cannot be kept relative to it")
+    if not all(_holds(e, degrees, closure, found) for c, e in body.chosen if c in stable):
+        raise _Refused("a denominator may vanish: it is not summed over all that its maximum is taken over")
+    return found
 
 
 def _holds(edge: Edge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]) -> bool:

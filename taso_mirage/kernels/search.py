@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
 from taso_mirage.gpu import H100, Device
@@ -22,21 +22,24 @@ from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.safe import Safe, safe, storable
+from taso_mirage.kernels.safe import Safe, Unsafe, safe, storable
 from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
-from taso_mirage.kernels.structures import Plan, plans
+from taso_mirage.kernels.structures import Body, Limits, Plan, plans
 from taso_mirage.kernels.tiles import Sizes, Tiled, fastest, predicted, rank
 from taso_mirage.kernels.verify import Evidence, Measured, Refused, verified
 from taso_mirage.toml import write_file
 
+if TYPE_CHECKING:
+    from taso_mirage.codegen.gpu.program import Program
+
 Ints = tuple[int, ...]
 Progress = Callable[[str, int, int], None]
-BODIES = 24
-"""So many bodies of each kernel are looked at, the shortest first."""
-PLANS, LOOKED = 400, 10
-"""So many muGraphs of a closure get sizes, of at most LOOKED times as many that are looked at."""
-TILINGS = 3
+PLANS = 400
+"""So many muGraphs of a closure get sizes: of up to two kernels, and of each longer length."""
+TILINGS = 20
 """So many tilings of a muGraph are kept."""
+TESTED = 32
+"""So many muGraphs are tested at least, even if that takes longer than the budget."""
 SPLITS = (2, 4, 8, 16, 32, 64)
 """Into how many parts a reduction may be split over the grid."""
 SPLIT_FROM = 256
@@ -105,17 +108,20 @@ class Found:
         proof = Evidence(evidence["tests"], evidence["undecided"], evidence["bound"], measured)
         return Found(from_json(value["graph"]), goal, value["seconds"], value["device"], proof, tuple(value["warps"]))
 
-    def generate_triton_program(self, path: Path | str) -> None:
-        """Write a Python module with the Triton kernels and a function `launch` for torch tensors."""
+    def program(self) -> Program:
+        """The Triton kernels with the warps that were asked for."""
         from taso_mirage.codegen import triton
 
         made = triton.program(self.graph)
-        if self.warps:
-            asked = [
-                (each.schedule, min(self.warps, key=lambda w: abs(w - each.schedule.warps))) for each in made.launches
-            ]
-            made = triton.program(self.graph, [replace(schedule, warps=warps) for schedule, warps in asked])
-        write_file(Path(path), made.source)
+        if not self.warps:
+            return made
+        chosen = [min(self.warps, key=lambda w: abs(w - each.schedule.warps)) for each in made.launches]
+        pairs = zip(made.launches, chosen, strict=True)
+        return triton.program(self.graph, [replace(each.schedule, warps=warps) for each, warps in pairs])
+
+    def generate_triton_program(self, path: Path | str) -> None:
+        """Write a Python module with the Triton kernels and a function `launch` for torch tensors."""
+        write_file(Path(path), self.program().source)
 
 
 @dataclass
@@ -172,6 +178,19 @@ class Candidate:
         return tuple(self.closure.goal.split), plan
 
 
+def varied(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """In their order, but what has the slowest kernel of another one comes again only after each such kernel has come: a tuner that
+    measures the first few then sees that many different kernels, and not one beside many that follow it."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    times = []
+    for each in candidates:
+        slowest = max(each.plan, key=lambda tiled: tiled.seconds)
+        main = slowest.kernel, tuple(sorted(slowest.tiles.items())), tuple(sorted(each.sizes.items()))
+        times.append(seen[main])
+        seen[main] += 1
+    return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
+
+
 REALS = ("float16", "bfloat16", "float32")
 
 
@@ -199,6 +218,7 @@ class Search:
         _refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = Statistics()
+        self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Refused] = {}
         self.labelled = label(goal)
 
@@ -210,13 +230,14 @@ class Search:
         checkpoint: Path | None = None,
     ) -> list[Found]:
         """The `best` fastest muGraphs by the model that are verified, after at most about `budget` seconds. With `checkpoint`, a JSON
-        file, an interrupted search goes on where it was."""
+        file, an interrupted search goes on where it was. Raises Unsupported where every muGraph overflows or rounds too much."""
         end = time.monotonic() + budget
         state = Checkpoint(checkpoint, self._key())
         found = [Found.of_json(value, self.goal) for value in state.found]
         for i, each in enumerate(self.candidates(end, progress)):
             progress("verify", len(found), best)
-            if len(found) >= best or (found and time.monotonic() > end):
+            late = time.monotonic() > end
+            if len(found) >= best or (late and (found or self.statistics.tested >= TESTED)):
                 break
             if i < state.next:
                 continue
@@ -226,7 +247,16 @@ class Search:
                 found.append(accepted)
                 state.found.append(accepted.as_json())
                 state.save()
+        if not found:
+            self._explain(time.monotonic() > end)
         return found[:best]
+
+    def _explain(self, late: bool) -> None:
+        """Raise Unsupported where there are muGraphs, and none is right in floats."""
+        if self.refused:
+            raise Unsupported(f"no muGraph of this graph was accepted: {self.refused}")
+        if self.unsafe and not late and self.statistics.plans == self.statistics.unstable:
+            raise Unsupported(f"no muGraph of this graph is safe: {self.unsafe}")
 
     def _key(self) -> dict[str, object]:
         return {
@@ -239,7 +269,8 @@ class Search:
     def candidates(
         self, end: float = math.inf, progress: Progress = lambda stage, done, total: None
     ) -> list[Candidate]:
-        """Plans with sizes, the fastest by the model first, of the closures that are done by the monotonic time `end`."""
+        """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that are done by the monotonic time
+        `end`."""
         found: list[Candidate] = []
         closures = [None, *self._splits()]
         for i, split in enumerate(closures):
@@ -248,7 +279,7 @@ class Search:
                 found += self._candidates(split, end, progress)
             except _Late:
                 break
-        return sorted(found, key=lambda c: rank(c.seconds, sum(each.held for each in c.plan)))
+        return varied(sorted(found, key=lambda c: rank(c.seconds, sum(each.held for each in c.plan))))
 
     def accepted(self, candidate: Candidate) -> Found | None:
         """What is found if the candidate is within the restrictions and verified; equal roles are verified once."""
@@ -263,6 +294,7 @@ class Search:
             self.known[roles] = refused if small is None else verified(small, goal, seed=self.seed)
         evidence = self.known[roles]
         if not isinstance(evidence, Evidence):
+            self.refused = evidence.reason
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
@@ -287,29 +319,35 @@ class Search:
         self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
         width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
-        for plan, stable in islice(self._stable(closure), PLANS):
+        for plan, stable in self._stable(closure, end):
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
                     yield Candidate(tiled, closure, stable, sizes)
 
-    def _stable(self, closure: Closure) -> Iterator[tuple[Plan, tuple[Safe, ...]]]:
+    def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Safe, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
-        found = plans(
-            closure,
-            options.max_kernels,
-            BODIES,
-            options.max_block_ops,
-            lambda b: bool(finals & {*b.targets}) or storable(b, closure),
-        )
-        for plan in islice(found, LOOKED * PLANS):
+        limits = Limits(options.max_kernels, options.max_block_ops)
+        counts: Counter[int] = Counter()
+
+        def wanted(body: Body) -> bool:
+            if time.monotonic() > end:
+                raise _Late
+            return bool(finals & {*body.targets}) or storable(body, closure)
+
+        for plan in plans(closure, limits, wanted):
+            length = max(len(plan), 2)
+            if counts[length] == PLANS:
+                continue
             self.statistics.plans += 1
             stable = safe(plan, closure)
-            if stable is None:
+            if isinstance(stable, Unsafe):
                 self.statistics.unstable += 1
+                self.unsafe = self.unsafe or stable.reason
             else:
+                counts[length] += 1
                 yield plan, stable
 
     def _sizes(self, closure: Closure, split: str | None) -> Iterator[Sizes]:
@@ -337,7 +375,8 @@ def superoptimize(
     """The `best` muGraphs for a graph of fixed sizes, the fastest by the device's model first; each is verified.
 
     `budget` is about how many seconds the search may take; with the file `checkpoint` it can be resumed. `restrictions` are the fields
-    of Options. Raises Unsupported, which names the term, where an operator moves elements between axes.
+    of Options. Raises Unsupported, which names the term, where an operator moves elements between axes, or which says why every muGraph
+    would overflow.
     """
     options = Options(**restrictions)  # type: ignore[arg-type]
     return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)

@@ -1,9 +1,10 @@
 """The sketch of a term: its normal form over named axes, modulo the axioms of Mirage (OSDI'25, section 4.3), and what is part of it.
 
 A sketch is a polynomial: products of atoms with integer coefficients. An atom is an input, exp of a product, a sum over bound labels, a
-function, or a polynomial that stays factored (under an inverse, a root or a product of sums); it carries a root level and an
-exponent. A sum distributes and pulls out what does not have its label, exp(a + b) splits, sqrt is multiplicative and otherwise opaque,
-and a product of sums is never expanded. Sketches of one algebra are integers: equal means interned equal.
+function, a polynomial that stays factored (under an inverse, a root or a product of sums), or a whole, which is a polynomial that nothing
+takes apart; it carries a root level and an exponent. A sum distributes and pulls out what does not have its label, exp(a + b) splits,
+sqrt is multiplicative and otherwise opaque, and a product of sums is never expanded. Sketches of one algebra are integers: equal means
+interned equal.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power, times
 
-Number: TypeAlias = "int | Fraction"
-Product: TypeAlias = tuple[tuple[int, int], ...]
-"""(factor, exponent), sorted; a factor is LEVELS * atom + the level of the root that it is under."""
-Terms: TypeAlias = tuple[tuple[Product, Number], ...]
 Labels: TypeAlias = frozenset[str]
 Renaming: TypeAlias = tuple[tuple[str, str], ...]
 Sketch: TypeAlias = int
 
 LEVELS = 8
+"""A factor is LEVELS * atom + the level of the root that it is under."""
 NONE: Labels = frozenset()
 
 
 class Atom(NamedTuple):
-    """`kind`: input, number, share (1 / n of a label), size (n, which no share cancels), exp, function, poly, sum, max.
+    """`kind`: input, number, share (1 / n of a label), size (n, which no share cancels), exp, function, poly, whole, sum, max.
 
     `labels`: an input's own, or those bound here.
     """
@@ -70,6 +69,7 @@ class Algebra:
         self._lines: dict[Sketch, tuple[frozenset[int], frozenset[int]]] = {}
         self._split: dict[Sketch, tuple[Product, Number, Sketch]] = {}
         self._memo: dict[tuple[str, int, object], Sketch] = {}
+        self._wholes: dict[Sketch, Sketch] = {}
         self._fresh = 0
         self.zero = self._intern({})
         self.one = self.number(1)
@@ -87,26 +87,20 @@ class Algebra:
     def _properties(self, atom: Atom) -> Properties:
         if atom.kind == "input":
             return Properties(frozenset(atom.labels))
-        parts = [self._of_poly[p] for p in atom.polys] + [self._of_atom[f // LEVELS] for f, _ in atom.inner]
-        free = NONE.union(*[p.free for p in parts]).difference(atom.labels)
-        height = max([p.height for p in parts], default=0) + bool(atom.labels)
-        lost = atom.kind == "exp" or atom.name.endswith("!") or any(p.exponential for p in parts)
-        return Properties(free, height, lost)
+        parts = _joined([self._of_poly[p] for p in atom.polys] + [self._of_atom[f // LEVELS] for f, _ in atom.inner])
+        return Properties(
+            parts.free.difference(atom.labels),
+            parts.height + bool(atom.labels),
+            parts.exponential or atom.kind == "exp" or atom.name.endswith("!"),
+        )
 
     def _intern(self, terms: Mapping[Product, Number]) -> Sketch:
-        poly = tuple(sorted([(m, _plain(c)) for m, c in terms.items() if c], key=_first))
+        poly = tuple(sorted([(m, plain(c)) for m, c in terms.items() if c], key=first))
         found = self._poly_ids.get(poly)
         if found is None:
             found = self._poly_ids[poly] = len(self.polys)
             self.polys.append(poly)
-            parts = [self._of_atom[f // LEVELS] for m, _ in poly for f, _ in m]
-            self._of_poly.append(
-                Properties(
-                    NONE.union(*[p.free for p in parts]),
-                    max([p.height for p in parts], default=0),
-                    any(p.exponential for p in parts),
-                )
-            )
+            self._of_poly.append(_joined([self._of_atom[f // LEVELS] for m, _ in poly for f, _ in m]))
         return found
 
     def single(self, factors: Product, coefficient: Number = 1) -> Sketch:
@@ -129,6 +123,10 @@ class Algebra:
     def number(self, value: Number) -> Sketch:
         return self._intern({(): value})
 
+    def is_number(self, p: Sketch) -> bool:
+        """Whether nothing is left of a term but a coefficient, as of the sum of a softmax."""
+        return all(not factors for factors, _ in self.polys[p])
+
     def input(self, name: str, labels: Sequence[str] = ()) -> Sketch:
         return self._leaf(Atom("input", name, tuple(labels)))
 
@@ -140,9 +138,19 @@ class Algebra:
         """1 / n for a label of n elements: a mean's factor stands where its sum does, above or below a fraction line."""
         return self._leaf(Atom("share", family(label)))
 
+    def whole(self, p: Sketch) -> Sketch:
+        """A sum that from now on is one opaque value, whatever adds up to it."""
+        if len(self.polys[p]) > 1:
+            self._wholes[p] = self._leaf(Atom("whole", polys=(p,)))
+        return self._wholes.get(p, p)
+
     # ------------------------------------------------------------ arithmetic
 
     def add(self, p: Sketch, q: Sketch, sign: int = 1) -> Sketch:
+        made = self._add(p, q, sign)
+        return self._wholes.get(made, made)
+
+    def _add(self, p: Sketch, q: Sketch, sign: int) -> Sketch:
         def compute() -> Sketch:
             total = dict(self.polys[p])
             for m, c in self.polys[q]:
@@ -159,14 +167,19 @@ class Algebra:
 
     def _mul(self, p: Sketch, q: Sketch) -> Sketch:
         if len(self.polys[p]) > 1 and len(self.polys[q]) > 1:
-            (a, c, rest), (b, d, other) = self.common(p), self.common(q)
-            return self.single(times(times(a, b), times(self._factored(rest), self._factored(other))), c * d)
+            ((a, c),), ((b, d),) = self.polys[self.factored(p)], self.polys[self.factored(q)]
+            return self.single(times(a, b), c * d)
         total: dict[Product, Number] = {}
         for m, c in self.polys[p]:
             for n, d in self.polys[q]:
                 for each, e in self._opened(times(m, n), c * d):
                     total[each] = total.get(each, 0) + e
         return self._intern(total)
+
+    def factored(self, p: Sketch) -> Sketch:
+        """p as one product: a sum is a factor of it."""
+        shared, c, rest = self.common(p)
+        return self.single(times(shared, self._factored(rest)), c) if rest != self.one else p
 
     def _factored(self, p: Sketch) -> Product:
         return ((self._atom(Atom("poly", polys=(p,))) * LEVELS, 1),)
@@ -194,11 +207,11 @@ class Algebra:
         shared: dict[int, int] = dict(terms[0][0])
         for m, _ in terms[1:]:
             other = dict(m)
-            shared = {f: _nearest(e, other[f]) for f, e in shared.items() if f in other and e * other[f] > 0}
+            shared = {f: nearest(e, other[f]) for f, e in shared.items() if f in other and e * other[f] > 0}
         factors = tuple(sorted(shared.items()))
-        first = min(terms, key=lambda term: (self.erased.product(term[0]), term[0]))[1]
+        unit = min(terms, key=lambda term: (self.erased.product(term[0]), term[0]))[1]
         back = power(factors, -1)
-        return factors, first, self._intern({times(m, back): _over(c, first) for m, c in terms})
+        return factors, unit, self._intern({times(m, back): over(c, unit) for m, c in terms})
 
     def inverse(self, p: Sketch) -> Sketch:
         """1 / p. Raises Unsupported for 0."""
@@ -206,7 +219,7 @@ class Algebra:
             raise Unsupported("a term that is zero everywhere is divided by")
         factors, c, rest = self.common(p)
         below = factors if rest == self.one else times(factors, self._factored(rest))
-        return self.single(power(below, -1), _over(1, c))
+        return self.single(power(below, -1), over(1, c))
 
     def div(self, p: Sketch, q: Sketch) -> Sketch:
         return self.mul(p, self.inverse(q))
@@ -251,6 +264,12 @@ class Algebra:
                 each = times(outside, ((self._atom(Atom("size", family(label))) * LEVELS, 1),))
             total[each] = total.get(each, 0) + c
         return self._intern(total)
+
+    def folded(self, p: Sketch, labels: Sequence[str]) -> Sketch:
+        """The sum over several labels."""
+        for label in reversed(labels):
+            p = self.sum(p, label)
+        return p
 
     def max(self, p: Sketch, label: str) -> Sketch:
         """The largest over a label: opaque, but for its bound name."""
@@ -362,6 +381,8 @@ class Algebra:
             else:
                 polys = tuple(self.rename(p, needed) for p in atom.polys)
                 found = self._atom(atom._replace(polys=polys, inner=self.rename_product(atom.inner, needed)))
+                if atom.kind == "whole":
+                    self._wholes[polys[0]] = self.single(((found * LEVELS, 1),))
             self._renamed[key] = found
         return found
 
@@ -414,31 +435,10 @@ class _Erased:
         return total
 
 
-def times(a: Product, b: Product) -> Product:
-    """The product of two products; exponents add."""
-    if not a or not b:
-        return a or b
-    total = dict(a)
-    for f, e in b:
-        total[f] = total.get(f, 0) + e
-    return tuple(sorted([pair for pair in total.items() if pair[1]]))
-
-
-def power(a: Product, n: int) -> Product:
-    return tuple([(f, e * n) for f, e in a])
-
-
-def _first(term: tuple[Product, Number]) -> Product:
-    return term[0]
-
-
-def _nearest(a: int, b: int) -> int:
-    return min(a, b) if a > 0 else max(a, b)
-
-
-def _over(c: Number, d: Number) -> Number:
-    return c * d if d in (1, -1) else _plain(Fraction(c) / d)
-
-
-def _plain(c: Number) -> Number:
-    return int(c) if isinstance(c, Fraction) and c.denominator == 1 else c
+def _joined(parts: Sequence[Properties]) -> Properties:
+    """Of what has these parts, where it binds nothing itself."""
+    return Properties(
+        NONE.union(*[p.free for p in parts]),
+        max([p.height for p in parts], default=0),
+        any(p.exponential for p in parts),
+    )

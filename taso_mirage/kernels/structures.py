@@ -1,25 +1,34 @@
 """muGraphs before sizes: which derivations each kernel computes, and the role of every axis in it (Mirage, OSDI'25, section 4).
 
-A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that all of its results have, the
-for-loop one that none of them has. Bodies come in the order of their length, so that a cap keeps the simplest ones.
+A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that a result has (one without it is the
+same in all blocks along it), the for-loop one that none has. Bodies come in the order of their length, so that a cap keeps the simplest
+ones, and some for each loop.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from functools import cached_property
+from itertools import chain, count, islice
 
 from taso_mirage.kernels.closure import Closure, Edge
 
-LEAF = 2
-"""What a class costs, in operators, that an earlier kernel stores and this one reads."""
-STEPS = 20_000
+OPERATORS = {"input": 0, "variance": 2}
+"""Operators of a derivation, where it is not one."""
+STEPS = 6_000
 """Partial bodies looked at for one kernel, at most."""
 UNDERIVED = 10**6
-CUT = 3
+CUT = 5
 """Classes that one kernel may hand to the next."""
+LOOPED = 4
+"""So many bodies are looked at for each label that a first kernel may loop over."""
+ALIKE = 2
+"""So many bodies are looked at that read the same classes of earlier kernels."""
+Choice = tuple[Mapping[int, Edge], tuple[int, ...]]
+"""One derivation for each class of a body, and the classes that earlier kernels store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +66,46 @@ Plan = tuple[Kernel, ...]
 """The kernels of a muGraph, in the order of their runs; the last one gives the results."""
 
 
-def bodies(closure: Closure, targets: Sequence[int], limit: int, stored: bool, whole: int) -> list[Body]:
-    """The shortest `limit` bodies that compute `targets`, of at most `whole` operators. With `stored` each reads 1 to CUT classes of an
-    earlier kernel, without it none."""
+def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list[Body]:
+    """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some more for each loop of a first kernel."""
+    closure = space.closure
+    choices = list(islice(_varied(space, targets, whole), limit))
+    for loop in () if space.stored else _reduced(closure, targets):
+        choices += islice(_chosen(space.looped(loop), targets, whole), LOOPED)
     found: list[Body] = []
-    for chosen, leaves in islice(_chosen(closure, targets, stored, whole), limit):
+    for chosen, leaves in choices:
         order = _ordered(targets, chosen, leaves)
         reduced = {e.label for _, e in order if e.label is not None}
-        common = frozenset.intersection(*[closure.classes[t] for t in targets])
-        found.append(Body(tuple(targets), leaves, order, common - reduced))
-    return found
+        labels = frozenset[str]().union(*[closure.classes[t] for t in targets])
+        found.append(Body(tuple(targets), leaves, order, labels - reduced))
+    return list(dict.fromkeys(found))
+
+
+def _varied(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice]:
+    """Some choices for each set of classes that earlier kernels store."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for chosen, leaves in _chosen(space, targets, whole):
+        counts[leaves] += 1
+        if not leaves or counts[leaves] <= ALIKE:
+            yield chosen, leaves
+
+
+def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
+    """The labels that none of the targets has, and that are summed over on the way to them."""
+    have = frozenset().union(*[closure.classes[t] for t in targets])
+    return sorted({e.label for edges in closure.edges for e in edges if e.label is not None} - have)
 
 
 def loops(body: Body, closure: Closure) -> list[str | None]:
     """None, and every label that a for-loop over this body may cut: one that no result has, and of which nothing after the loop
-    meets a value within it."""
+    meets a value within it. A variance that is made of differences as well is taken in one pass for the sake of its loop."""
     labels = {x for c, _ in body.chosen for x in closure.classes[c]} | {
         x for c in body.leaves for x in closure.classes[c]
     }
     free = labels.difference(*[closure.classes[t] for t in body.targets])
-    return [None, *(x for x in sorted(free) if stages(body, closure, x) is not None)]
+    one_pass = {e.label for c, e in body.chosen if e.op == "variance" and len(closure.edges[c]) > 1}
+    found: list[str | None] = [None, *(x for x in sorted(free) if stages(body, closure, x) is not None)]
+    return [loop for loop in found if one_pass <= {loop}]
 
 
 INVARIANT, INSIDE, AFTER = range(3)
@@ -102,100 +131,175 @@ def stages(body: Body, closure: Closure, loop: str) -> dict[int, int] | None:
     return found
 
 
-def plans(
-    closure: Closure, kernels: int, limit: int, whole: int, keep: Callable[[Body], bool] = lambda body: True
-) -> Iterator[Plan]:
-    """muGraphs of 1 to `kernels` kernels, those of fewer kernels first. `limit` bounds the bodies looked at for each kernel; `keep`
-    tells which are wanted for a first one.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels and in longer ones; the operators of
+    a body; muGraphs that are looked at, of up to two kernels and of each longer length."""
 
-    A split reduction (KERNELS.md: split-K, split-KV) takes two kernels or more, whose last one combines partial results.
+    kernels: int = 2
+    operators: int = 18
+    bodies: int = 24
+    longer: int = 8
+    plans: int = 4000
+
+
+def plans(closure: Closure, limits: Limits, keep: Callable[[Body], bool] = lambda body: True) -> Iterator[Plan]:
+    """muGraphs, those of fewer kernels first; `keep` tells which bodies are wanted for a first kernel.
+
+    A split reduction (KERNELS.md: split-K, split-KV) takes two kernels or more: some compute one part in each block, and a later one
+    combines the partial results.
     """
-    memo: dict[tuple[tuple[int, ...], bool], list[Body]] = {}
+    made = _Plans(closure, limits, keep)
+    short = [made.ending(closure.targets, n) for n in (1, 2) if n <= limits.kernels]
+    yield from islice(chain(*short), limits.plans)
+    for number in range(3, limits.kernels + 1):
+        yield from islice(made.ending(closure.targets, number, limits.longer), limits.plans)
 
-    def known(targets: tuple[int, ...], stored: bool) -> list[Body]:
-        key = targets, stored
-        if key not in memo:
-            found = bodies(closure, targets, limit, stored, whole)
-            memo[key] = [b for b in found if _splits_well(b, closure, stored) and (stored or keep(b))]
-        return memo[key]
 
-    def ending(targets: tuple[int, ...], left: int) -> Iterator[Plan]:
-        for body in known(targets, left > 1):
-            before: Iterator[Plan] = ending(body.leaves, left - 1) if left > 1 else iter(((),))
+class _Plans:
+    """The bodies that are known so far, by what they give and how many kernels may run before them (2 for more)."""
+
+    def __init__(self, closure: Closure, limits: Limits, keep: Callable[[Body], bool]) -> None:
+        self.closure, self.limits, self.keep = closure, limits, keep
+        self.outer = {outer for outer, _ in closure.goal.split.values()}
+        combining = (False, True) if self.outer else (False,)
+        self.spaces = [[space(closure, before, each) for each in combining] for before in range(3)]
+        self.known: dict[tuple[tuple[int, ...], int], list[Body]] = {}
+
+    def ending(self, targets: tuple[int, ...], number: int, limit: int | None = None) -> Iterator[Plan]:
+        """The muGraphs of `number` kernels that give some classes; `limit` bodies of each kernel that lead to any."""
+        leading = 0
+        for body in self.bodies(targets, min(number - 1, 2)):
+            if leading == limit:
+                return
+            before: Iterator[Plan] = self.ending(body.leaves, number - 1, limit) if number > 1 else iter(((),))
+            here = [x for x in loops(body, self.closure) if x not in self.outer]
+            plan = None
             for plan in before:
-                for loop in loops(body, closure):
-                    if loop not in _outer(closure):
-                        yield (*plan, Kernel(body, loop))
+                yield from ((*plan, Kernel(body, loop)) for loop in here)
+            leading += plan is not None
 
-    for number in range(2 if closure.goal.split else 1, kernels + 1):
-        yield from ending(closure.targets, number)
+    def bodies(self, targets: tuple[int, ...], before: int) -> list[Body]:
+        key = targets, before
+        if key not in self.known:
+            limits = self.limits
+            found = [b for each in self.spaces[before] for b in bodies(each, targets, limits.bodies, limits.operators)]
+            found = [b for b in dict.fromkeys(found) if self._splits_well(b) and (before or self.keep(b))]
+            self.known[key] = found
+        return self.known[key]
 
-
-def _outer(closure: Closure) -> set[str | None]:
-    return {outer for outer, _ in closure.goal.split.values()}
-
-
-def _splits_well(body: Body, closure: Closure, combines: bool) -> bool:
-    """Whether every block has one part of a split label, or none has: what reads inputs that are split has it on its grid."""
-    reads = {x for c, e in body.chosen if e.op == "input" for x in closure.classes[c]}
-    outer = _outer(closure)
-    return not (reads & outer) if combines else reads & outer <= body.grid
-
-
-def _storable(closure: Closure) -> list[bool]:
-    """Which classes an earlier kernel may store: of a split reduction what is partial, and no longer has the inner label."""
-    split = list(closure.goal.split.values())
-    plain = [not any(e.op == "input" for e in made) for made in closure.edges]
-    return [
-        p and all(outer in labels and inner not in labels for outer, inner in split)
-        for p, labels in zip(plain, closure.classes, strict=True)
-    ]
+    def _splits_well(self, body: Body) -> bool:
+        """Whether every block has one part of a split label, or none has: what reads parts has them on its grid, or combines them."""
+        reads = {c for c, e in body.chosen if e.op == "input"} | {*body.leaves}
+        labels = {x for c in reads for x in self.closure.classes[c]} & self.outer
+        return labels <= body.grid or not self.outer.isdisjoint(body.reduced)
 
 
-def _chosen(
-    closure: Closure, targets: Sequence[int], stored: bool, whole: int
-) -> Iterator[tuple[Mapping[int, Edge], tuple[int, ...]]]:
+@dataclass(frozen=True)
+class Space:
+    """The derivations that a kernel may use, and the classes that an earlier one may store for it: none for a first one."""
+
+    closure: Closure
+    edges: Sequence[Sequence[Edge]]
+    storable: frozenset[int]
+    stored: bool
+
+    @cached_property
+    def needs(self) -> list[int]:
+        """How many operators derive each class, if none is shared."""
+        return self._least(sum, self.leaf)
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """How many operators derive each class at least, whatever is shared: the length of the shortest chain; 0 for what is read."""
+        return self._least(max, lambda c: 0)
+
+    def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
+        found = [UNDERIVED] * len(self.edges)
+        for c, edges in enumerate(self.edges):
+            if any(e.op == "input" for e in edges):
+                found[c] = 0
+            elif c in self.storable:
+                found[c] = leaf(c)
+        changed = True
+        while changed:
+            changed = False
+            for c, edges in enumerate(self.edges):
+                costs = [1 + joined([found[a] for a in e.args]) for e in edges if e.op != "input"]
+                least = min(costs, default=UNDERIVED)
+                if least < found[c]:
+                    found[c], changed = least, True
+        return found
+
+    def leaf(self, c: int) -> int:
+        """What it costs, in operators, that an earlier kernel stores a class and this one reads it: more with more axes."""
+        return max(len(self.closure.classes[c]), 1)
+
+    def looped(self, loop: str) -> Space:
+        """What a loop over a label can compute: what has the label is made without what is known after the loop."""
+        classes = self.closure.classes
+        known = _derived(self.edges, lambda c, edge: loop not in classes[c] and edge.label != loop)
+        have = {c for c, labels in enumerate(classes) if loop in labels} | known
+        edges = [
+            [e for e in made if loop not in classes[c] or have.issuperset(e.args)] for c, made in enumerate(self.edges)
+        ]
+        return Space(self.closure, edges, self.storable, self.stored)
+
+
+def space(closure: Closure, before: int, combines: bool) -> Space:
+    """A kernel with no, one or more kernels `before` it. Of a split reduction one either `combines` partial results, without what they
+    are of, or computes parts: it does not sum over them."""
+    outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
+    partial = _derived(closure.edges, lambda c, edge: edge.label not in outer)
+    edges: list[list[Edge]] = []
+    kept = set[int]()
+    for c, (made, labels) in enumerate(zip(closure.edges, closure.classes, strict=True)):
+        parts, whole = labels & outer, outer.isdisjoint(labels) and inner.isdisjoint(labels)
+        edges.append([e for e in made if (not parts or e.op != "input" if combines else e.label not in outer)])
+        ready = inner.isdisjoint(labels) and c in partial if combines else inner <= labels
+        if (whole or ready) and (before > 1 or c in partial) and not any(e.op == "input" for e in made):
+            kept.add(c)
+    return Space(closure, edges, frozenset(kept if before else ()), before > 0)
+
+
+def _derived(edges: Sequence[Sequence[Edge]], allowed: Callable[[int, Edge], bool]) -> set[int]:
+    """The classes that are derived by allowed edges alone."""
+    found = set[int]()
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        found |= {c for c, made in enumerate(edges) if any(allowed(c, e) and found.issuperset(e.args) for e in made)}
+    return found
+
+
+def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice]:
     """Consistent choices of derivations, short ones first: best-first by what is chosen and what the classes that wait need at
     least, each for itself. Classes that several share are counted several times, so the order is nearly that of the lengths."""
-    numbers, needs, storable = count(), _needs(closure), _storable(closure)
-    split = _outer(closure) if stored else set()
+    numbers, needs, depths = count(), space.needs, space.depths
     start = tuple(dict.fromkeys(targets))
     queue: list[tuple[int, int, int, dict[int, Edge], tuple[int, ...], tuple[int, ...]]] = []
     heapq.heappush(queue, (sum(needs[t] for t in start), next(numbers), 0, {}, (), start))
     for _ in range(STEPS):
-        if not queue:
+        if not queue or queue[0][0] >= UNDERIVED:
             return
         _, _, length, chosen, leaves, waiting = heapq.heappop(queue)
         if not waiting:
-            if bool(leaves) == stored:
+            if bool(leaves) == space.stored:
                 yield chosen, tuple(sorted(leaves))
             continue
         made, rest = waiting[-1], waiting[:-1]
         ahead = sum(needs[w] for w in rest)
-        if stored and storable[made] and made not in targets and len(leaves) < CUT:
-            heapq.heappush(queue, (length + LEAF + ahead, next(numbers), length + LEAF, chosen, (*leaves, made), rest))
-        for edge in closure.edges[made]:
-            if edge.op == "input" and closure.classes[made] & split:
-                continue  # partial results are combined without what they are of
-            longer = length + (edge.op != "input")
-            if longer > whole + LEAF * len(leaves) or _circular(made, edge, chosen):
-                continue
+        if made in space.storable and made not in targets and len(leaves) < CUT:
+            longer = length + space.leaf(made)
+            heapq.heappush(queue, (longer + ahead, next(numbers), longer, chosen, (*leaves, made), rest))
+        for edge in space.edges[made]:
+            longer = length + OPERATORS.get(edge.op, 1)
             new = [a for a in dict.fromkeys(edge.args) if a not in chosen and a not in leaves and a not in rest]
+            least = max([len([w for w in (*rest, *new) if depths[w]]), *[depths[w] for w in (*rest, *new)]])
+            if longer + least > whole + sum(map(space.leaf, leaves)) or _circular(made, edge, chosen):
+                continue
             price = longer + ahead + sum(needs[a] for a in new)
             heapq.heappush(queue, (price, next(numbers), longer, {**chosen, made: edge}, leaves, (*rest, *new)))
-
-
-def _needs(closure: Closure) -> list[int]:
-    """How many operators derive each class at least, if none is shared."""
-    found = [0 if any(e.op == "input" for e in made) else UNDERIVED for made in closure.edges]
-    changed = True
-    while changed:
-        changed = False
-        for made, edges in enumerate(closure.edges):
-            least = min((1 + sum(found[a] for a in e.args) for e in edges if e.op != "input"), default=UNDERIVED)
-            if least < found[made]:
-                found[made], changed = least, True
-    return found
 
 
 def _circular(made: int, edge: Edge, chosen: Mapping[int, Edge]) -> bool:

@@ -28,14 +28,20 @@ NEAR = 0.02
 """Predictions within such a share of each other are the same."""
 STORED = 4
 """Bytes of an element that one kernel stores for another: fp32."""
-ELEMENTWISE = 40
-"""Operations of the tensor cores that take the time of one on the others."""
-PADDED = 16
-"""A product's tile has at least so many rows and columns."""
 OVERLAPPING = 8
 """In a loop of so many iterations, a part of that size of the shorter of moving and computing does not overlap with the longer."""
-LONGEST = 256
-"""Elements of one label in a block, at most, where the grid cuts it."""
+TAIL = 0.05
+"""Where each thread has one block, a part of that size of its time is lost, for one of them is interrupted and nobody helps it."""
+SHARES = tuple(2**i for i in range(8))
+"""Into how many equal shares a label is cut for a few threads."""
+AHEAD = 4
+"""Iterations whose loads are under way at a time."""
+WAITING = 0.5
+"""Of the time of computing, the part that a block waits for itself where no other is beside it on its processor."""
+FILLING = 0.5
+"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the first is there."""
+FEW = 3
+"""So many tilings of a kernel that is not the slowest."""
 ITERATION = (16, 512)
 """Elements of the looped label in one iteration."""
 
@@ -61,14 +67,16 @@ def tiled(
 ) -> list[Tiled]:
     """The fastest `best` tilings by the model, the first the fastest. `width`: bytes of an element of inputs and results."""
     labels = sorted(_labels(kernel, closure))
-    options = [_options(label, kernel, closure, sizes) for label in labels]
+    options = [_options(label, kernel, closure, sizes, device) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
     tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
     model = _Model(kernel, closure, sizes, tiles, width, device)
     fits = model.fits()
     for allowed, have in zip(counts, (model.blocks, model.iterations), strict=True):
         fits &= np.isin(have, allowed) if allowed is not None else True
-    seconds, held = np.where(fits, model.seconds(), np.inf), model.shared() + model.sums()
+    seconds = np.where(fits, model.seconds(), np.inf)
+    # blocks of a general device share a cache one after the other
+    held = 0 * model.one if device.general else model.shared() + model.sums()
     order = sorted(np.flatnonzero(np.isfinite(seconds)), key=lambda i: rank(float(seconds[i]), float(held[i])))[:best]
     return [Tiled(kernel, {x: int(tiles[x][i]) for x in labels}, float(seconds[i]), float(held[i])) for i in order]
 
@@ -84,14 +92,20 @@ def _labels(kernel: Kernel, closure: Closure) -> set[str]:
 
 
 def _innermost(kernel: Kernel, closure: Closure) -> dict[int, str]:
-    """The label along which the elements of an input, or of a result of the goal, stand side by side."""
+    """The label along which the elements of a tensor stand side by side; of what kernels hand on, as the goal's results have them."""
     goal = closure.goal
     axes = {c: goal.inputs[e.name] for c, e in kernel.body.chosen if e.op == "input" and e.name in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))
-    return {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
+    found = {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
+    results = [x for own in goal.outputs for axis in own for x in axis]
+    for c in (*kernel.body.leaves, *kernel.body.targets):
+        inner = [x for x in results if x in closure.classes[c]]
+        if c not in found and inner:
+            found[c] = inner[-1]
+    return found
 
 
-def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes) -> list[int]:
+def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes, device: Device) -> list[int]:
     size = sizes[label]
     if label == kernel.loop:
         return _parts(size, *ITERATION)
@@ -99,7 +113,8 @@ def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes) -> list
         return [size]
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
         return [1]  # a split reduction: every part is a block's
-    return sorted({*_parts(size, 1, LONGEST), *([size] if size <= LONGEST else [])})
+    shares = {size // n for n in SHARES if size % n == 0} if device.general else {size}
+    return sorted({*_parts(size, 1, device.longest), *(n for n in shares if n <= device.longest)})
 
 
 def _read(kernel: Kernel, closure: Closure) -> set[str]:
@@ -156,11 +171,22 @@ class _Model:
         waves = np.ceil(self.blocks / device.processors) / (self.blocks / device.processors)
         from_memory = unique / (device.bandwidth * np.minimum(1, self.blocks / (device.processors / 2)))
         rounds = np.ceil(self.blocks / (device.processors * device.resident))
-        latency = (self.iterations + 2) * device.latency / 2 * rounds
+        latency = (self.iterations + AHEAD) * device.latency / AHEAD * rounds
         computing = self._operations() * self.blocks / device.flops * waves
         moving = np.maximum(from_memory, moved / (device.cache * busy))
         overlapped = np.maximum(moving, computing)
-        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
+        if device.general:
+            longest = np.maximum(from_memory + moved / (device.cache * busy), computing)
+            return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
+        beside = np.clip(self.blocks / device.processors, 1, np.maximum(device.shared // self.shared(), 1))
+        loaded = self.shared() / (2 if self.loop else 1) * np.minimum(AHEAD, self.iterations)
+        flying = loaded * np.minimum(self.blocks, device.processors * beside)
+        moving = np.maximum(moving, unique / np.minimum(device.bandwidth, flying / device.loaded))
+        computing = computing * (1 + WAITING / beside)
+        overlapped = np.maximum(moving, computing)
+        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING) + moving / (
+            self.iterations * beside
+        ) * FILLING
         return np.asarray(np.maximum(overlapped + alone, latency) + device.launch)
 
     def _operations(self) -> Counts:
@@ -173,10 +199,16 @@ class _Model:
                 rows = [self.closure.classes[a] - self.closure.classes[b] for a, b in (edge.args, edge.args[::-1])]
                 for side in rows:
                     across = self._product(self.tiles[label] for label in side)
-                    volume = volume * np.maximum(PADDED / across, 1)
+                    volume = volume * np.maximum(self.device.padded / across, 1)
+                both = (
+                    self.closure.classes[edge.args[0]] & self.closure.classes[edge.args[1]] & self.closure.classes[made]
+                )
+                if all(rows):
+                    batch = self._product(self.tiles[label] for label in both)
+                    volume = np.where(batch > 1, volume * self.device.batched, volume)
                 total = total + 2 * volume * times
             elif edge.op != "input":
-                total = total + ELEMENTWISE * volume * times
+                total = total + self.device.elementwise * volume * times
         return np.asarray(total)
 
     def _tile(self, c: int) -> Counts:
@@ -220,7 +252,8 @@ def fastest(
     counts: Allowed,
     memo: dict[tuple[object, ...], list[Tiled]],
 ) -> list[tuple[Tiled, ...]]:
-    """The best tilings of a muGraph: the kernels do not share tiles, so each is tiled alone; `memo` has those of this closure."""
+    """The best tilings of a muGraph: the kernels do not share tiles, so each is tiled alone; `memo` has those of this closure. There are
+    `best` of the slowest kernel, with the fastest of the others, and a few of those."""
     each: list[list[Tiled]] = []
     for kernel in plan:
         key = kernel, tuple(sizes.items())
@@ -230,5 +263,7 @@ def fastest(
     if not all(each):
         return []
     first = tuple(options[0] for options in each)
-    others = [(*first[:i], option, *first[i + 1 :]) for i, options in enumerate(each) for option in options[1:]]
-    return sorted([first, *others], key=lambda plan: rank(predicted(plan), sum(t.held for t in plan)))[:best]
+    slowest = max(range(len(first)), key=lambda i: first[i].seconds)
+    most = [best if i == slowest else FEW for i in range(len(first))]
+    others = [(*first[:i], option, *first[i + 1 :]) for i, n in enumerate(most) for option in each[i][1:n]]
+    return sorted([first, *others], key=lambda plan: rank(predicted(plan), sum(t.held for t in plan)))

@@ -23,6 +23,8 @@ from taso_mirage.ops import interpret
 ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
 EPS = float(np.finfo(np.float32).eps)
+LARGEST = float(np.finfo(np.float32).max)
+"""What a kernel can give; a goal that is larger in float64 asks for nothing."""
 SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
 UNDERFLOW = 1e-30
@@ -130,7 +132,9 @@ SINGLE = Single()
 class Case:
     """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input, so that scores are large
     of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never),
-    "apart" (the scale is a distance between the elements along every axis, so that a maximum over too much leaves nothing)."""
+    "apart" (the scale is a distance between the elements along every axis, so that a maximum over too much leaves nothing), "shifted"
+    (the scale is the mean of the first input, as activations may have one: its elements, all normal, differ little from each other, and
+    squares less a square cancel)."""
 
     dtype: str
     draw: str
@@ -150,6 +154,7 @@ CASES = (
     Case("float32", "falling", 16),
     Case("float32", "normal", 256),
     Case("float32", "apart", 120),
+    Case("float32", "shifted", 1000),
 )
 
 
@@ -199,15 +204,17 @@ def _references(goal: Graph, seed: int) -> tuple[Reference, ...]:
 
 
 def _reference(goal: Graph, case: Case, seed: int) -> Reference:
-    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of the goal's condition."""
+    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of the goal's condition; and where an input
+    is shifted, of what a rounding of its mean does to an element."""
     rng = np.random.default_rng(seed)
     inputs = {n: _drawn(n.tensor, case, i, rng) for i, n in enumerate(_leaves(goal))}
     nudged = {n: _nudged(a, rng) for n, a in inputs.items()}
     exact, near = _evaluated(goal, EXACT, inputs), _evaluated(goal, EXACT, nudged)
     wanted = []
     for a, b in zip(exact, near, strict=True):
-        finite = np.isfinite(a) & np.isfinite(b)
-        moved = np.abs(a - b)[finite].max(initial=0) + EPS * np.abs(a)[finite].max(initial=0)
+        finite = (np.abs(a) <= LARGEST) & (np.abs(b) <= LARGEST)
+        own = EPS * (case.scale if case.draw == "shifted" else 1)
+        moved = np.abs(a[finite] - b[finite]).max(initial=0) + own * np.abs(a[finite]).max(initial=0)
         wanted.append((np.where(finite, a, np.nan), SLACK * float(moved) + UNDERFLOW))
     return Reference(case, inputs, tuple(wanted))
 
@@ -223,6 +230,8 @@ def _drawn(type: Tensor, case: Case, index: int, rng: np.random.Generator) -> Ar
         values = values * _ramp(shape, case.draw == "falling")
     if case.draw == "apart":
         values = sum((_steps(shape, axis, rng) for axis in range(len(shape))), values / case.scale)
+    if case.draw == "shifted":
+        values = (index == 0) + values / case.scale
     return (case.scale * values).astype(numpy_dtype(case.dtype)).astype(np.float64)
 
 

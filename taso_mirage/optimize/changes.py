@@ -61,7 +61,7 @@ def changes(original: Model, steps: Sequence[Step], equations: Mapping[str, Equa
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
     """
-    names = _carried(original, steps)
+    names = carried(original, steps)
     heights = _Heights()
     found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
     for region in _chained(r for step in steps for r in _regions(step, equations)):
@@ -271,7 +271,7 @@ def _place(region: _Region, leaves: frozenset[Node], names: Mapping[Node, str]) 
     return ""
 
 
-def _carried(original: Model, steps: Sequence[Step]) -> dict[Node, str]:
+def carried(original: Model, steps: Sequence[Step]) -> dict[Node, str]:
     """Names of the original's values, and of the terms that they became on the way."""
     names: dict[Node, str] = dict(original.names)
     names.update(zip(original.graph.outputs, original.output_names, strict=True))

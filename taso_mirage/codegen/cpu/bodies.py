@@ -13,6 +13,7 @@ from taso_mirage.codegen.cpu.nests import number
 from taso_mirage.codegen.cpu.schedule import Memory
 from taso_mirage.codegen.cpu.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
 from taso_mirage.ir import ABSENT, Graph, Node, users
+from taso_mirage.meanings.variance import merged
 from taso_mirage.mugraph import Stage, stages
 from taso_mirage.ops import run
 
@@ -74,6 +75,8 @@ class Body:
 
     def _accumulated(self, node: Node, x: Value) -> Value:
         over, degree = node.attr("over"), node.attr("degree")
+        if over == "variance":
+            return self._variance(x, self.found[node.args[1]])
         alone = len(self.reads[node.args[0]]) == 1
         target = self._room(x, "sum" if over != "max" else "largest", float("-inf") if over == "max" else 0.0)
         if over == "max":
@@ -86,6 +89,17 @@ class Body:
             self.roots.append((x, None, False))
         self.roots.append((x, target, True))
         return target
+
+    def _variance(self, part: Value, part_mean: Value) -> Value:
+        """In one pass: `variance` and `mean` have those of the iterations before, `count` how many there were."""
+        variance, mean = self._room(part, "variance", 0.0), self._room(part_mean, "mean", 0.0)
+        one = Number(part.dtype, (), 1.0)
+        count = self._room(one, "count", 0.0)
+        more = self.lazy.map(np.add, count, one)
+        new, new_mean = merged(self.lazy, variance, mean, part, part_mean, more)
+        self.roots += [(part_mean, None, False), (new, variance, False)]
+        self.rests += [(new_mean, mean, False), (more, count, False)]
+        return variance
 
     def _scale(self, m: Node, degree: int) -> Value:
         """e^(degree (m_old - m_new)), which what was accumulated is multiplied by."""

@@ -10,7 +10,9 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from taso_mirage.ir import Graph
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 """Infinities, NaN and the order of additions outside of folds keep their meaning."""
 NATIVE = ("-march=native",)
+LINE = 64
+"""Bytes of a cache line."""
 
 
 def compiler() -> str:
@@ -65,39 +69,43 @@ def _cache() -> Path:
     return Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")) / "cpp"
 
 
+@cache
+def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[Any, Any]:
+    """The function that runs blocks on a pool, and the pool: one for all kernels, whose workers would spin in each other's way. It has
+    one caller at a time."""
+    source = files("taso_mirage.codegen.cpu").joinpath("pool.cpp").read_text()
+    library = ctypes.CDLL(str(build(source, folder, (*flags, "-pthread"))))
+    library.pool_new.restype = ctypes.c_void_p
+    made = ctypes.c_void_p(library.pool_new(ctypes.c_size_t(threads)))
+    return ctypes.cast(library.pool_run, ctypes.c_void_p), made
+
+
 @dataclass
 class Kernel:
-    """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them."""
+    """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is compiled."""
 
     graph: Graph
     name: str = "kernel"
     folder: Path | None = None
     flags: Sequence[str] = NATIVE
     threads: int = 1
+    library: Path | None = None
 
     def __post_init__(self) -> None:
-        library = ctypes.CDLL(str(build(generate_cpp(self.graph, self.name), self.folder, self.flags)))
+        library = ctypes.CDLL(str(self.library or build(generate_cpp(self.graph, self.name), self.folder, self.flags)))
         self._entry = getattr(library, self.name)
         self._entry.restype = None
         size = getattr(library, f"{self.name}_scratch")
         size.restype = ctypes.c_size_t
-        self._scratch = _aligned(size())
+        self._scratch = empty_aligned((size(),), np.uint8)
         self._parallel: Any = None
         self._pool: Any = None
         if self.threads > 1:
-            self._parallel, self._pool = self._threads()
-
-    def _threads(self) -> tuple[Any, Any]:
-        source = files("taso_mirage.codegen.cpu").joinpath("pool.cpp").read_text()
-        library = ctypes.CDLL(str(build(source, self.folder, (*self.flags, "-pthread"))))
-        library.pool_new.restype = ctypes.c_void_p
-        return ctypes.cast(library.pool_run, ctypes.c_void_p), ctypes.c_void_p(
-            library.pool_new(ctypes.c_size_t(self.threads))
-        )
+            self._parallel, self._pool = _pool(self.threads, self.folder, tuple(self.flags))
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """The outputs for inputs of the graph's types."""
-        outputs = [np.empty([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
+        outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
         self.call(*self.pointers(inputs, outputs))
         return outputs
 
@@ -116,7 +124,10 @@ class Kernel:
         self._entry(inputs, outputs, ctypes.c_void_p(self._scratch.ctypes.data), self._parallel, self._pool)
 
 
-def _aligned(size: int) -> NDArray[np.uint8]:
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]
+def empty_aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+    """An array that begins with a cache line, as runtimes have them: vectors that cross lines take twice as long."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    found: NDArray[Any] = raw[start : start + size].view(dtype).reshape(shape)
+    return found

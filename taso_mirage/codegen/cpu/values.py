@@ -5,7 +5,7 @@ Where an operator only moves elements, nothing is computed: a `View` changes ind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -215,6 +215,8 @@ class Lazy(Meaning[Value]):
         if name == "divide" and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
             # one quotient, and a product for each element: a rounding more, and several times faster
             name, xs = "multiply", (xs[0], Map(xs[1].dtype, xs[1].shape, "reciprocal", (xs[1],)))
+        elif name == "multiply" and is_float(type.dtype):
+            name, xs = _quotient(xs, _ints(type.shape or ()))
         return self._mapped(name, type.dtype, _ints(type.shape or ()), list(xs))
 
     def _mapped(self, name: str, dtype: str, shape: Ints, xs: list[Value]) -> Value:
@@ -247,8 +249,37 @@ class Lazy(Meaning[Value]):
 
     def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
         kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
-        found: Value = Reduce(a.dtype, kept, scalar_name(fn), a, tuple(axes)) if axes else a
+        found = a
+        if axes:
+            product = self._product(a, tuple(axes), kept) if fn is np.add else None
+            found = product or Reduce(a.dtype, kept, scalar_name(fn), a, tuple(axes))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
+
+    def _product(self, a: Value, axes: Ints, kept: Ints) -> Value | None:
+        """A sum of products of a tensor in memory with what lacks one of its axes, as a contraction: a matrix times a vector."""
+        if not is_float(a.dtype):
+            return None
+        factors = list(_factors(a))
+        wide = {i for i, n in enumerate(a.shape) if n != 1}
+        large = [x for x in factors if wide <= _varies(x, a.shape)]
+        others = [x for x in factors if x not in large]
+        seen = set[int]().union(*[_varies(x, a.shape) for x in others])
+        known = len(large) == 1 and isinstance(large[0], (Buffer, View)) and isinstance(_shown(large[0]), Buffer)
+        if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
+            return None
+        small = others[0]
+        for x in others[1:]:
+            small = self.map(np.multiply, small, x)
+        few = self.reshape(_along(self.expand(small, a.shape), seen), [a.shape[i] for i in sorted(seen)])
+        names = "".join(chr(ord("a") + i) for i in range(len(kept)))
+        letters = (
+            "".join(names[i] for i in sorted(seen)),
+            names,
+            "".join(n for i, n in enumerate(names) if i not in axes),
+        )
+        shape = tuple(n for i, n in enumerate(a.shape) if i not in axes)
+        pair = Contract(a.dtype, shape, letters, (few, large[0]))
+        return self.reshape(pair, kept)
 
     def reshape(self, a: Value, shape: Sequence[Dim]) -> Value:
         want = _ints(shape)
@@ -344,9 +375,50 @@ def _split(have: Ints, want: Ints) -> list[Axis] | None:
     return axes if all(n == 1 for n in want[j:]) else None
 
 
-def _is_maximum(value: Value) -> bool:
+def _quotient(xs: Sequence[Value], shape: Ints) -> tuple[str, tuple[Value, ...]]:
+    """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
+    for x, over in (xs, xs[::-1]):
+        if isinstance(over, Map) and over.fn == "divide" and over.shape == x.shape == shape:
+            one, below = over.operands
+            if isinstance(one, Number) and one.value == 1:
+                return "divide", (x, below)
+    return "multiply", tuple(xs)
+
+
+def _shown(value: Value) -> Value:
     while isinstance(value, View):
         value = value.arg
+    return value
+
+
+def _factors(value: Value) -> Iterator[Value]:
+    """What a value is the product of, element by element."""
+    if isinstance(value, Map) and value.fn == "multiply":
+        for operand in value.operands:
+            yield from _factors(operand)
+    else:
+        yield value
+
+
+def _varies(value: Value, shape: Ints) -> set[int]:
+    """The axes of `shape` along which a factor may vary."""
+    if isinstance(value, Number):
+        return set()
+    if isinstance(value, View):
+        return {axis for _, terms in value.axes for axis, _ in terms}
+    if isinstance(value, Map):
+        return set[int]().union(*[_varies(x, shape) for x in value.operands])
+    return {i for i, n in enumerate(shape) if n != 1}
+
+
+def _along(value: Value, axes: set[int]) -> Value:
+    """The first element along all other axes."""
+    shape = tuple(n if i in axes else 1 for i, n in enumerate(value.shape))
+    return _view(value, shape, [(0, ((i, 1),)) for i in range(len(shape))])
+
+
+def _is_maximum(value: Value) -> bool:
+    value = _shown(value)
     return (isinstance(value, Reduce) and value.fn == "maximum") or (
         isinstance(value, Buffer) and value.name.startswith("largest")
     )

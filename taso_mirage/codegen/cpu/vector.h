@@ -25,7 +25,8 @@ using std::size_t;
   p = p * r + 2.0f * 4.166840723e-2f;
   p = p * r + 2.0f * 1.666651900e-1f;
   p = p * r + 2.0f * 4.999999334e-1f;
-  p = p * (r * r) + (2.0f * r + 2.0f);
+  p = p * r + 2.0f;
+  p = p * r + 2.0f;
   uint32_t bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + (126u << 23);
@@ -163,8 +164,9 @@ inline void totals(vec (&s)[8], float* c, size_t cm, size_t cn) {
 #endif
 }
 
-// c[R][V vectors] += sum over k of a[R][k] * b[k][V vectors], with all of c in registers.
-template <size_t R, size_t V, size_t K, class A, class B>
+// c[R][V vectors] += sum over k of a[R][k] * b[k][V vectors], with all of c in registers. AHEAD: what stands behind these vectors of b
+// is fetched, for it comes next; from memory that takes a quarter less, from a cache 2 % more.
+template <size_t R, size_t V, size_t K, bool AHEAD, class A, class B>
 inline void columns_block(const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   vec s[R][V];
 #pragma GCC unroll 8
@@ -176,6 +178,7 @@ inline void columns_block(const A* a, size_t am, size_t ak, const B* b, size_t b
 #pragma GCC unroll 8
     for (size_t v = 0; v < V; ++v) {
       x[v] = load(b + k * bk + v * WIDTH);
+      if constexpr (AHEAD) __builtin_prefetch(b + k * bk + (V + v) * WIDTH);
       hold<R>(x[v]);
     }
 #pragma GCC unroll 8
@@ -191,15 +194,15 @@ inline void columns_block(const A* a, size_t am, size_t ak, const B* b, size_t b
     for (size_t v = 0; v < V; ++v) store(c + r * cm + v * WIDTH, s[r][v]);
 }
 
-template <size_t R, size_t N, size_t K, class A, class B>
+template <size_t R, size_t N, size_t K, bool AHEAD, class A, class B>
 inline void columns_rows(const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   constexpr size_t V = R >= 4 ? 4 : 8;
   size_t n = 0;
-  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, K>(a, am, ak, b + n, bk, c + n, cm);
+  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % (V * WIDTH) >= 2 * WIDTH)
-    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, K>(a, am, ak, b + n, bk, c + n, cm);
+    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % (2 * WIDTH) >= WIDTH)
-    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, K>(a, am, ak, b + n, bk, c + n, cm);
+    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % WIDTH != 0)
     for (size_t r = 0; r < R; ++r)
       for (size_t k = 0; k < K; ++k)
@@ -208,13 +211,13 @@ inline void columns_rows(const A* a, size_t am, size_t ak, const B* b, size_t bk
 }
 
 // c[M][N] += sum over k of a[M][k] * b[k][N]; the columns lie side by side in b and in c. b is read once for each 6 rows.
-template <size_t M, size_t N, size_t K, class A, class B>
+template <size_t M, size_t N, size_t K, bool AHEAD = false, class A, class B>
 [[maybe_unused]] inline void columns(const A* __restrict a, size_t am, size_t ak, const B* __restrict b, size_t bk,
                                      float* __restrict c, size_t cm) {
   size_t m = 0;
   if constexpr (M >= 6)
-    for (; m + 6 <= M; m += 6) columns_rows<6, N, K>(a + m * am, am, ak, b, bk, c + m * cm, cm);
-  if constexpr (M % 6 != 0) columns_rows<M % 6, N, K>(a + m * am, am, ak, b, bk, c + m * cm, cm);
+    for (; m + 6 <= M; m += 6) columns_rows<6, N, K, AHEAD>(a + m * am, am, ak, b, bk, c + m * cm, cm);
+  if constexpr (M % 6 != 0) columns_rows<M % 6, N, K, AHEAD>(a + m * am, am, ak, b, bk, c + m * cm, cm);
 }
 
 // One row of results from J rows of b, which are read from end to end.
@@ -225,7 +228,7 @@ inline void streamed_row(const A* a, size_t ak, const B* b, size_t bk, float* c)
   size_t n = 0;
   for (; n + WIDTH <= N; n += WIDTH) {
     vec s = load(c + n);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (size_t j = 0; j < J; ++j) s += load(b + j * bk + n) * f[j];
     store(c + n, s);
   }
@@ -237,14 +240,14 @@ inline void streamed_row(const A* a, size_t ak, const B* b, size_t bk, float* c)
 template <size_t M, size_t N, size_t K, class A, class B>
 [[maybe_unused]] inline void streamed(const A* __restrict a, size_t am, size_t ak, const B* __restrict b, size_t bk,
                                       float* __restrict c, size_t cm) {
-  constexpr size_t J = M == 1 ? 4 : 16;
+  constexpr size_t J = 16;
   size_t k = 0;
   if constexpr (M == 1) {
     for (; k + J <= K; k += J) streamed_row<J, N>(a + k * ak, ak, b + k * bk, bk, c);
     if constexpr (K % J != 0) streamed_row<K % J, N>(a + k * ak, ak, b + k * bk, bk, c);
   } else {
-    for (; k + J <= K; k += J) columns<M, N, J>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
-    if constexpr (K % J != 0) columns<M, N, K % J>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
+    for (; k + J <= K; k += J) columns<M, N, J, true>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
+    if constexpr (K % J != 0) columns<M, N, K % J, true>(a + k * ak, am, ak, b + k * bk, bk, c, cm);
   }
 }
 

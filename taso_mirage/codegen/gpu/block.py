@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.codegen.gpu.axes import Axes, power_of_two
@@ -11,19 +11,27 @@ from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
 from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic
 from taso_mirage.codegen.gpu.threads import chain
-from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, Tile, Tiles
+from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, LOWEST, Tile, Tiles
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.meanings.variance import merged
 from taso_mirage.meanings.work import work
 from taso_mirage.mugraph import Stage, stages
 from taso_mirage.ops import interpret, run
 
 DEFERRED = 8192
 """Elements of a tile, at most, that are accumulated as they are to be folded once, after the loop."""
-LOWEST = "-3.4028234663852886e+38"
-"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN."""
 SHARED = 160 * 1024
 """Bytes of shared memory that the loads in flight may take, for the default number of stages."""
+DOTS, LAYOUT = frozenset({"matmul", "einsum"}), frozenset({"transpose", "reshape"})
+AGAIN = ', eviction_policy="evict_last"'
+"""Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has
+bank conflicts (19.9-fold, measured on an H100). The other policy keeps the compiler from making the two loads one."""
+WAITING = (
+    "if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well",
+    "    tl.extra.cuda.gdc_wait()",
+    "    tl.extra.cuda.gdc_launch_dependents()",
+)
 FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
 
 
@@ -60,13 +68,22 @@ class Block:
         ]
         self.results = [Argument(self.lines.name("out"), b) for b in self.writes if b is not None]
         self.values: dict[Node, Tile] = {}
+        self.apart: dict[Node, Tile] = {}
         self.states: dict[Node, tuple[str, str]] = {}
+        self.running: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
         self.largest, self.in_flight = 1, 0
         for stage in Stage:
             for i, leaf in enumerate(self.body.inputs):
                 if self.stage[leaf] is stage:
                     self.values[leaf] = self._load(i, leaf)
+                    if (
+                        self.loop > 1
+                        and stage is Stage.LOOP
+                        and self.values[leaf].stored in HALF
+                        and self._is_shared(leaf)
+                    ):
+                        self.apart[leaf] = self._load(i, leaf, AGAIN)
             order = ordered(self.body, self.stage, stage, _elements)
             self.orders[stage] = order
             for node in order.terms:
@@ -78,7 +95,12 @@ class Block:
 
     def _value(self, node: Node) -> Tile:
         self.tiles.hint = node.op
-        args = [None if a is ABSENT else self.values[a] for a in node.args]
+        if node.op in LAYOUT and node.args[0] in self.apart:
+            found = run(node, self.tiles, [self.apart[node.args[0]]])
+            assert isinstance(found, Tile)
+            self.apart[node] = found
+        of = self.values if node.op in (*DOTS, *LAYOUT) else {**self.values, **self.apart}
+        args = [None if a is ABSENT else of[a] for a in node.args]
         if node.op == "running_max" and self.loop > 1:
             return self._running(node)
         if node.op == "accumulate" and self.loop > 1:
@@ -99,16 +121,23 @@ class Block:
 
     def _running(self, node: Node) -> Tile:
         x = self.tiles.computed(self.values[node.args[0]])
-        name = self._state("m", x, LOWEST)
-        new = self.lines.let(Stage.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
-        self.lines.last.append(f"{name} = {new}")
-        self.states[node] = (name, new)
+        if x.code not in self.running:  # of one value with other dims of size 1 there is one maximum
+            name = self._state("m", x, repr(LOWEST))
+            new = self.lines.let(Stage.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
+            self.lines.last.append(f"{name} = {new}")
+            self.running[x.code] = (name, new)
+        name, new = self.states[node] = self.running[x.code]
         return replace(x, code=new, zero=False)
 
     def _accumulate(self, node: Node) -> Tile:
         over, x = node.attr("over"), self.values[node.args[0]]
-        put_off = x.fold if x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED else None
+        if over == "variance":
+            return self._variance(x, self.values[node.args[1]])
+        late = over != "rescaled" and x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
+        put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
+        if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
+            return replace(y, code=self.running[y.code][0], stage=Stage.AFTER, zero=False)
         name = self._state("acc", y, "-inf" if over == "max" else "0.0")
         if over == "max":
             self.lines.write(Stage.LOOP, f"{name} = tl.maximum({name}, {y.code})")
@@ -116,17 +145,36 @@ class Block:
             self.lines.write(Stage.LOOP, f"{name} += {y.code}")
         else:
             self.lines.write(Stage.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
-        found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over != "max")
+        found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
         call = FOLDS[put_off[0]][0]
         self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
         return replace(x, stage=Stage.AFTER, fold=(put_off[0], found, put_off[2]))
 
+    def _is_bounded(self, node: Node) -> bool:
+        """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a running maximum is that of all at its end."""
+        bounds = [self.values[a].number for a in node.args] if node.op == "max" else []
+        return any(n is not None and n >= LOWEST for n in bounds)
+
+    def _variance(self, part: Tile, part_mean: Tile) -> Tile:
+        """In one pass: `variance` and `mean` have those of the iterations before this one, of number t."""
+        part, part_mean = self.tiles.computed(part), self.tiles.computed(part_mean)
+        variance, mean = (
+            replace(x, code=self._state(hint, x, "0.0"), stage=Stage.LOOP, zero=False)
+            for hint, x in (("variance", part), ("mean", part_mean))
+        )
+        count = Tile("(t + 1)", (), (), part.dtype, "float32", Stage.LOOP)
+        new = [self.tiles.ready(x) for x in merged(self.tiles, variance, mean, part, part_mean, count)]
+        self.lines.last += [f"{old.code} = {x.code}" for old, x in zip((variance, mean), new, strict=True)]
+        return replace(variance, stage=Stage.AFTER)
+
     def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
         """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
         old, new = self.states[node.args[1]]
         m, degree = self.values[node.args[1]], node.attr("degree")
+        if degree < 0:
+            raise Unsupported(f"an accumulator rescaled to the power of {degree}: it grows without bound before the first maximum")
         self.tiles.common(x.shape, (x, m))
         power = f"{old} - {new}" if degree == 1 else f"{float(degree)} * ({old} - {new})"
         code = self.lines.let(Stage.LOOP, "rescale", f"tl.exp({power})")
@@ -147,7 +195,18 @@ class Block:
 
     # ------------------------------------------------------------ memory
 
-    def _load(self, i: int, leaf: Node) -> Tile:
+    def _is_shared(self, node: Node) -> bool:
+        """Whether a product and something else read a tile."""
+        return len(set(self._kinds(node))) > 1
+
+    def _kinds(self, node: Node) -> Iterator[bool]:
+        for user in self.readers.get(node, ()):
+            if user.op in LAYOUT:
+                yield from self._kinds(user)
+            else:
+                yield user.op in DOTS
+
+    def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
         argument, shape = self.arguments[i], tuple(int(n) for n in leaf.shape)
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
@@ -158,7 +217,7 @@ class Block:
         place = self._place(argument.buffer, axes, present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
-        code = f"tl.load({argument.name}{place}{mask})"
+        code = f"tl.load({argument.name}{place}{mask}{hint})"
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
@@ -181,7 +240,12 @@ class Block:
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
         code = self.tiles.spread(x, axes)
-        self.lines.write(Stage.AFTER, f"tl.store({argument.name}{place}, {code}{mask})")
+        alone = [g for axis, n, g in cuts if axis < 0 and n > 1]
+        if alone:
+            self.lines.write(
+                Stage.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
+            )
+        self.lines.write(Stage.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
 
     def _place(
         self,
@@ -219,7 +283,8 @@ class Block:
         loaded = sum(size * times[x] for x, size in tiles.items())
         blocks = math.prod(self.grid)
         stored = sum(a.buffer.bytes for a in self.results)
-        return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()))
+        live = max((order.live for order in self.orders.values()), default=0)
+        return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()), live)
 
     def _schedule(self) -> Schedule:
         """A first guess: 16 elements of the largest tile a thread, 32 in a loop, whose loads stay in shared memory, and as many
@@ -227,19 +292,20 @@ class Block:
         if self.loop == 1:
             return Schedule(_within(1, power_of_two(self.largest // 512), 8))
         return Schedule(
-            _within(4, power_of_two(self.largest // 1024), 8),
+            _within(4, power_of_two(self.largest // 2048), 8),
             _within(1, SHARED // max(self.in_flight, 1), min(4, self.loop)),
         )
 
     def source(self) -> str:
         names = [a.name for a in (*self.arguments, *self.results)] + (["STAGES: tl.constexpr"] if self.loop > 1 else [])
-        sections = self.lines.sections
+        names.append("OVERLAP: tl.constexpr = False")
+        sections, last = self.lines.swept()
         ids = [f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1]
-        found = [*ids, *self.lines.ranges(), *sections[Stage.INVARIANT]]
-        if self.loop > 1:
+        found = [*ids, *self.lines.ranges(), *WAITING, *sections[Stage.INVARIANT]]
+        if looped := (*sections[Stage.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
-            found += [f"    {line}" for line in (*sections[Stage.LOOP], *self.lines.last)]
-            found += sections[Stage.AFTER]
+            found += [f"    {line}" for line in looped]
+        found += sections[Stage.AFTER]
         head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
 

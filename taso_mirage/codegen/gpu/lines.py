@@ -6,6 +6,8 @@ import re
 
 from taso_mirage.mugraph import Stage
 
+WORD = re.compile(r"\w+")
+
 
 class Lines:
     """Statements in the order of writing; an expression that a section has already is named, not written again."""
@@ -56,3 +58,16 @@ class Lines:
 
     def ranges(self) -> list[str]:
         return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]
+
+    def swept(self) -> tuple[dict[Stage, list[str]], list[str]]:
+        """The sections, and what ends an iteration, without the names that nothing reads."""
+        used = {word for line in self.last for word in WORD.findall(line)}
+        kept: dict[Stage, list[str]] = {}
+        for stage in reversed(Stage):
+            kept[stage] = []
+            for line in reversed(self.sections[stage]):
+                name, is_name, value = line.partition(" = ")
+                if not is_name or not name.isidentifier() or name in used or self._known.get((stage, value)) != name:
+                    used.update(WORD.findall(line))
+                    kept[stage].insert(0, line)
+        return kept, self.last

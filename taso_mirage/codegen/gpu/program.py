@@ -35,10 +35,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a tuner sets of a launch: warps of 32 threads, and how many iterations' loads are in flight (1: no pipelining)."""
+    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight (1: no pipelining), and whether its
+    blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load."""
 
     warps: int = 4
     stages: int = 1
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Traffic:
     """Bytes that blocks load and store; what several load counts several times."""
     in_flight: int
     """Bytes that a block loads in one iteration (without a loop: at all)."""
+    live: int = 0
+    """Elements that a block holds at a time, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,19 @@ class Launch:
     @property
     def blocks(self) -> int:
         return int(product(self.grid))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The function's compile-time arguments."""
+        return ({"STAGES": self.schedule.stages} if self.loop > 1 else {}) | (
+            {"OVERLAP": True} if self.schedule.overlap else {}
+        )
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is given besides its buffers."""
+        overlap = {"launch_pdl": True} if self.schedule.overlap else {}
+        return {"num_warps": self.schedule.warps} | self.constants | overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +155,21 @@ def _free(hint: str, taken: set[str]) -> str:
 
 
 RESERVED = frozenset(
-    {"torch", "triton", "tl", "launch", "options", "OPTIONS", "float", "t", "g0", "g1", "g2", "STAGES"}
+    {
+        "torch",
+        "triton",
+        "tl",
+        "launch",
+        "options",
+        "OPTIONS",
+        "float",
+        "t",
+        "g0",
+        "g1",
+        "g2",
+        "STAGES",
+        "OVERLAP",
+    }
 ) | frozenset(
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
     "nonlocal not or pass raise return try while with yield True False None".split()

@@ -60,6 +60,10 @@ FUNCTIONS = {
     "logical_not": "{} == 0",
 }
 """Triton's expression of every scalar function that definitions map over elements."""
+LOG2_E = 1.4426950408889634
+LOWEST = -3.4028234663852886e38
+"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN, and no
+more than any finite element."""
 TESTS = frozenset({"isnan", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal"})
 FOLDS = {"add": ("tl.sum", 0.0), "maximum": ("tl.max", -math.inf), "minimum": ("tl.min", math.inf)}
 
@@ -91,6 +95,8 @@ class Tiles(Meaning[Tile]):
 
     def __init__(self, axes: Axes, lines: Lines) -> None:
         self.axes_of, self.lines, self.hint = axes, lines, "v"
+        self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
+        """The operands of the differences: e to the power of one takes one multiplication, one difference and one power of 2."""
         self.notes: list[str] = []
         """Why products are computed as they are."""
 
@@ -139,7 +145,12 @@ class Tiles(Meaning[Tile]):
             raise Unsupported(f"Triton has no {name} here; add it to FUNCTIONS")
         xs = tuple(self.computed(x) for x in xs)
         axes = self.common(shape, xs)
-        code = FUNCTIONS[name].format(*[self.spread(x, axes) for x in xs])
+        if name == "exp" and (power := self._power_of_two(xs[0], axes)) is not None:
+            code = power
+        elif name == "divide" and (inverse := self._inverse(xs[1], axes)) is not None:
+            code = f"{self.spread(xs[0], axes)} * {self.spread(inverse, axes)}"
+        else:
+            code = FUNCTIONS[name].format(*[self.spread(x, axes) for x in xs])
         stored = (
             "bool"
             if dtype == "bool"
@@ -149,7 +160,32 @@ class Tiles(Meaning[Tile]):
         )
         stage = max(x.stage for x in xs)
         code = self.lines.let(stage, self.hint, code)
-        return Tile(code, shape, axes, dtype, stored or self._computed_as(dtype), stage, self._keeps_zero(fn, xs, axes))
+        found = Tile(
+            code, shape, axes, dtype, stored or self._computed_as(dtype), stage, self._keeps_zero(fn, xs, axes)
+        )
+        if name == "subtract":
+            self.differences[found.code, found.axes] = xs[0], xs[1]
+        return found
+
+    def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
+        """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one in float32 (1e-39 has not)."""
+        if y.number is not None or y.dtype != "float16" or len(y.present) >= len([a for a in axes if a is not None]):
+            return None
+        return replace(y, code=self.lines.let(y.stage, f"{y.code}_inverse", f"1.0 / {y.code}"))
+
+    def _power_of_two(self, x: Tile, axes: Sequence[int | None]) -> str | None:
+        """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of float16, so only there. (In bfloat16
+        the lowest element, of a mask for one, is infinite in units of log 2.)"""
+        a, b = self.differences.get((x.code, x.axes), (x, x))
+        if {x.dtype, a.dtype} != {"float16"} or len(b.present) >= len(a.present):
+            return None
+        scaled = (
+            self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {LOWEST})")
+            if b.number is None
+            else repr(b.number * LOG2_E)
+        )
+        b = replace(b, code=scaled)
+        return f"tl.exp2({self.spread(a, axes)} * {LOG2_E} - {self.spread(b, axes)})"
 
     def _power(self, x: Tile, exponent: Tile) -> Tile:
         whole = {2.0: 1, 3.0: 2, 4.0: 3}.get(exponent.number or 0)
@@ -273,6 +309,8 @@ class Tiles(Meaning[Tile]):
 
     def transpose(self, a: Tile, perm: Sequence[int]) -> Tile:
         a = self.ready(a)
+        if len(set(self.roots(a))) < len(a.present):
+            raise Unsupported(f"a tile of {a.shape} beside its transpose")
         axes = tuple(a.axes[i] for i in perm)
         code = self.permuted(a, [x for x in axes if x is not None])
         return replace(a, code=code, shape=tuple(a.shape[i] for i in perm), axes=axes)

@@ -1,0 +1,327 @@
+"""Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch: eager, torch.compile max-autotune, and SDPA.
+
+    python bench/kernels_h100.py [ROW ...] [--no-peers] [--programs 50] [--workers N] [--append]
+
+Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything starts from the goal: the search
+(with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs on both
+sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at the real size
+before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of them counts.
+`--trials FILE` writes all measurements with what the analytic model said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from models.workloads import BEYOND, PAPER  # noqa: E402
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.codegen import tune  # noqa: E402
+from taso_mirage.codegen.gpu.program import Program  # noqa: E402
+from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.gpu import H100  # noqa: E402
+from taso_mirage.kernels.search import superoptimize  # noqa: E402
+
+TOLERANCE = 4e-3
+"""Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
+Function = Callable[..., Any]
+
+
+# ---------------------------------------------------------------- what is computed, in PyTorch
+
+
+def rms(x: Any, gamma: Any = None) -> Any:
+    import torch
+
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], gamma, 0.0)
+
+
+def silu(x: Any) -> Any:
+    return x * x.sigmoid()
+
+
+def attention(q: Any, k: Any, v: Any, mask: Any = 0.0, scale: float = 1.0) -> Any:
+    return ((q @ k) * scale + mask).softmax(-1) @ v
+
+
+EAGER: dict[str, Function] = {
+    "gated_mlp": lambda x, gate, up: silu(x @ gate) * (x @ up),
+    "gated_mlp_down": lambda x, gate, up, down: (silu(x @ gate) * (x @ up)) @ down,
+    "lora": lambda x, w, a, b: x @ w + (x @ a) @ b,
+    "rmsnorm_linear": lambda x, w: rms(x) @ w,
+    "rmsnorm_gamma_linear": lambda x, gamma, w, bias: rms(x, gamma) @ w + bias,
+    "ntrans": lambda x, h, a: rms(x + a * (rms(h) - x)),
+    "gqa": attention,
+    "long_attention": attention,
+    "masked_attention": lambda q, k, v, m: attention(q, k, v, m, q.shape[-1] ** -0.5),
+    "qknorm": lambda q, k, v: attention(rms(q), rms(k).transpose(1, 2), v),
+    "rotary_attention": lambda q, r, cos, sin, k, v: attention(q * cos + r * sin, k, v),
+}
+
+
+def _sdpa(q: Any, k: Any, v: Any, mask: Any = None, scale: float = 1.0) -> Any:
+    """All operands have the shape (heads, rows, width)."""
+    import torch
+
+    mask = None if mask is None else mask[None, None]
+    found = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)
+    return found[0]
+
+
+SDPA: dict[str, Function] = {
+    "gqa": _sdpa,
+    "long_attention": _sdpa,
+    "masked_attention": lambda q, k, v, m: _sdpa(q, k, v, m, q.shape[-1] ** -0.5),
+    "qknorm": lambda q, k, v: _sdpa(rms(q), rms(k), v),
+    "rotary_attention": lambda q, r, cos, sin, k, v: _sdpa(q * cos + r * sin, k, v),
+}
+
+
+def _for_sdpa(name: str, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs with rows outermost, the queries of a group as rows of their head."""
+    if name == "qknorm":
+        return list(inputs)
+    k = -2 if name != "masked_attention" else 1
+    keys = inputs[k].transpose(-1, -2).contiguous()
+    found = [keys if x is inputs[k] else x for x in inputs]
+    if name == "long_attention":
+        return [x.reshape(x.shape[0], -1, x.shape[-1]) for x in found]
+    return found
+
+
+# ---------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """A workload at a size, and the microseconds that it is to take."""
+
+    name: str
+    sizes: dict[str, int]
+    bar: float | None = None
+
+    @property
+    def case(self) -> str:
+        return " ".join([self.name, *(f"{k}={v}" for k, v in self.sizes.items())])
+
+
+ROWS = (
+    Row("gated_mlp", {}, 25.0),
+    Row("lora", {}, 4.0),
+    Row("lora", {"width": 4096}, 20.0),
+    Row("rmsnorm_linear", {"batch": 1}, 20.0),
+    Row("rmsnorm_linear", {"batch": 8}, 20.0),
+    Row("ntrans", {"batch": 1}, 2.0),
+    Row("ntrans", {"batch": 8}, 2.9),
+    Row("gqa", {"batch": 1}, 8.0),
+    Row("gqa", {"batch": 8}, 15.0),
+    Row("qknorm", {"batch": 1}, 9.0),
+    Row("qknorm", {"batch": 8}, 19.0),
+    Row("gqa", {"width": 128, "keys": 8192}),
+    Row("long_attention", {"group": 8}),
+    Row("long_attention", {"group": 1}),
+    Row("lora", {"width": 4096, "rank": 64}),
+    Row("rmsnorm_gamma_linear", {"batch": 1}),
+    Row("masked_attention", {}),
+    Row("rotary_attention", {}),
+    Row("gated_mlp_down", {}),
+)
+
+
+def searched(row: Row, best: int) -> list[Program]:
+    """The programs of the muGraphs that the search finds, the fastest by its model first."""
+    graph = {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
+    found: dict[str, Program] = {}
+    for each in superoptimize(graph, best=best, budget=120.0, device=H100):
+        try:
+            program = each.program()
+        except Unsupported:
+            continue
+        found[program.source] = program
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def checker(eager: Function, errors: list[float]) -> tune.Check:
+    """Whether results are the goal's in float64, by norm; the errors are noted."""
+    known: dict[int, Any] = {}
+
+    def check(inputs: Sequence[Any], results: Sequence[Any]) -> bool:
+        key = inputs[0].data_ptr()
+        if key not in known:
+            known[key] = eager(*[x.double() for x in inputs])
+        wanted = known[key]
+        error = float((results[0].double() - wanted).norm() / wanted.norm())
+        errors.append(error)
+        return math.isfinite(error) and error < TOLERANCE
+
+    return check
+
+
+def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterator[tuple[str, float]]:
+    """Every peer with its seconds a call; a peer that fails has no figure."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    eager = EAGER[row.name]
+    kinds: list[tuple[str, Function, Sequence[Sequence[Any]], Any]] = [("eager", eager, sets, None)]
+    compiled = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
+    kinds.append(("torch.compile", compiled(eager), sets, None))
+    if row.name in SDPA:
+        arranged = [_for_sdpa(row.name, inputs) for inputs in sets]
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+            label = f"SDPA {backend.name.split('_')[0].lower()}"
+            kinds.append((label, SDPA[row.name], arranged, backend))
+            if SDPA[row.name] is not _sdpa and backend is SDPBackend.FLASH_ATTENTION:
+                kinds.append((f"{label}, compiled", compiled(SDPA[row.name]), arranged, backend))
+    for label, call, inputs, backend in kinds:
+        torch._dynamo.reset()
+        try:
+            with sdpa_kernel([backend] if backend is not None else [SDPBackend.MATH]), torch.inference_mode():
+                result = call(*inputs[0])
+                if not check(sets[0], (result.reshape(eager_shape(row, sets[0])),)):
+                    print(f"  {label} is wrong", flush=True)
+                yield label, tune.measured(call, inputs)
+        except Exception as error:  # a peer that fails has no figure
+            print(f"  {label}: {str(error).splitlines()[0][:120]}", flush=True)
+
+
+def eager_shape(row: Row, inputs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(EAGER[row.name](*[x.to("meta") for x in inputs]).shape)
+
+
+def measured(row: Row, programs: Sequence[Program], executor: Executor, with_peers: bool) -> tuple[dict[str, Any], Any]:
+    """One row, and all trials."""
+    errors: list[float] = []
+    check = checker(EAGER[row.name], errors)
+    start = time.perf_counter()
+    best = tune.tuned(programs, executor=executor, check=check)
+    seconds = time.perf_counter() - start
+    sets = tune.input_sets(best.program)
+    others = dict(peers(row, sets, check)) if with_peers else {}
+    inputs = sum(b.bytes for b in best.program.buffers if b.role != "scratch")
+    found = {
+        "case": row.case,
+        "ours": best.seconds * 1e6,
+        "baselines": {k: v * 1e6 for k, v in others.items()},
+        "bar": row.bar,
+        "floor": inputs / H100.bandwidth * 1e6,
+        "error": max((e for e in errors if e < TOLERANCE), default=None),
+        "refused": sum(not e < TOLERANCE for e in errors),
+        "programs": len(programs),
+        "trials": len(best.trials),
+        "tuning_seconds": round(seconds, 1),
+        "model": ranking(best, len(programs)),
+        "launches": [{"grid": x.grid, "loop": x.loop} | asdict(x.schedule) for x in best.program.launches],
+    }
+    return found, best
+
+
+def ranking(best: tune.Tuned, count: int) -> dict[str, float]:
+    """How well the search's order is that of the measurements (rank correlation), and how much slower than the best of all programs, with
+    the schedules that were guessed, the best of the first eight is."""
+    times = np.array([trial.seconds for trial in best.trials[:count]])
+    fine = np.isfinite(times)
+    place, rank = np.flatnonzero(fine), times[fine].argsort().argsort()
+    correlation = float(np.corrcoef(place.argsort().argsort(), rank)[0, 1]) if fine.sum() > 2 else 0.0
+    return {"rank_correlation": round(correlation, 3), "best_of_8": round(float(times[:8].min() / times.min()), 3)}
+
+
+def noted(row: Row, programs: Sequence[Program], best: tune.Tuned) -> list[dict[str, Any]]:
+    """All trials of a row, for a look at the model."""
+    place = {
+        p.launches[0].name + str([(x.grid, x.loop, x.traffic) for x in p.launches]): i for i, p in enumerate(programs)
+    }
+    found = []
+    for trial in best.trials:
+        p = trial.program
+        key = p.launches[0].name + str([(x.grid, x.loop, x.traffic) for x in p.launches])
+        launches = [{"grid": x.grid, "loop": x.loop, **asdict(x.schedule), **asdict(x.traffic)} for x in p.launches]
+        us = trial.seconds * 1e6 if math.isfinite(trial.seconds) else None
+        model = tune.ranked([p])[0][0] * 1e6
+        found.append({"case": row.case, "place": place.get(key), "us": us, "model": model, "launches": launches})
+    return found
+
+
+def show(row: dict[str, Any]) -> None:
+    best = min(row["baselines"].values(), default=math.nan)
+    others = ", ".join(f"{k} {v:.1f}" for k, v in row["baselines"].items())
+    bar = f"(bar {row['bar']:g})" if row["bar"] else ""
+    shown = "; ".join(f"{x['grid']} loop {x['loop']} w{x['warps']} s{x['stages']}" for x in row["launches"])
+    print(
+        f"{row['case']:36} {row['ours']:7.2f} us {bar:9} floor {row['floor']:5.1f} best peer {best:7.1f} ratio "
+        f"{best / row['ours']:5.2f} | {shown} | {row['programs']} programs, {row['trials']} trials, {row['refused']} refused, "
+        f"{row['tuning_seconds']:.0f} s | {others}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help="workloads, or rows such as 'gqa batch=8'; all if left out"
+    )
+    parser.add_argument("--programs", type=int, default=50, help="muGraphs of a row that are generated and measured")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--missing", action="store_true", help="with --append: only rows that the file lacks")
+    parser.add_argument(
+        "--append", action="store_true", help="keep the other rows, and with --no-peers the peers' times"
+    )
+    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
+    parser.add_argument("--trials", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    if unknown := set(options.rows) - {each for row in ROWS for each in (row.name, row.case)}:
+        parser.error(f"no workload is named {min(unknown)}")
+    device = tune.gpu()
+    name = device.split()[1] if device.startswith("NVIDIA ") else device.split()[0]
+    path = options.output or ROOT / "bench" / "results" / f"kernels_h100-{name}.json"
+    before = json.loads(path.read_text())["rows"] if options.append and path.exists() else []
+    rows = {r["case"]: r for r in before}
+    chosen = [row for row in ROWS if not options.rows or row.name in options.rows or row.case in options.rows]
+    chosen = [row for row in chosen if not (options.missing and row.case in rows)]
+    trials: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        asked = [(row, executor.submit(searched, row, options.programs)) for row in chosen]
+        for row, future in asked:
+            programs = future.result()
+            try:
+                found, best = measured(row, programs, executor, not options.no_peers)
+            except Exception as error:  # the other rows are wanted all the same
+                print(f"{row.case}: {type(error).__name__}: {error}", flush=True)
+                continue
+            if options.no_peers and row.case in rows:
+                found["baselines"] = rows[row.case]["baselines"]
+            rows[row.case] = found
+            show(found)
+            result = {"bench": "kernels_h100", "device": device, "unit": "us", "rows": list(rows.values())}
+            path.write_text(json.dumps(result | {"versions": {"taso-mirage": __version__}}, indent=1) + "\n")
+            trials += noted(row, programs, best)
+            if options.trials:
+                options.trials.write_text(json.dumps(trials))
+    ratios = [min(r["baselines"].values()) / r["ours"] for r in rows.values() if r["baselines"]]
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"geometric mean over the best peer {mean:.2f}, least {min(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()

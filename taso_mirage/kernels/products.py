@@ -1,0 +1,46 @@
+"""Products of factors with exponents, and their coefficients: what a sketch's polynomials are made of."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TypeAlias
+
+Number: TypeAlias = "int | Fraction"
+Product: TypeAlias = tuple[tuple[int, int], ...]
+"""(factor, exponent), sorted."""
+Terms: TypeAlias = tuple[tuple[Product, Number], ...]
+
+
+def times(a: Product, b: Product) -> Product:
+    """The product of two products; exponents add."""
+    if not a or not b:
+        return a or b
+    total = dict(a)
+    for f, e in b:
+        total[f] = total.get(f, 0) + e
+    return tuple(sorted([pair for pair in total.items() if pair[1]]))
+
+
+def power(a: Product, n: int) -> Product:
+    """Every exponent times n."""
+    return tuple([(f, e * n) for f, e in a])
+
+
+def first(term: tuple[Product, Number]) -> Product:
+    """What terms are sorted by."""
+    return term[0]
+
+
+def nearest(a: int, b: int) -> int:
+    """The one of two exponents of one sign that is nearer to 0."""
+    return min(a, b) if a > 0 else max(a, b)
+
+
+def over(c: Number, d: Number) -> Number:
+    """c / d, whole where it is."""
+    return c * d if d in (1, -1) else plain(Fraction(c) / d)
+
+
+def plain(c: Number) -> Number:
+    """A whole number as an int."""
+    return int(c) if isinstance(c, Fraction) and c.denominator == 1 else c
