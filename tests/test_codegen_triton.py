@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from types import ModuleType
+from typing import Any, cast
 
 import mugraphs
 import numpy as np
@@ -159,23 +162,27 @@ def softmax_of(dtype: str, loop: int) -> Case:
 
 
 def two_maxima() -> tuple[Graph, Graph]:
-    """The maximum of all elements is folded from one of each, which runs as well; one row is -inf throughout."""
-    x = mugraphs.leaf("no number", "float32", 6, 8)
+    """The maximum of all elements is folded from one of each, which runs as well; two of those are -inf throughout."""
+    x = mugraphs.leaf("masked", "float32", 6, 8)
+
+    def together(total: Node, largest: Node, top: Node) -> Node:
+        total, largest = (
+            term("where", term("equal", largest, constant(-np.inf, "float32")), constant(2.0, "float32"), each)
+            for each in (total, largest)
+        )
+        return term("add", term("reduce_sum", term("mul", total, largest), axes=(1,)), top)
 
     def body(x: Node) -> Node:
         m = term("running_max", x)
         total = term("accumulate", term("exp", term("sub", x, m)), m, over="rescaled", degree=1)
         top = term("accumulate", term("reduce_max", x, axes=(1,)), over="max")
-        largest = term("accumulate", x, over="max")
-        return term("add", term("reduce_max", term("mul", total, largest), axes=(1,)), top)
+        return together(total, term("accumulate", x, over="max"), top)
 
     def goal(x: Node) -> Node:
         halves = [term("slice", x, axes=(1,), starts=(s,), ends=(s + 4,), steps=(1,)) for s in (0, 4)]
         largest = term("max", *halves)
         total = term("add", *[term("exp", term("sub", half, largest)) for half in halves])
-        return term(
-            "add", term("reduce_max", term("mul", total, largest), axes=(1,)), term("reduce_max", x, axes=(1,))
-        )
+        return together(total, largest, term("reduce_max", x, axes=(1,)))
 
     return Graph((x,), (mugraphs.kernel([(x, (-1,), 1)], body, (1,), 2, (0,)),)), Graph((x,), (goal(x),))
 
@@ -198,6 +205,24 @@ def tiny_divisors() -> tuple[Graph, Graph]:
     x, y = mugraphs.leaf("tiny", "float32", 6, 5), mugraphs.leaf("tiny", "float32", 6, 1)
     made = mugraphs.kernel([(x, (0,), -1), (y, (0,), -1)], lambda x, y: term("div", x, y), (3,), 1, (0,))
     return Graph((x, y), (made,)), Graph((x, y), (term("div", x, y),))
+
+
+def first_block() -> tuple[Graph, Graph]:
+    """Blocks that differ along the first grid dim, of which the first one gives the result."""
+    x = mugraphs.leaf("X", "float32", 6, 10)
+    made = mugraphs.kernel([(x, (1, 0), -1)], lambda t: term("reduce_sum", t, axes=(1,)), (5, 2), 1, (-1, 0))
+    head = term("slice", x, axes=(1,), starts=(0,), ends=(2,), steps=(1,))
+    return Graph((x,), (made,)), Graph((x,), (term("reduce_sum", head, axes=(1,)),))
+
+
+def less_infinity() -> tuple[Graph, Graph]:
+    x = mugraphs.leaf("X", "float16", 4, 6)
+
+    def body(x: Node) -> Node:
+        return term("exp", term("sub", x, constant(np.inf, "float16")))
+
+    made = mugraphs.kernel([(x, (0,), -1)], lambda x: term("add", x, body(x)), (2,), 1, (0,))
+    return Graph((x,), (made,)), Graph((x,), (term("add", x, body(x)),))
 
 
 def idle_loop() -> tuple[Graph, Graph]:
@@ -270,6 +295,8 @@ OTHERS: dict[str, Case] = {
     "split_last": split_last,
     "turned_differences": turned_differences,
     "one_for_all_blocks": one_for_all_blocks,
+    "first_block": first_block,
+    "less_infinity": less_infinity,
     "two_maxima": two_maxima,
     "padded_rows": padded_rows,
     "tiny_divisors": tiny_divisors,
@@ -313,9 +340,9 @@ def drawn(name: str, node: Node, seed: int) -> np.ndarray:
         values[:, :5] = -np.inf  # all keys of the first iteration, and one of the second
     own = node.attr("name")
     if own == "lowest":  # one row is masked whole, as exporters mask, and the first half of another one
-        values[1, :] = values[2, :4] = LARGEST[node.dtype] * -1.0
-    if own == "no number":
-        values[1, :] = -np.inf
+        values[1, :] = values[2, :4] = -LARGEST[node.dtype]
+    if own == "masked":
+        values[1:3, [1, 5]] = -np.inf
     if own in ("positive", "tiny"):
         values = (1 + np.abs(values)) * (1e-39 if own == "tiny" else 1)
     return values.astype(numpy_dtype(node.dtype))
@@ -446,10 +473,39 @@ def test_any_name_of_an_input_is_legal(name: str) -> None:
     assert launch.args.args[0].arg != "kernel_0"
 
 
-def test_one_maximum_runs_for_all_that_is_relative_to_it() -> None:
-    source = codegen.program(mugraphs.attention_split_safe()[0]).source
+@pytest.mark.parametrize(("lowest", "maxima"), [(-1e30, 1), (None, 2)])
+def test_one_maximum_runs_for_all_that_is_relative_to_it(lowest: float | None, maxima: int) -> None:
+    """Where no element is -inf, which is no start for what runs, the maximum of all iterations is that as well."""
+    x = mugraphs.leaf("X", "float16", 4, 32)
+
+    def body(x: Node) -> tuple[Node, ...]:
+        top = term("reduce_max", x, axes=(1,))
+        if lowest is not None:
+            top = term("max", top, term("cast", constant(np.float32(lowest)), to="float16"))
+        powers = term("exp", term("sub", x, term("running_max", top)))
+        flat = term("running_max", term("reshape", top, shape=(2,)))
+        sums = [
+            term("accumulate", term("reduce_sum", powers, axes=(1,), keepdims=k), m, over="rescaled", degree=1)
+            for k, m in ((1, term("running_max", top)), (0, flat))
+        ]
+        return (*sums, term("accumulate", top, over="max"))
+
+    made = mugraphs.kernel([(x, (0,), 1)], body, (2,), 2, (0,), (0,), (0,))
+    source = codegen.program(Graph((x,), tuple(mugraphs.parts(made)))).source
+    states = source[source.index("@triton") : source.index("for t in")].count("tl.full(")
     loop = source[source.index("for t in") : source.index("tl.store")]
-    assert [loop.count(each) for each in ("tl.maximum(m", "tl.exp2(", "tl.exp(")] == [1, 1, 1]
+    assert [states - 2, *(loop.count(each) for each in ("tl.exp2(", "tl.exp("))] == [maxima, 1, 1]
+
+
+def test_a_rescaled_sum_has_no_negative_degree() -> None:
+    x = mugraphs.leaf("X", "float32", 4, 6)
+
+    def body(x: Node) -> Node:
+        return term("accumulate", x, term("running_max", x), over="rescaled", degree=-1)
+
+    made = mugraphs.kernel([(x, (0,), 1)], body, (2,), 2, (0,))
+    with pytest.raises(Unsupported, match="power of -1"):
+        codegen.program(Graph((x,), (made,)))
 
 
 def test_a_fold_waits_for_the_end_of_the_loop() -> None:
@@ -578,3 +634,33 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     calls.clear()
     assert tune.tuned([program], cache) == found
     assert calls == []
+    assert tune.tuned([program], cache, check=lambda inputs, results: True) == found
+    assert len(calls) == len(found.trials)  # whether results are right was not asked then
+
+
+def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
+    torch = pytest.importorskip("torch")
+    wide = codegen.program(idle_loop()[0])
+
+    class Unwritten:
+        def launch(self, x: object, y: object, options: object) -> object:
+            return torch.empty(4, 3)
+
+    asked: list[bool] = []
+
+    def check(inputs: object, results: Sequence[Any]) -> bool:
+        asked.append(bool(results[0].isnan().all()))
+        return False
+
+    assert tune._seconds(cast(ModuleType, Unwritten()), wide, [[None, None]], check) == math.inf
+    assert asked == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_where_every_program_is_refused_none_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = codegen.program(mugraphs.ntrans()[0])
+    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
+    monkeypatch.setattr(tune._Bench, "seconds", lambda self, programs: [math.inf for _ in programs])
+    with pytest.raises(Unsupported, match="none of 1 programs"):
+        tune.tuned([program])

@@ -70,6 +70,18 @@ def test_two_softmaxes_of_one_tensor_do_not_share_a_maximum() -> None:
         superoptimize(goal, best=6, max_kernels=1)
 
 
+def test_a_row_that_is_masked_with_the_lowest_number_is_uniform() -> None:
+    """As exporters mask: each score is the lowest number, and so is their maximum."""
+    mask = x("m", 64, 128)
+    scores = term("add", matmul(Q, term("transpose", K, perm=(1, 0))), mask)
+    found = superoptimize(Graph((Q, K, V, mask), (matmul(softmax(scores, 1), V),)), best=8)
+    assert found
+    hidden = np.where(RNG.random((64, 128)) < 0.3, np.finfo(np.float32).min, 0)
+    hidden[:5] = np.finfo(np.float32).min
+    values = {Q: RNG.normal(size=(64, 32)), K: RNG.normal(size=(128, 32)), V: RNG.normal(size=(128, 16))}
+    assert_right(found, {**values, mask: hidden})
+
+
 def test_efficient_attention() -> None:
     keys = matmul(term("transpose", softmax(K, 0), perm=(1, 0)), V)
     found = superoptimize(Graph((Q, K, V), (matmul(softmax(Q, 1), keys),)), best=6)

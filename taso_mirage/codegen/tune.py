@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from taso_mirage.codegen.compile import OVERLAPPING, load
 from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
 from taso_mirage.codegen.triton import options_text
-from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.gpu import H100, Device
 
 RESIDENT = 32
@@ -111,7 +111,8 @@ def tuned(
     check: Check | None = None,
 ) -> Tuned:
     """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
-    the model. What does not compile or fit, or whose results `check` refuses, is passed over.
+    the model. What does not compile or fit, or whose results `check` refuses, is passed over;
+    Unsupported is raised where nothing is left.
 
     All are measured with the schedule that the generator guessed; the best FINALISTS are tuned, one launch after the other. The
     processes of `executor` compile ahead, into Triton's cache.
@@ -141,6 +142,8 @@ def _tuned(
             trials += found
             best = min([best, *found], key=lambda t: t.seconds)
     best = min(trials, key=lambda t: t.seconds)
+    if not math.isfinite(best.seconds):
+        raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
     return Tuned(best.program, best.seconds, measured, tuple(trials))
 
 

@@ -20,8 +20,8 @@ from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled
 from taso_mirage.ops import term
 
-LOWEST = float(np.finfo(np.float32).min) / 2
-"""Of a tile that is masked whole, the maximum: finite, in units of log 2 too."""
+LOWEST = float(np.finfo(np.float32).min)
+"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is uniform."""
 BINARY = frozenset({"mul", "add", "sub", "div"})
 Labels = tuple[tuple[str, ...], ...]
 """The labels of every axis, outermost first: none where its size is 1, several where it is a product."""

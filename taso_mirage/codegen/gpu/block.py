@@ -174,7 +174,7 @@ class Block:
         old, new = self.states[node.args[1]]
         m, degree = self.values[node.args[1]], node.attr("degree")
         if degree < 0:
-            raise Unsupported(f"an accumulator rescaled to the power of {degree}: it grows without bound before the first maximum")
+            raise Unsupported(f"an accumulator rescaled to the power of {degree}; a degree of 0 or more is known")
         self.tiles.common(x.shape, (x, m))
         power = f"{old} - {new}" if degree == 1 else f"{float(degree)} * ({old} - {new})"
         code = self.lines.let(Stage.LOOP, "rescale", f"tl.exp({power})")

@@ -177,13 +177,11 @@ class Tiles(Meaning[Tile]):
         """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of float16, so only there. (In bfloat16
         the lowest element, of a mask for one, is infinite in units of log 2.)"""
         a, b = self.differences.get((x.code, x.axes), (x, x))
-        if {x.dtype, a.dtype} != {"float16"} or len(b.present) >= len(a.present):
+        if {x.dtype, a.dtype} != {"float16"} or len(b.present) >= len(a.present) or math.isinf(b.number or 0.0):
             return None
-        scaled = (
-            self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {LOWEST})")
-            if b.number is None
-            else repr(b.number * LOG2_E)
-        )
+        scaled = repr((b.number or 0.0) * LOG2_E)
+        if b.number is None:
+            scaled = self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {LOWEST})")
         b = replace(b, code=scaled)
         return f"tl.exp2({self.spread(a, axes)} * {LOG2_E} - {self.spread(b, axes)})"
 
