@@ -1,0 +1,24 @@
+// Compiled kernels for the CPU: libraries that were opened, and the functions in them.
+#pragma once
+#include <cstddef>
+#include <string>
+
+#include "plan.h"
+
+namespace cpu {
+
+using Parallel = void (*)(void (*)(void*, size_t), size_t, void*, void*);
+using Entry = void (*)(const void**, void**, void*, Parallel, void*);
+
+// Open a library of compiled kernels. Problem where it is none, or was built for another machine or version.
+void open(const std::string& path);
+
+struct Function {
+  Entry entry;
+  size_t scratch;
+};
+
+// The compiled kernel that a plan names, in the libraries that were opened. Problem where none has it, or it has other types.
+Function find(const plan::Plan& plan);
+
+}  // namespace cpu

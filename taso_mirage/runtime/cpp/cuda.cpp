@@ -1,0 +1,261 @@
+#include "cuda.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+namespace cuda {
+namespace {
+
+using plan::Problem;
+using Result = int;
+
+constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  // of a device
+constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8;                            // of a function
+constexpr int SERIALIZATION = 6;                                               // programmatic stream serialization, of a launch
+constexpr unsigned SHARED_ALWAYS = 48 * 1024;
+constexpr unsigned WARP = 32;
+constexpr int SPECIFIC = 90;  // from this capability on, code is compiled for one architecture alone
+
+struct Attribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int allowed;
+  } value;
+};
+
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  Attribute* attributes;
+  unsigned count;
+};
+
+struct Driver {
+  Result (*CtxGetCurrent)(void**);
+  Result (*CtxSetCurrent)(void*);
+  Result (*CtxGetDevice)(int*);
+  Result (*DeviceGetAttribute)(int*, int, int);
+  Result (*ModuleLoadData)(void**, const void*);
+  Result (*ModuleUnload)(void*);
+  Result (*ModuleGetFunction)(void**, void*, const char*);
+  Result (*FuncGetAttribute)(int*, int, void*);
+  Result (*FuncSetAttribute)(void*, int, int);
+  Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  Result (*GetErrorString)(Result, const char**);
+  Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these three
+  Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
+  Result (*FuncLoad)(void*);
+};
+
+template <class Function>
+void find(void* library, const char* name, Function*& place, bool needed = true) {
+  place = reinterpret_cast<Function*>(dlsym(library, name));
+  if (place == nullptr && needed) throw Problem(std::string("the CUDA driver has no ") + name + "; update the driver");
+}
+
+const Driver& driver() {
+  static const Driver found = [] {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
+    Driver made{};
+    find(library, "cuCtxGetCurrent", made.CtxGetCurrent);
+    find(library, "cuCtxSetCurrent", made.CtxSetCurrent);
+    find(library, "cuCtxGetDevice", made.CtxGetDevice);
+    find(library, "cuDeviceGetAttribute", made.DeviceGetAttribute);
+    find(library, "cuModuleLoadData", made.ModuleLoadData);
+    find(library, "cuModuleUnload", made.ModuleUnload);
+    find(library, "cuModuleGetFunction", made.ModuleGetFunction);
+    find(library, "cuFuncGetAttribute", made.FuncGetAttribute);
+    find(library, "cuFuncSetAttribute", made.FuncSetAttribute);
+    find(library, "cuLaunchKernel", made.LaunchKernel);
+    find(library, "cuGetErrorString", made.GetErrorString);
+    find(library, "cuLaunchKernelEx", made.LaunchKernelEx, false);
+    find(library, "cuFuncGetParamInfo", made.FuncGetParamInfo, false);
+    find(library, "cuFuncLoad", made.FuncLoad, false);
+    return made;
+  }();
+  return found;
+}
+
+void succeed(Result result, const std::string& what) {
+  if (result == 0) return;
+  const char* text = nullptr;
+  driver().GetErrorString(result, &text);
+  throw Problem(what + ": CUDA error " + std::to_string(result) + ", " + (text == nullptr ? "unknown" : text));
+}
+
+int of_device(int device, int which) {
+  int found = 0;
+  succeed(driver().DeviceGetAttribute(&found, which, device), "the device cannot be asked for its properties");
+  return found;
+}
+
+// Code runs on its own architecture, before sm_90 also on later ones of the same generation.
+bool runs(const plan::Image& image, int capability) {
+  if (image.ptx) return image.capability <= capability;
+  if (image.capability >= SPECIFIC) return image.capability == capability;
+  return image.capability <= capability && image.capability / 10 == capability / 10;
+}
+
+// The image for a kernel: machine code before PTX, then the newest.
+size_t choose(const plan::Plan& plan, size_t kernel, int capability) {
+  size_t best = plan.images.size();
+  std::string have;
+  for (size_t i = 0; i < plan.images.size(); ++i) {
+    const plan::Image& image = plan.images[i];
+    if (image.kernel != kernel) continue;
+    have += (have.empty() ? "" : ", ") + std::string(image.ptx ? "PTX for " : "") + "sm_" + std::to_string(image.capability);
+    if (!runs(image, capability)) continue;
+    if (best < plan.images.size()) {
+      const plan::Image& other = plan.images[best];
+      if (image.ptx != other.ptx ? image.ptx : image.capability <= other.capability) continue;
+    }
+    best = i;
+  }
+  if (best == plan.images.size())
+    throw Problem("kernel " + std::to_string(kernel) + " is compiled for " + have + ", this GPU is sm_" + std::to_string(capability) +
+                  "; optimize the model for it, or load it without this library, where it runs by its functions");
+  return best;
+}
+
+void check_arguments(const Function& made, size_t count) {
+  if (driver().FuncGetParamInfo == nullptr) return;
+  size_t offset = 0, size = 0;
+  for (size_t i = 0; i <= count; ++i) {
+    const bool has = driver().FuncGetParamInfo(made.function, i, &offset, &size) == 0;
+    if (has != (i < count) || (has && size != sizeof(void*)))
+      throw Problem("the kernel " + made.image->symbol + " takes " + (has ? "more or other arguments than" : std::to_string(i) + " arguments, not") + " the " +
+                    std::to_string(count) + " pointers of the plan");
+  }
+}
+
+void check_device(const Function& made, int device) {
+  const plan::Image& image = *made.image;
+  const int shared = of_device(device, SHARED_MOST);
+  if (static_cast<int>(image.shared) > shared)
+    throw Problem(image.symbol + " needs " + std::to_string(image.shared) + " bytes of shared memory, this GPU has " + std::to_string(shared));
+  int threads = 0;
+  succeed(driver().FuncGetAttribute(&threads, THREADS_MOST, made.function), image.symbol + " cannot be asked for its threads");
+  if (static_cast<int>(image.warps * WARP) > threads)
+    throw Problem(image.symbol + " has " + std::to_string(image.warps) + " warps in the plan, its code takes " + std::to_string(threads) + " threads");
+  if (image.shared > SHARED_ALWAYS)
+    succeed(driver().FuncSetAttribute(made.function, DYNAMIC_SHARED, static_cast<int>(image.shared)), image.symbol + " cannot have its shared memory");
+  if (image.overlap && driver().LaunchKernelEx == nullptr)
+    throw Problem(image.symbol + " waits for the kernel before it, which this driver has no launch for; update the driver");
+}
+
+template <class Value>
+Value at(std::string_view content, uint64_t place) {
+  Value found{};
+  if (place > content.size() || content.size() - place < sizeof found) throw Problem("its headers end behind its last byte");
+  std::memcpy(&found, content.data() + place, sizeof found);
+  return found;
+}
+
+void inside(std::string_view content, uint64_t start, uint64_t size) {
+  if (start > content.size() || size > content.size() - start)
+    throw Problem("a part of it at " + std::to_string(start) + " has " + std::to_string(size) + " bytes, but the image ends at " + std::to_string(content.size()));
+}
+
+void check_elf(std::string_view content) {
+  constexpr uint16_t CUDA = 190;
+  constexpr uint32_t NO_BITS = 8;
+  constexpr std::string_view magic("\x7f" "ELF\x02\x01", 6);
+  if (content.substr(0, 6) != magic || at<uint16_t>(content, 18) != CUDA) throw Problem("it is no cubin");
+  const auto programs = at<uint64_t>(content, 32), sections = at<uint64_t>(content, 40);
+  const uint64_t program = at<uint16_t>(content, 54), section = at<uint16_t>(content, 58);
+  const uint64_t program_count = at<uint16_t>(content, 56), section_count = at<uint16_t>(content, 60);
+  if ((program_count > 0 && program < 56) || section < 64 || section_count == 0) throw Problem("its headers are too small");
+  inside(content, programs, program_count * program);
+  inside(content, sections, section_count * section);
+  for (uint64_t i = 0; i < program_count; ++i)
+    inside(content, at<uint64_t>(content, programs + i * program + 8), at<uint64_t>(content, programs + i * program + 32));
+  for (uint64_t i = 0; i < section_count; ++i)
+    if (at<uint32_t>(content, sections + i * section + 4) != NO_BITS)
+      inside(content, at<uint64_t>(content, sections + i * section + 24), at<uint64_t>(content, sections + i * section + 32));
+}
+
+void check_ptx(std::string_view content) {
+  if (content.find('\0') != std::string_view::npos || content.find(".version") == std::string_view::npos) throw Problem("it is no PTX");
+}
+
+}  // namespace
+
+bool present() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return false;
+  const auto init = reinterpret_cast<Result (*)(unsigned)>(dlsym(library, "cuInit"));
+  const auto count = reinterpret_cast<Result (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
+  int found = 0;
+  return init != nullptr && count != nullptr && init(0) == 0 && count(&found) == 0 && found > 0;
+}
+
+void check(const plan::Image& image, std::string_view content) {
+  try {
+    image.ptx ? check_ptx(content) : check_elf(content);
+  } catch (const Problem& problem) {
+    throw Problem("the image of " + image.symbol + " for sm_" + std::to_string(image.capability) + " is damaged: " + problem.what());
+  }
+}
+
+std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::string(size_t)>& attribute) {
+  auto found = std::make_unique<Loaded>();
+  int device = 0;
+  succeed(driver().CtxGetCurrent(&found->context), "there is no CUDA context");
+  if (found->context == nullptr) throw Problem("there is no CUDA context; the session must have the CUDA provider");
+  succeed(driver().CtxGetDevice(&device), "there is no CUDA device");
+  const int capability = 10 * of_device(device, CAPABILITY_MAJOR) + of_device(device, CAPABILITY_MINOR);
+  for (size_t i = 0; i < plan.kernels.size(); ++i) {
+    const size_t which = choose(plan, i, capability);
+    const plan::Image& image = plan.images[which];
+    const std::string content = image.content(attribute(which));
+    check(image, content);
+    Function made{nullptr, nullptr, &image};
+    succeed(driver().ModuleLoadData(&made.module, content.c_str()), "the image of " + image.symbol + " cannot be loaded");
+    found->functions.push_back(made);
+    succeed(driver().ModuleGetFunction(&made.function, made.module, image.symbol.c_str()), "the image has no kernel " + image.symbol);
+    check_arguments(made, plan.kernels[i].arguments.size() + image.hidden);
+    check_device(made, device);
+    if (driver().FuncLoad != nullptr) succeed(driver().FuncLoad(made.function), image.symbol + " cannot be loaded");
+    found->functions.back() = made;
+  }
+  return found;
+}
+
+Loaded::~Loaded() {
+  if (context != nullptr) driver().CtxSetCurrent(context);
+  for (const Function& each : functions) driver().ModuleUnload(each.module);
+}
+
+void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const {
+  void* current = nullptr;
+  succeed(driver().CtxGetCurrent(&current), "there is no CUDA context");
+  if (current != context) succeed(driver().CtxSetCurrent(context), "the CUDA context of the session cannot be used");
+  for (size_t i = 0; i < functions.size(); ++i) {
+    const plan::Kernel& kernel = plan.kernels[i];
+    const plan::Image& image = *functions[i].image;
+    const std::vector<unsigned> grid = kernel.blocks(sizes);
+    std::vector<const void*> values;
+    for (const plan::Argument& a : kernel.arguments) values.push_back(tensors[static_cast<size_t>(a.role)][a.index]);
+    values.resize(values.size() + image.hidden, nullptr);
+    std::vector<void*> arguments;
+    for (const void*& value : values) arguments.push_back(&value);
+    const unsigned threads = image.warps * WARP;
+    Result result;
+    if (image.overlap) {
+      Attribute attribute{};
+      attribute.id = SERIALIZATION;
+      attribute.value.allowed = 1;
+      const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, &attribute, 1};
+      result = driver().LaunchKernelEx(&config, functions[i].function, arguments.data(), nullptr);
+    } else {
+      result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, arguments.data(), nullptr);
+    }
+    succeed(result, image.symbol + " cannot be launched");
+  }
+}
+
+}  // namespace cuda

@@ -1,0 +1,44 @@
+// Launching compiled kernels through the CUDA driver, which is opened when the first node is created: no CUDA toolkit is needed.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan.h"
+
+namespace cuda {
+
+// Whether this machine has a driver and a GPU.
+bool present();
+
+struct Function {
+  void* module;
+  void* function;
+  const plan::Image* image;
+};
+
+// The kernels of one node on one device. Launches may come from several threads.
+class Loaded {
+ public:
+  Loaded() = default;
+  ~Loaded();
+  Loaded(const Loaded&) = delete;
+  Loaded& operator=(const Loaded&) = delete;
+
+  // Put all kernels onto the stream, in order; `tensors` are the addresses of inputs, outputs and scratch buffers. Nothing is awaited and no
+  // memory asked for, so that a CUDA graph can capture it.
+  void launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const;
+
+  std::vector<Function> functions;
+  void* context = nullptr;
+};
+
+// The kernels of a plan for the device of this thread's CUDA context. `attribute` gives the text of image number i; only those that fit are read.
+std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::string(size_t)>& attribute);
+
+// Problem unless it looks like what its line in the plan says: the driver takes an address and believes what lies there.
+void check(const plan::Image& image, std::string_view content);
+
+}  // namespace cuda

@@ -1,0 +1,331 @@
+// The custom operators of the domain `taso_mirage`: CpuKernel0.. for the CPU and CudaKernel0.. for CUDA. They are all the same two operators; a
+// model needs a name for each kernel because the kernel's original computation is the model's own function of that name, which the runtime
+// takes where this library, or the device, is not there.
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "api.h"
+#include "cpu.h"
+#include "cuda.h"
+#include "plan.h"
+
+namespace {
+
+using plan::Plan;
+using plan::Problem;
+
+constexpr size_t NAMES = 128;
+constexpr size_t ALIGNMENT = 256;
+constexpr size_t BATCHES = 64;  // parts that the runtime's threads take a grid in, at most
+
+}  // namespace
+
+const ort::Api* api = nullptr;
+
+namespace {
+
+// ---------------------------------------------------------------- a node
+
+std::string attribute(const OrtKernelInfo* info, const std::string& name) {
+  size_t size = 0;
+  ort::Status status = api->KernelInfoGetAttribute_string(info, name.c_str(), nullptr, &size);
+  if (status != nullptr || size == 0) {
+    if (status != nullptr) api->ReleaseStatus(status);
+    throw Problem("it has no text attribute '" + name + "'; optimize the model again");
+  }
+  if (size > ROOM) throw Problem("its attribute '" + name + "' has " + std::to_string(size) + " bytes, more than " + std::to_string(ROOM));
+  std::string found(size, '\0');
+  succeed(api->KernelInfoGetAttribute_string(info, name.c_str(), found.data(), &size));
+  found.resize(size - 1);
+  return found;
+}
+
+std::string node_name(const OrtKernelInfo* info) {
+  size_t size = 0;
+  ort::Status status = api->KernelInfo_GetNodeName(info, nullptr, &size);
+  if (status != nullptr) api->ReleaseStatus(status);
+  if (size == 0 || size > 100000) return "";
+  std::string found(size, '\0');
+  succeed(api->KernelInfo_GetNodeName(info, found.data(), &size));
+  found.resize(size - 1);
+  return found;
+}
+
+// Memory for one run. On a GPU it belongs to the run's stream, so that what another stream does with it later waits; a CPU has no stream, which
+// older runtimes do not expect of GetScratchBuffer.
+struct Scratch {
+  Scratch(const OrtKernelContext* context, OrtAllocator* allocator, size_t bytes, bool on_stream) : allocator(allocator) {
+    const OrtMemoryInfo* where = nullptr;
+    if (on_stream) {
+      succeed(api->AllocatorGetInfo(allocator, &where));
+      succeed(api->KernelContext_GetScratchBuffer(context, where, bytes + ALIGNMENT, &given));
+    } else {
+      succeed(api->AllocatorAlloc(allocator, bytes + ALIGNMENT, &given));
+    }
+    if (given == nullptr) throw Problem("the runtime has no " + std::to_string(bytes) + " bytes of scratch memory");
+    start = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(given) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  }
+  ~Scratch() {
+    ort::Status status = api->AllocatorFree(allocator, given);
+    if (status != nullptr) api->ReleaseStatus(status);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  OrtAllocator* allocator;
+  void* given = nullptr;
+  char* start = nullptr;
+};
+
+struct Node {
+  std::string who;
+  Plan plan;
+  cpu::Function function{};
+  std::unique_ptr<cuda::Loaded> loaded;
+  OrtAllocator* allocator = nullptr;
+  std::vector<std::vector<int64_t>> shapes;  // of the outputs, where no size has a name
+  bool fixed = true;
+
+  ~Node() {
+    if (allocator != nullptr) api->ReleaseAllocator(allocator);
+  }
+};
+
+void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
+  node.plan = plan::parse(attribute(info, "plan"));
+  if (node.plan.cuda != (op.provider != nullptr))
+    throw Problem(std::string("its plan is for ") + (node.plan.cuda ? "cuda" : "cpu") + ", the node runs on " + (op.provider ? op.provider : "the CPU"));
+  for (const plan::Type& each : node.plan.outputs)
+    for (const plan::Expression& dim : each.dims) node.fixed = node.fixed && dim.fixed();
+  if (node.fixed)
+    for (const plan::Type& each : node.plan.outputs) node.shapes.push_back(each.shape({}));
+  if (node.plan.cuda) {
+    node.loaded = cuda::load(node.plan, [info](size_t i) { return attribute(info, "image_" + std::to_string(i)); });
+  } else {
+    node.function = cpu::find(node.plan);
+  }
+  if (node.plan.cuda ? !node.plan.scratch.empty() : node.function.scratch > 1)
+    succeed(api->KernelInfoGetAllocator(info, ort::DEFAULT_MEMORY, &node.allocator));
+}
+
+ort::Status create(const OrtCustomOp* base, const OrtApi*, const OrtKernelInfo* info, void** kernel) {
+  const Op& op = *static_cast<const Op*>(base);
+  *kernel = nullptr;
+  std::string who = op.name;
+  return guarded(who, [&] {
+    auto node = std::make_unique<Node>();
+    node->who = who = "node '" + node_name(info) + "' (taso_mirage." + op.name + ")";
+    prepare(*node, op, info);
+    *kernel = node.release();
+  });
+}
+
+void destroy(void* kernel) { delete static_cast<Node*>(kernel); }
+
+// ---------------------------------------------------------------- one run
+
+struct Shape {
+  explicit Shape(const OrtValue* value) { succeed(api->GetTensorTypeAndShape(value, &info)); }
+  ~Shape() { api->ReleaseTensorTypeAndShapeInfo(info); }
+  Shape(const Shape&) = delete;
+  Shape& operator=(const Shape&) = delete;
+  ort::Info* info = nullptr;
+};
+
+void bind(const Plan& plan, size_t i, const OrtValue* value, plan::Sizes& sizes) {
+  const Shape shape(value);
+  Element element = 0;
+  size_t rank = 0;
+  int64_t dims[64];
+  succeed(api->GetTensorElementType(shape.info, &element));
+  succeed(api->GetDimensionsCount(shape.info, &rank));
+  if (rank > 64) throw Problem("input " + std::to_string(i) + " has rank " + std::to_string(rank));
+  succeed(api->GetDimensions(shape.info, dims, rank));
+  plan.bind(i, element, dims, rank, sizes);
+}
+
+constexpr const char* OTHER_SIZES = "; load the model without this library, where its function takes every size, or optimize it for these";
+
+void inputs_of(const Node& node, OrtKernelContext* context, const void** found, plan::Sizes& sizes) {
+  size_t given = 0, wanted = node.plan.inputs.size();
+  succeed(api->KernelContext_GetInputCount(context, &given));
+  if (given != wanted) throw Problem("it has " + std::to_string(given) + " inputs, its plan says " + std::to_string(wanted));
+  for (size_t i = 0; i < wanted; ++i) {
+    const OrtValue* value = nullptr;
+    succeed(api->KernelContext_GetInput(context, i, &value));
+    if (value == nullptr) throw Problem("input " + std::to_string(i) + " is left out; its kernel needs it");
+    try {
+      bind(node.plan, i, value, sizes);
+    } catch (const Problem& problem) {
+      throw Problem(problem.what() + std::string(OTHER_SIZES));
+    }
+    void* data = nullptr;
+    succeed(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    found[i] = data;
+  }
+}
+
+void outputs_of(const Node& node, OrtKernelContext* context, void** found, const plan::Sizes& sizes) {
+  size_t given = 0, wanted = node.plan.outputs.size();
+  succeed(api->KernelContext_GetOutputCount(context, &given));
+  if (given != wanted) throw Problem("it has " + std::to_string(given) + " outputs, its plan says " + std::to_string(wanted));
+  for (size_t i = 0; i < wanted; ++i) {
+    const std::vector<int64_t> made = node.fixed ? std::vector<int64_t>() : node.plan.outputs[i].shape(sizes);
+    const std::vector<int64_t>& shape = node.fixed ? node.shapes[i] : made;
+    OrtValue* value = nullptr;
+    succeed(api->KernelContext_GetOutput(context, i, shape.data(), shape.size(), &value));
+    if (value == nullptr) throw Problem("output " + std::to_string(i) + " is left out; its kernel writes it");
+    succeed(api->GetTensorMutableData(value, &found[i]));
+  }
+}
+
+void parallel(void (*block)(void*, size_t), size_t count, void* data, void* context) {
+  ort::Status status =
+      api->KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(context), block, count, count < BATCHES ? count : BATCHES, data);
+  if (status == nullptr) return;
+  api->ReleaseStatus(status);
+  for (size_t i = 0; i < count; ++i) block(data, i);  // nothing ran: it fails before it begins
+}
+
+void run_cpu(const Node& node, OrtKernelContext* context, const void** inputs, void** outputs) {
+  std::unique_ptr<Scratch> scratch;
+  if (node.allocator != nullptr) scratch = std::make_unique<Scratch>(context, node.allocator, node.function.scratch, false);
+  node.function.entry(inputs, outputs, scratch ? scratch->start : nullptr, parallel, context);
+}
+
+void run_cuda(const Node& node, OrtKernelContext* context, const void** inputs, void** outputs, const plan::Sizes& sizes) {
+  void* stream = nullptr;
+  succeed(api->KernelContext_GetGPUComputeStream(context, &stream));
+  std::vector<size_t> starts;
+  size_t size = 0;
+  for (const plan::Type& each : node.plan.scratch) {
+    starts.push_back(size);
+    size += (static_cast<size_t>(each.bytes(sizes)) + 255) / 256 * 256;
+  }
+  std::unique_ptr<Scratch> scratch;
+  if (node.allocator != nullptr) scratch = std::make_unique<Scratch>(context, node.allocator, size, true);
+  std::vector<const void*> between;
+  for (size_t start : starts) between.push_back(scratch->start + start);
+  const void* const* tensors[] = {inputs, outputs, between.data()};
+  node.loaded->launch(node.plan, tensors, sizes, stream);
+}
+
+ort::Status compute(void* kernel, OrtKernelContext* context) {
+  const Node& node = *static_cast<const Node*>(kernel);
+  return guarded(node.who, [&] {
+    const void* inputs[256];
+    void* outputs[256];
+    plan::Sizes sizes;
+    inputs_of(node, context, inputs, sizes);
+    outputs_of(node, context, outputs, sizes);
+    if (node.plan.cuda)
+      run_cuda(node, context, inputs, outputs, sizes);
+    else
+      run_cpu(node, context, inputs, outputs);
+  });
+}
+
+// ---------------------------------------------------------------- registration
+
+Op make(const char* stem, size_t number, const char* provider) {
+  Op op{};
+  std::snprintf(op.name, sizeof op.name, "%s%zu", stem, number);
+  op.provider = provider;
+  op.version = ort::VERSION;
+  op.GetName = [](const OrtCustomOp* self) -> const char* { return static_cast<const Op*>(self)->name; };
+  op.GetExecutionProviderType = [](const OrtCustomOp* self) { return static_cast<const Op*>(self)->provider; };
+  op.GetInputType = op.GetOutputType = [](const OrtCustomOp*, size_t) -> Element { return 0; };  // any
+  op.GetInputTypeCount = op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
+  op.KernelDestroy = destroy;
+  op.GetInputCharacteristic = op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return ort::VARIADIC; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return ort::DEFAULT_MEMORY; };
+  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.CreateKernelV2 = create;
+  op.KernelComputeV2 = compute;
+  op.InferOutputShapeFn = infer;
+  op.GetStartVersion = op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetMayInplace = op.GetAliasMap = [](int**, int**) -> size_t { return 0; };
+  op.ReleaseMayInplace = op.ReleaseAliasMap = [](int*, int*) {};
+  return op;
+}
+
+const std::vector<Op>& operators() {
+  static const std::vector<Op> found = [] {
+    std::vector<Op> made;
+    for (size_t i = 0; i < NAMES; ++i) made.push_back(make("CpuKernel", i, nullptr));
+    for (const char* provider : {"CUDAExecutionProvider", "CudaPluginExecutionProvider"})
+      for (size_t i = 0; i < NAMES; ++i) made.push_back(make("CudaKernel", i, provider));
+    return made;
+  }();
+  return found;
+}
+
+// One for all sessions: it and the operators last as long as the process (the library is linked with -z nodelete). An operator that is known
+// hides the function of its name even where no provider has a kernel for it, so those for CUDA are left out where there is none.
+OrtCustomOpDomain* domain(bool with_cuda) {
+  static OrtCustomOpDomain* found[2];
+  OrtCustomOpDomain*& made = found[with_cuda];
+  if (made != nullptr) return made;
+  OrtCustomOpDomain* fresh = nullptr;
+  succeed(api->CreateCustomOpDomain("taso_mirage", &fresh));
+  for (const Op& op : operators())
+    if (with_cuda || op.provider == nullptr) succeed(api->CustomOpDomain_Add(fresh, &op));
+  return made = fresh;
+}
+
+std::string config(const OrtSessionOptions* options, const char* key) {
+  int has = 0;
+  succeed(api->HasSessionConfigEntry(options, key, &has));
+  if (!has) return "";
+  size_t size = 0;
+  ort::Status status = api->GetSessionConfigEntry(options, key, nullptr, &size);
+  if (status != nullptr) api->ReleaseStatus(status);
+  std::string found(size, '\0');
+  succeed(api->GetSessionConfigEntry(options, key, found.data(), &size));
+  found.resize(size == 0 ? 0 : size - 1);
+  return found;
+}
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  static std::mutex mutex;
+  const OrtApi* table = base->GetApi(ort::VERSION);
+  if (table == nullptr) {
+    const OrtApi* old = base->GetApi(1);
+    if (old == nullptr) return nullptr;
+    const auto status = reinterpret_cast<ort::Status (*)(int, const char*)>(reinterpret_cast<void* const*>(old)[0]);
+    return status(ort::FAIL, "taso_mirage needs ONNX Runtime 1.18 or newer; update it");
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  static const ort::Api functions(table);
+  api = &functions;
+  return guarded("taso_mirage", [&] {
+    const std::string kernels = config(options, "taso_mirage.kernels");
+    if (!kernels.empty()) cpu::open(kernels);
+    const std::string with_cuda = config(options, "taso_mirage.cuda");
+    if (!with_cuda.empty() && with_cuda != "0" && with_cuda != "1") throw Problem("the session's entry taso_mirage.cuda is '" + with_cuda + "'; 0 or 1 are possible");
+    succeed(api->AddCustomOpDomain(options, domain(with_cuda.empty() ? cuda::present() : with_cuda == "1")));
+  });
+}
+
+// The version of the plans that it reads.
+EXPORTED int taso_mirage_format() { return static_cast<int>(plan::FORMAT); }
+
+// Read a plan, and its images' attributes, and check them as a session would: 0, or 1 and what is wrong. For tests and tools.
+EXPORTED int taso_mirage_check(const char* text, size_t size, const char* const* images, const size_t* sizes, size_t count, char* message, size_t room) {
+  try {
+    const Plan found = plan::parse(std::string_view(text, size));
+    if (found.images.size() != count) throw Problem("there are " + std::to_string(count) + " images, the plan says " + std::to_string(found.images.size()));
+    for (size_t i = 0; i < count; ++i) cuda::check(found.images[i], found.images[i].content(std::string_view(images[i], sizes[i])));
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, room, "%s", error.what());
+    return 1;
+  }
+}

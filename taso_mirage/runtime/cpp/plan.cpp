@@ -1,0 +1,443 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace plan {
+namespace {
+
+constexpr size_t LONGEST = size_t{1} << 20;  // characters of a plan
+constexpr size_t MOST = 256;                 // tensors, kernels, images
+constexpr size_t RANK = 8;
+constexpr int DEPTH = 16;  // of an expression
+constexpr int64_t BYTES = int64_t{1} << 46;
+constexpr int64_t GRID[] = {2147483647, 65535, 65535};
+
+struct Named {
+  const char* dtype;
+  int element;
+  int64_t item;
+};
+constexpr Named DTYPES[] = {
+    {"float32", 1, 4}, {"uint8", 2, 1},    {"int8", 3, 1},    {"uint16", 4, 2},  {"int16", 5, 2},   {"int32", 6, 4},    {"int64", 7, 8},
+    {"bool", 9, 1},    {"float16", 10, 2}, {"float64", 11, 8}, {"uint32", 12, 4}, {"uint64", 13, 8}, {"bfloat16", 16, 2},
+};
+
+std::string quoted(std::string_view text) {
+  std::string found = "'";
+  for (char c : text.substr(0, 80)) found += c >= 32 && c < 127 ? c : '?';
+  return found + (text.size() > 80 ? "...'" : "'");
+}
+
+std::string number(int64_t n) { return std::to_string(n); }
+
+bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool digit(char c) { return c >= '0' && c <= '9'; }
+
+bool is_name(std::string_view text) {
+  if (text.empty() || text.size() > 200 || !letter(text[0])) return false;
+  for (char c : text)
+    if (!letter(c) && !digit(c)) return false;
+  return true;
+}
+
+int64_t natural(std::string_view text, const char* what, int64_t most) {
+  if (text.empty() || text.size() > 18) throw Problem(std::string(what) + " " + quoted(text) + " is no number");
+  int64_t found = 0;
+  for (char c : text) {
+    if (!digit(c)) throw Problem(std::string(what) + " " + quoted(text) + " is no number");
+    found = 10 * found + (c - '0');
+  }
+  if (found > most) throw Problem(std::string(what) + " is " + number(found) + ", more than " + number(most));
+  return found;
+}
+
+std::string hexadecimal(uint32_t value) {
+  std::string found(8, '0');
+  for (size_t i = 8; i-- > 0; value >>= 4) found[i] = "0123456789abcdef"[value & 15];
+  return found;
+}
+
+// Recursive descent over sums, products, names, numbers and parentheses; `sizes` null: every name is 1 and quotients are not exact.
+class Evaluation {
+ public:
+  Evaluation(std::string_view text, const Sizes* sizes) : text_(text), sizes_(sizes) {}
+
+  int64_t run() {
+    const int64_t found = sum(0);
+    if (at_ < text_.size()) fail("ends at character " + number(static_cast<int64_t>(at_)));
+    return found;
+  }
+  std::vector<std::string> names;
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const { throw Problem("the size " + quoted(text_) + " " + why); }
+
+  char next() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+
+  int64_t sum(int depth) {
+    int64_t found = product(depth);
+    while (next() == '+' || next() == '-') {
+      const bool plus = text_[at_++] == '+';
+      const int64_t other = product(depth);
+      if (plus ? __builtin_add_overflow(found, other, &found) : __builtin_sub_overflow(found, other, &found)) fail("overflows");
+    }
+    return found;
+  }
+
+  int64_t product(int depth) {
+    int64_t found = factor(depth);
+    while (next() == '*' || next() == '/') {
+      const bool times = text_[at_++] == '*';
+      const int64_t other = factor(depth);
+      if (times) {
+        if (__builtin_mul_overflow(found, other, &found)) fail("overflows");
+      } else if (sizes_ != nullptr) {
+        if (other <= 0 || found % other != 0) fail("divides " + number(found) + " by " + number(other) + ", which is not exact");
+        found /= other;
+      }
+    }
+    return found;
+  }
+
+  int64_t factor(int depth) {
+    if (depth > DEPTH) fail("is nested too deeply");
+    const size_t start = at_;
+    if (next() == '(') {
+      ++at_;
+      const int64_t found = sum(depth + 1);
+      if (next() != ')') fail("has no closing parenthesis");
+      ++at_;
+      return found;
+    }
+    if (digit(next())) {
+      while (digit(next())) ++at_;
+      return natural(text_.substr(start, at_ - start), "a size", INT64_MAX);
+    }
+    while (letter(next()) || digit(next())) ++at_;
+    const std::string name(text_.substr(start, at_ - start));
+    if (!is_name(name)) fail("has no number or name at character " + number(static_cast<int64_t>(start)));
+    names.push_back(name);
+    if (sizes_ == nullptr) return 1;
+    const auto found = sizes_->find(name);
+    if (found == sizes_->end()) fail("needs " + name + ", which no input gives");
+    return found->second;
+  }
+
+  std::string_view text_;
+  const Sizes* sizes_;
+  size_t at_ = 0;
+};
+
+std::vector<std::string_view> words(std::string_view line) {
+  std::vector<std::string_view> found;
+  for (size_t at = 0; at < line.size();) {
+    const size_t end = std::min(line.find(' ', at), line.size());
+    if (end > at) found.push_back(line.substr(at, end - at));
+    at = end + 1;
+  }
+  return found;
+}
+
+void expect(const std::vector<std::string_view>& line, size_t least, size_t most) {
+  if (line.size() < least || line.size() > most)
+    throw Problem(quoted(line[0]) + " has " + number(static_cast<int64_t>(line.size()) - 1) + " fields, not " +
+                  number(static_cast<int64_t>(least) - 1) + (most > least ? " to " + number(static_cast<int64_t>(most) - 1) : ""));
+}
+
+Type type(const std::vector<std::string_view>& line) {
+  expect(line, 2, 2 + RANK);
+  for (const Named& each : DTYPES)
+    if (line[1] == each.dtype) {
+      Type found{each.element, each.item, each.dtype, {}};
+      for (size_t i = 2; i < line.size(); ++i) found.dims.emplace_back(line[i]);
+      return found;
+    }
+  throw Problem(quoted(line[1]) + " is no dtype of a tensor that kernels take");
+}
+
+Argument argument(std::string_view text) {
+  constexpr std::string_view roles = "ios";
+  const size_t role = text.empty() ? std::string_view::npos : roles.find(text[0]);
+  if (role == std::string_view::npos) throw Problem("the argument " + quoted(text) + " is no input, output or scratch memory (i0, o0, s0)");
+  return {static_cast<Role>(role), static_cast<size_t>(natural(text.substr(1), "the number of an argument", MOST))};
+}
+
+Kernel kernel(const std::vector<std::string_view>& line) {
+  expect(line, 5, 4 + MOST);
+  Kernel found;
+  for (size_t i = 1; i < 4; ++i) found.grid.emplace_back(line[i]);
+  for (size_t i = 4; i < line.size(); ++i) found.arguments.push_back(argument(line[i]));
+  return found;
+}
+
+Image image(const std::vector<std::string_view>& line) {
+  expect(line, 11, 11);
+  Image found;
+  found.kernel = static_cast<size_t>(natural(line[1], "the kernel of an image", MOST));
+  found.capability = static_cast<int>(natural(line[2], "the compute capability", 999));
+  if (line[3] != "cubin" && line[3] != "ptx") throw Problem(quoted(line[3]) + " is no kind of an image; cubin and ptx are");
+  found.ptx = line[3] == "ptx";
+  if (!is_name(line[4])) throw Problem(quoted(line[4]) + " is no name of a kernel");
+  found.symbol = line[4];
+  found.warps = static_cast<unsigned>(natural(line[5], "the number of warps", 32));
+  found.shared = static_cast<unsigned>(natural(line[6], "the shared memory", 1 << 20));
+  found.hidden = static_cast<unsigned>(natural(line[7], "the number of hidden arguments", 8));
+  found.overlap = natural(line[8], "overlap", 1) == 1;
+  found.bytes = static_cast<size_t>(natural(line[9], "the size of an image", int64_t{1} << 28));
+  if (found.warps == 0 || found.bytes == 0 || found.capability < 50)
+    throw Problem("an image has " + number(found.warps) + " warps, " + number(static_cast<int64_t>(found.bytes)) +
+                  " bytes and compute capability " + number(found.capability) + "; at least 1, 1 and 50 are needed");
+  found.crc = 0;
+  if (line[10].size() != 8) throw Problem("the checksum " + quoted(line[10]) + " has not 8 digits");
+  for (char c : line[10]) {
+    const char* digits = "0123456789abcdef";
+    const char* place = c == '\0' ? nullptr : std::strchr(digits, c);
+    if (place == nullptr) throw Problem("the checksum " + quoted(line[10]) + " is not hexadecimal");
+    found.crc = 16 * found.crc + static_cast<uint32_t>(place - digits);
+  }
+  return found;
+}
+
+// The lines above the last, whose checksum it is: what was changed by accident is found here.
+std::string_view checked(std::string_view text) {
+  if (text.size() > LONGEST) throw Problem("the plan has " + number(static_cast<int64_t>(text.size())) + " characters, more than " + number(LONGEST));
+  const size_t last = text.rfind("\ncheck ");
+  if (last == std::string_view::npos) throw Problem("the plan has no line 'check': it is truncated");
+  const std::string_view above = text.substr(0, last + 1);
+  const std::string wanted = hexadecimal(crc32(above));
+  const std::string_view given = text.substr(last + 7);
+  if (given != wanted && given != wanted + "\n") throw Problem("the plan's checksum is " + wanted + ", not " + quoted(given) + ": it was changed");
+  return above;
+}
+
+void heading(const std::vector<std::string_view>& line, Plan& found) {
+  if (line[0] != "taso_mirage") throw Problem("the plan begins with " + quoted(line[0]) + ", not with 'taso_mirage'");
+  expect(line, 3, 3);
+  const int64_t format = natural(line[1], "the format", 1 << 20);
+  if (format != FORMAT)
+    throw Problem("the plan has format " + number(format) + ", this library reads " + number(FORMAT) +
+                  (format > FORMAT ? "; update taso-mirage" : "; optimize the model again"));
+  if (line[2] != "cpu" && line[2] != "cuda") throw Problem(quoted(line[2]) + " is no target; cpu and cuda are");
+  found.cuda = line[2] == "cuda";
+}
+
+template <class Item>
+void add(std::vector<Item>& items, Item item) {
+  if (items.size() >= MOST) throw Problem("the plan has more than " + number(MOST) + " tensors, kernels or images of a kind");
+  items.push_back(std::move(item));
+}
+
+void statement(const std::vector<std::string_view>& line, Plan& found) {
+  if (line[0] == "input") return add(found.inputs, type(line));
+  if (line[0] == "output") return add(found.outputs, type(line));
+  if (line[0] == "scratch" && found.cuda) return add(found.scratch, type(line));
+  if (line[0] == "kernel" && found.cuda) return add(found.kernels, kernel(line));
+  if (line[0] == "image" && found.cuda) return add(found.images, image(line));
+  if (line[0] == "entry" && !found.cuda) {
+    expect(line, 2, 2);
+    if (!is_name(line[1])) throw Problem(quoted(line[1]) + " is no name of a function");
+    found.entry = line[1];
+    return;
+  }
+  throw Problem("a line of a plan for " + std::string(found.cuda ? "cuda" : "cpu") + " cannot begin with " + quoted(line[0]));
+}
+
+void names_given(const std::vector<Expression>& given, const Sizes& names, const char* who) {
+  for (const Expression& each : given) {
+    for (const std::string& name : each.names())
+      if (names.find(name) == names.end()) throw Problem(std::string(who) + " has the size " + quoted(each.text()) + ", but no input gives " + name);
+  }
+}
+
+void arguments_given(const Plan& found) {
+  const size_t counts[] = {found.inputs.size(), found.outputs.size(), found.scratch.size()};
+  const char* roles[] = {"inputs", "outputs", "scratch buffers"};
+  for (const Kernel& each : found.kernels)
+    for (const Argument& a : each.arguments) {
+      const size_t role = static_cast<size_t>(a.role);
+      if (a.index >= counts[role])
+        throw Problem("a kernel takes number " + number(static_cast<int64_t>(a.index)) + " of " + number(static_cast<int64_t>(counts[role])) + " " +
+                      roles[role]);
+    }
+  std::vector<bool> has(found.kernels.size());
+  for (const Image& each : found.images) {
+    if (each.kernel >= has.size())
+      throw Problem("an image is of kernel " + number(static_cast<int64_t>(each.kernel)) + ", but there are " + number(static_cast<int64_t>(has.size())));
+    has[each.kernel] = true;
+  }
+  for (size_t i = 0; i < has.size(); ++i)
+    if (!has[i]) throw Problem("kernel " + number(static_cast<int64_t>(i)) + " has no image");
+}
+
+// What has sizes without names is tried now, the rest at every run.
+void sizes_possible(const Plan& found) {
+  const auto fixed = [](const std::vector<Expression>& given) {
+    for (const Expression& each : given)
+      if (!each.fixed()) return false;
+    return true;
+  };
+  for (const std::vector<Type>* types : {&found.inputs, &found.outputs, &found.scratch})
+    for (const Type& each : *types)
+      if (fixed(each.dims)) each.bytes({});
+  for (const Kernel& each : found.kernels)
+    if (fixed(each.grid)) each.blocks({});
+}
+
+void complete(const Plan& found) {
+  if (found.inputs.empty() || found.outputs.empty()) throw Problem("the plan has no input, or no output");
+  if (found.cuda ? found.kernels.empty() : found.entry.empty()) throw Problem("the plan has no kernel");
+  Sizes names;
+  for (const Type& each : found.inputs)
+    for (const Expression& dim : each.dims) {
+      if (dim.name()) names[dim.text()] = 1;
+      if (!dim.name() && !dim.fixed()) throw Problem("an input has the size " + quoted(dim.text()) + "; only numbers and names can be");
+    }
+  if (!names.empty() && !found.cuda) throw Problem("kernels for the CPU have fixed sizes, not " + quoted(names.begin()->first));
+  for (const Type& each : found.outputs) names_given(each.dims, names, "an output");
+  for (const Type& each : found.scratch) names_given(each.dims, names, "scratch memory");
+  for (const Kernel& each : found.kernels) names_given(each.grid, names, "a grid");
+  arguments_given(found);
+  sizes_possible(found);
+}
+
+}  // namespace
+
+Expression::Expression(std::string_view text) : text_(text) {
+  if (text.size() > 500) throw Problem("a size has " + number(static_cast<int64_t>(text.size())) + " characters, more than 500");
+  Evaluation read(text, nullptr);
+  read.run();
+  names_ = std::move(read.names);
+  name_ = is_name(text);
+  if (fixed()) constant_ = Evaluation(text, &static_cast<const Sizes&>(Sizes{})).run();
+}
+
+int64_t Expression::value(const Sizes& sizes) const { return fixed() ? constant_ : Evaluation(text_, &sizes).run(); }
+
+std::vector<int64_t> Type::shape(const Sizes& sizes) const {
+  std::vector<int64_t> found;
+  found.reserve(dims.size());
+  for (const Expression& each : dims) {
+    found.push_back(each.value(sizes));
+    if (found.back() < 0) throw Problem("the size " + quoted(each.text()) + " is " + number(found.back()) + ", less than 0");
+  }
+  return found;
+}
+
+int64_t Type::bytes(const Sizes& sizes) const {
+  int64_t found = item;
+  for (int64_t n : shape(sizes))
+    if (__builtin_mul_overflow(found, n, &found) || found > BYTES) throw Problem("a tensor " + text() + " is larger than any memory");
+  return found;
+}
+
+std::string Type::text() const {
+  std::string found = dtype;
+  for (const Expression& each : dims) found += " " + each.text();
+  return found;
+}
+
+std::vector<unsigned> Kernel::blocks(const Sizes& sizes) const {
+  std::vector<unsigned> found;
+  for (size_t i = 0; i < 3; ++i) {
+    const int64_t n = grid[i].value(sizes);
+    if (n < 1 || n > GRID[i])
+      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of the grid is " + number(n) + "; 1 to " + number(GRID[i]) + " blocks are possible");
+    found.push_back(static_cast<unsigned>(n));
+  }
+  return found;
+}
+
+void Plan::bind(size_t input, int element, const int64_t* dims, size_t rank, Sizes& sizes) const {
+  const Type& type = inputs[input];
+  const std::string who = "input " + number(static_cast<int64_t>(input));
+  if (element != type.element) {
+    std::string given = "ONNX's element type " + number(element);
+    for (const Named& each : DTYPES)
+      if (each.element == element) given = each.dtype;
+    throw Problem(who + " has " + given + ", its kernel was made for " + type.dtype);
+  }
+  if (rank != type.dims.size())
+    throw Problem(who + " has rank " + number(static_cast<int64_t>(rank)) + ", its kernel was made for rank " + number(static_cast<int64_t>(type.dims.size())));
+  for (size_t i = 0; i < rank; ++i) {
+    const Expression& dim = type.dims[i];
+    const int64_t wanted = dim.name() ? sizes.try_emplace(dim.text(), dims[i]).first->second : dim.value(sizes);
+    if (dims[i] != wanted)
+      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of " + who + " is " + number(dims[i]) + ", its kernel was made for " +
+                    number(wanted) + (dim.name() ? " (" + dim.text() + ")" : ""));
+  }
+}
+
+std::string Plan::signature() const {
+  std::string found;
+  for (const Type& each : inputs) found += each.text() + ", ";
+  found += "->";
+  for (const Type& each : outputs) found += " " + each.text() + ",";
+  return found;
+}
+
+Plan parse(std::string_view text) {
+  std::string_view left = checked(text);
+  Plan found;
+  for (int64_t line = 1; !left.empty(); ++line) {
+    const size_t end = left.find('\n');
+    const std::vector<std::string_view> fields = words(left.substr(0, end));
+    left.remove_prefix(end + 1);
+    try {
+      if (fields.empty()) throw Problem("the line is empty");
+      if (line == 1)
+        heading(fields, found);
+      else
+        statement(fields, found);
+    } catch (const Problem& problem) {
+      throw Problem("line " + number(line) + " of the plan: " + problem.what());
+    }
+  }
+  complete(found);
+  return found;
+}
+
+std::string Image::content(std::string_view base64) const {
+  static const auto values = [] {
+    std::array<int8_t, 256> found;
+    found.fill(-1);
+    constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < letters.size(); ++i) found[static_cast<uint8_t>(letters[i])] = static_cast<int8_t>(i);
+    return found;
+  }();
+  while (!base64.empty() && base64.back() == '=') base64.remove_suffix(1);
+  std::string found;
+  found.reserve(base64.size() * 3 / 4 + 8);
+  uint32_t bits = 0;
+  int count = 0;
+  for (char c : base64) {
+    const int8_t value = values[static_cast<uint8_t>(c)];
+    if (value < 0) throw Problem("the image of " + symbol + " is not base64: it was changed");
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    count += 6;
+    if (count >= 8) found += static_cast<char>(bits >> (count -= 8));
+  }
+  const std::string end = " of " + symbol + " for sm_" + std::to_string(capability);
+  if (found.size() != bytes)
+    throw Problem("the image" + end + " has " + std::to_string(found.size()) + " bytes, the plan says " + std::to_string(bytes) + ": it is truncated or was changed");
+  if (crc32(found) != crc) throw Problem("the image" + end + " has the checksum " + hexadecimal(crc32(found)) + ", the plan says " + hexadecimal(crc) + ": it was changed");
+  return found;
+}
+
+uint32_t crc32(std::string_view bytes) {
+  static const auto table = [] {
+    std::array<uint32_t, 256> found;
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t value = i;
+      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
+      found[i] = value;
+    }
+    return found;
+  }();
+  uint32_t found = 0xffffffffu;
+  for (char c : bytes) found = found >> 8 ^ table[(found ^ static_cast<uint8_t>(c)) & 255];
+  return ~found;
+}
+
+}  // namespace plan

@@ -1,0 +1,106 @@
+// A node's plan: the text that says which tensors a kernel takes and gives, and how it is launched; read and checked before anything runs.
+//
+//   taso_mirage 1 cuda                        the version of this format, and the target (cpu or cuda)
+//   input float16 rows 4096                   a type: sizes are numbers, or names that the first input with them gives
+//   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)/8
+//   scratch float32 rows 16                   what passes between kernels
+//   kernel rows/8 96 1 i0 i1 s0               one launch: its grid, then its arguments: inputs, outputs and scratch by number
+//   image 0 90 cubin kernel_0 4 49152 2 1 20480 9ae0f1c2
+//          | |  |     symbol  | |     | | bytes, and CRC-32, of the attribute `image_N` (base64), where N counts these lines
+//          | |  cubin or ptx  | |     | overlap: the kernel itself waits for the one before it (programmatic dependent launch)
+//          | compute capability | |     null pointers behind the arguments
+//          number of the kernel | dynamic shared memory; before it warps of 32 threads
+//   entry kernel_1f00 (cpu only)              the function of the compiled kernel
+//   check 01234567                            CRC-32 of all lines above
+#pragma once
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace plan {
+
+constexpr int64_t FORMAT = 1;
+
+// What is wrong, with both values and the next step.
+struct Problem : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+using Sizes = std::map<std::string, int64_t, std::less<>>;
+
+// A size of a tensor or a grid: sums and products of numbers and names; a quotient must be exact.
+class Expression {
+ public:
+  explicit Expression(std::string_view text);
+  int64_t value(const Sizes& sizes) const;
+  const std::string& text() const { return text_; }
+  const std::vector<std::string>& names() const { return names_; }
+  bool fixed() const { return names_.empty(); }
+  bool name() const { return name_; }
+
+ private:
+  std::string text_;
+  std::vector<std::string> names_;
+  bool name_ = false;
+  int64_t constant_ = 0;
+};
+
+struct Type {
+  int element;  // ONNX's number
+  int64_t item;  // bytes of an element
+  std::string dtype;
+  std::vector<Expression> dims;
+
+  int64_t bytes(const Sizes& sizes) const;
+  std::vector<int64_t> shape(const Sizes& sizes) const;
+  std::string text() const;
+};
+
+enum class Role { input, output, scratch };
+
+struct Argument {
+  Role role;
+  size_t index;
+};
+
+struct Kernel {
+  std::vector<Expression> grid;  // three
+  std::vector<Argument> arguments;
+
+  std::vector<unsigned> blocks(const Sizes& sizes) const;
+};
+
+struct Image {
+  size_t kernel;
+  int capability;
+  bool ptx;
+  std::string symbol;
+  unsigned warps, shared, hidden;
+  bool overlap;
+  size_t bytes;
+  uint32_t crc;
+
+  // The bytes of the attribute, which must be those that were written.
+  std::string content(std::string_view base64) const;
+};
+
+struct Plan {
+  bool cuda = false;
+  std::string entry;
+  std::vector<Type> inputs, outputs, scratch;
+  std::vector<Kernel> kernels;
+  std::vector<Image> images;
+
+  // Take the named sizes from an input's shape. Problem where it is none of this type.
+  void bind(size_t input, int element, const int64_t* dims, size_t rank, Sizes& sizes) const;
+  // Its types as text: what the compiled kernel must say of itself.
+  std::string signature() const;
+};
+
+Plan parse(std::string_view text);
+uint32_t crc32(std::string_view bytes);
+
+}  // namespace plan
