@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage import __version__, cli_kernels, cli_substitutions
+from taso_mirage import __version__, cli_kernels, cli_plugin, cli_substitutions
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ app = typer.Typer(
 
 app.add_typer(cli_substitutions.app, name="substitutions")
 app.command()(cli_kernels.kernels)
+app.command()(cli_plugin.export_plugin)
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -80,6 +81,13 @@ def optimize(
         typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
     ] = None,
     budget: Annotated[float, typer.Option(min=0, help="Seconds that the search may take.")] = 60.0,
+    kernels: Annotated[
+        str,
+        typer.Option(
+            help="off, search (fused kernels for regions, within the budget again), or cached (what was searched here before). "
+            "They run where taso_mirage.runtime.register was called; elsewhere the model runs without them."
+        ),
+    ] = "off",
     alpha: Annotated[
         float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
     ] = 1.05,
@@ -101,6 +109,7 @@ def optimize(
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
+    from taso_mirage.fuse import MODES, fused
     from taso_mirage.onnx_io import load, save
     from taso_mirage.onnx_io.files import check_writable
     from taso_mirage.optimize import explanations, html, report
@@ -111,6 +120,8 @@ def optimize(
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
+    if kernels not in MODES:
+        raise InvalidOption(f"--kernels {kernels} is not known; it is one of {', '.join(MODES)}")
     if scheduler is not None and not measure:
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)
@@ -130,7 +141,7 @@ def optimize(
         scheduler=scheduler,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
-        result = run(loaded, config, stages, stop)
+        result = fused(run(loaded, config, stages, stop), config, kernels, budget, stages)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
     if page is not None:

@@ -76,6 +76,7 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
     source = ASTSource(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
+    triton.knobs.compilation.disable_line_info = True  # it names the folder, so that no two builds would be equal
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     x, y, z = (*launch.grid, 1, 1, 1)[:3]
     metadata = made.metadata

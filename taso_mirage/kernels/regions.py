@@ -60,6 +60,26 @@ def regions(model: Model, sizes: Sizes) -> list[Region]:
     return [_region(graph, tuple(places)) for graph, places in found.items()]
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One place of a region: the model's terms that are its inputs, and those that it gives, in the order of its graph."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+def fragments(model: Model, sizes: Sizes) -> dict[Graph, list[Spot]]:
+    """The regions of `regions` with the terms of each of their places."""
+    growing = _Growing(model.graph.outputs, sizes)
+    found: dict[Graph, list[Spot]] = {}
+    for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
+        results = growing.results(members)
+        graph, leaves = _canonical(members, results, sizes)
+        terms = {leaf: term for term, leaf in leaves.items()}
+        found.setdefault(graph, []).append(Spot(tuple(terms[leaf] for leaf in graph.inputs), tuple(results)))
+    return found
+
+
 def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> Region:
     counted = [work(n, {}) for n in graph if n.args]
     least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
@@ -123,9 +143,9 @@ class _Growing:
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
-        return _canonical(members, self._results(members), self.sizes)[0]
+        return _canonical(members, self.results(members), self.sizes)[0]
 
-    def _results(self, members: Sequence[Node]) -> list[Node]:
+    def results(self, members: Sequence[Node]) -> list[Node]:
         inside = set(members)
         return [n for n in members if n in self.wanted or not inside.issuperset(self.users.get(n, ()))]
 
@@ -183,7 +203,7 @@ class _Growing:
         for each in members[::-1]:
             rest = [n for n in members if n is not each]
             last = self.kinds[each] is _Kind.CHAIN and not any(each in n.args for n in rest)
-            if last and rest and len(self._results(rest)) < len(self._results(members)):
+            if last and rest and len(self.results(rest)) < len(self.results(members)):
                 members = rest
         return members
 

@@ -20,6 +20,7 @@ from taso_mirage.model import Model
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.optimize.target import CPU, TARGETS, Target
+from taso_mirage.runtime.register import carries_kernels, register
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -183,6 +184,8 @@ def _inference_session(source: bytes | str, target: Target, captures: bool, alon
         options.optimized_model_filepath = dump
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if carries_kernels(source):
+        register(options, source, cuda=target.gpu)
     provider: Any = target.provider
     if target.gpu:
         provider = (target.provider, {**dict(target.options), "enable_cuda_graph": "1" if captures else "0"})
