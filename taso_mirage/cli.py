@@ -109,7 +109,7 @@ def optimize(
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
-    from taso_mirage.fuse import MODES, fused
+    from taso_mirage.fuse import check_mode, fused
     from taso_mirage.onnx_io import load, save
     from taso_mirage.onnx_io.files import check_writable
     from taso_mirage.optimize import explanations, html, report
@@ -120,8 +120,7 @@ def optimize(
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
-    if kernels not in MODES:
-        raise InvalidOption(f"--kernels {kernels} is not known; it is one of {', '.join(MODES)}")
+    check_mode(kernels, measure)
     if scheduler is not None and not measure:
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)
@@ -141,7 +140,7 @@ def optimize(
         scheduler=scheduler,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
-        result = fused(run(loaded, config, stages, stop), config, kernels, budget, stages)
+        result = fused(run(loaded, config, stages, stop), config, kernels, stages, stop)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
     if page is not None:

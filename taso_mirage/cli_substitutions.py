@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from taso_mirage.cpu import cores
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -199,11 +199,6 @@ def generate(
         if any((output / ".partial").glob("*.json*")):
             typer.echo(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
         raise
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rules(library: Path | None) -> tuple[Rule, ...]:

@@ -1,6 +1,8 @@
-"""What the analytic model knows of a CPU: it chooses which muGraphs are worth compiling, and a measurement decides."""
+"""The CPU: its cores, and what the analytic model knows of it, which chooses the muGraphs that are compiled; a measurement decides."""
 
 from __future__ import annotations
+
+import os
 
 from taso_mirage.gpu import Device
 
@@ -24,3 +26,8 @@ CPU = Device(
 )
 """Two cores with vectors of 16 floats, fp32. A tile is read where it lies, so only sums have to fit somewhere (the second cache); memory
 streams rows of two kibibytes or more."""
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 from taso_mirage import __version__
 from taso_mirage.codegen.cpu.tune import tuned
 from taso_mirage.cpu import CPU as DEVICE
+from taso_mirage.cpu import cores
 from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
@@ -25,10 +25,13 @@ from taso_mirage.kernels.search import Options, Search
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import cases, compare
-from taso_mirage.optimize.pipeline import Config, Result
+from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, passes_checker
+from taso_mirage.optimize.search import Budget
+from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CPU
-from taso_mirage.optimize.timing import compared
+from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import Kernel, cpu_kernel
 from taso_mirage.toml import write_file
@@ -42,97 +45,123 @@ RUNS = 40
 NODE = 1e-6
 """Seconds that a node costs in the runtime, besides its kernel."""
 KEEP = 1.01
-"""A kind of region is kept if the whole model was measured so many times as fast with it."""
+"""A kind of region is kept if the whole model was measured so many times as fast with it, and so is the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A kind of region with its kernel: the seconds of one on its own, as a kernel and in the runtime, and the whole model's gain
-    (1: it was not kept)."""
+    """A kind of region with its kernel: the seconds of one on its own, as a kernel and in the runtime."""
 
     operators: tuple[str, ...]
-    places: int
-    kernel: float
+    spots: tuple[Spot, ...]
+    kernel: Kernel
+    seconds: float
     runtime: float
-    gain: float = 1.0
+
+    @property
+    def saved(self) -> float:
+        """Seconds of all its places together, if nothing else changes."""
+        return (self.runtime - self.seconds) * len(self.spots)
+
+
+def check_mode(mode: str, measure: bool) -> None:
+    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none."""
+    if mode not in MODES:
+        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(MODES)}")
+    if mode != "off" and not measure:
+        raise InvalidOption(
+            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
+        )
 
 
 def fused(
-    result: Result, config: Config, mode: str, budget: float, progress: Progress = lambda stage, done, total: None
+    result: Result,
+    config: Config,
+    mode: str,
+    progress: Progress = lambda stage, done, total: None,
+    stop: Stop | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
 
-    `mode`: "search", or "cached" for the regions that were searched on this machine before. `budget`: seconds for all searches.
+    `mode`: "search", or "cached" for the regions that were searched on this machine before. The searches together may take the budget of
+    `config`; `stop` ends them, and what was measured to be faster until then is kept.
     """
-    if mode not in MODES:
-        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(MODES)}")
+    check_mode(mode, config.measure)
     if mode == "off":
         return result
     if result.target.name != CPU.name or result.model.symbols():
         reason = "has dims without fixed sizes" if result.model.symbols() else f"is for {result.target.name}"
-        return replace(
-            result, notes=(*result.notes, f"no kernels: they are searched for fixed sizes on cpu, the model {reason}")
-        )
-    return _Stage(result, config, mode, progress).run(budget)
+        return _noted(result, f"no kernels: they are searched for fixed sizes on cpu, the model {reason}")
+    stop = stop or Stop()
+    stop.budget = Budget(config.budget)
+    try:
+        return _Stage(result, config, mode, progress, stop.budget).run()
+    finally:
+        stop.budget = None
+
+
+def _noted(result: Result, *notes: str) -> Result:
+    return replace(result, notes=(*result.notes, *notes))
+
+
+class _Ended(Exception):
+    """An interrupt, in the middle of a search."""
 
 
 class _Stage:
-    def __init__(self, result: Result, config: Config, mode: str, progress: Progress) -> None:
-        self.result, self.config, self.mode, self.progress = result, config, mode, progress
+    def __init__(self, result: Result, config: Config, mode: str, progress: Progress, budget: Budget) -> None:
+        self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
         self.kinds = fragments(result.model, {})
-        self.cache = _folder()
+        self.cache = cache_path().parent / "kernels"
+        self.notes: list[str] = []
 
-    def run(self, budget: float) -> Result:
-        start = time.monotonic()
-        worth = self._worth(start + budget)
-        found, kept = self._kept(worth)
-        seconds = {**self.result.seconds, "kernels": time.monotonic() - start}
-        said = [
-            f"kernel for {' '.join(f.operators)} in {f.places} places: {f.gain:.3f} times as fast"
-            for f in kept
-            if f.gain > 1
-        ]
-        if found is None:
-            note = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
-            return replace(self.result, seconds=seconds, notes=(*self.result.notes, note))
-        return self._checked(found, seconds, said)
+    def run(self) -> Result:
+        model = self._placed(self._worth())
+        if self.budget.stop:
+            self.notes.append("interrupted: kernels were tried for a part of the regions")
+        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
+        result = replace(self.result, seconds=seconds)
+        if model is None:
+            none = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
+            return _noted(result, *self.notes, none)
+        return self._checked(result, model)
 
     # ------------------------------------------------------------ kernels
 
-    def _worth(self, end: float) -> list[tuple[Fused, Kernel, list[Spot]]]:
+    def _worth(self) -> list[Fused]:
         """What is faster than the runtime on its own, the largest gain over all places first."""
         found = []
         for i, (graph, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
+            operators = tuple(n.op for n in graph if n.args)
             try:
-                kernel = self._best(graph, max(end - time.monotonic(), 0.0) / (len(self.kinds) - i))
-            except TasoMirageError:
+                best = self._best(graph, max(self.budget.left(), 0.0) / (len(self.kinds) - i))
+                if best is not None and best[1] + NODE < (alone := self._alone(graph)):
+                    found.append(Fused(operators, tuple(spots), cpu_kernel(best[0]), best[1], alone))
+            except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
-            if kernel is None:
-                continue
-            alone = self._alone(graph)
-            if kernel[1] + NODE < alone:
-                operators = tuple(n.op for n in graph if n.args)
-                found.append((Fused(operators, len(spots), kernel[1], alone), cpu_kernel(kernel[0]), spots))
-        return sorted(found, key=lambda f: (f[0].kernel - f[0].runtime) * f[0].places)
+            except Exception as error:  # a bug; it must not cost what was found before
+                said = f"{type(error).__name__}: {error}"
+                self.notes.append(f"no kernel for {' '.join(operators)}: internal error, please report it: {said}")
+        return sorted(found, key=lambda f: -f.saved)
 
     def _best(self, graph: Graph, share: float) -> tuple[Graph, float] | None:
-        """The fastest muGraph of a region and its seconds, from the disk where it was searched before."""
+        """The fastest muGraph of a region and its seconds, from the disk where it was found before."""
         path = self.cache / f"{_key(graph)}.json"
-        if path.exists():
-            known = json.loads(path.read_text())
-            return (from_json(known["mugraph"]), known["seconds"]) if known["mugraph"] is not None else None
-        if self.mode == "cached" or share <= 0:
+        known = _read(path)
+        if known is not None or self.mode == "cached" or share <= 0:
+            return known
+        found = Search(graph, Options(), DEVICE).run(BEST, share, self._searching)
+        if not found:
             return None
-        found = Search(graph, Options(), DEVICE).run(BEST, share)
-        best = tuned([f.graph for f in found], _threads(), 1.0)[0] if found else None
-        value = {
-            "mugraph": None if best is None else to_json(best.kernel.graph),
-            "seconds": None if best is None else best.seconds,
-        }
+        best = tuned([f.graph for f in found], cores(), 1.0)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(value))
-        return None if best is None else (best.kernel.graph, best.seconds)
+        write_file(path, json.dumps({"mugraph": to_json(best.kernel.graph), "seconds": best.seconds}))
+        return best.kernel.graph, best.seconds
+
+    def _searching(self, stage: str, done: int, total: int) -> None:
+        if self.budget.stop:
+            raise _Ended
 
     def _alone(self, graph: Graph) -> float:
         """Seconds of the region in the runtime."""
@@ -142,68 +171,62 @@ class _Stage:
 
     # ------------------------------------------------------------ the model
 
-    def _kept(self, worth: Sequence[tuple[Fused, Kernel, list[Spot]]]) -> tuple[Model | None, list[Fused]]:
-        """The model with the kinds that make it faster as a whole, each tried on top of those before."""
-        base = self.result.model
-        best: Model | None = None
+    def _placed(self, worth: Sequence[Fused]) -> Model | None:
+        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does."""
+        base, best = self.result.model, None
         placed: list[Region] = []
-        kept: list[Fused] = []
-        inputs = self.config.inputs[0] if self.config.inputs else random_inputs(base, 0, {})
-        for i, (kind, kernel, spots) in enumerate(worth):
+        for i, kind in enumerate(worth):
             self.progress("kernels in the model", i, len(worth))
-            regions = [*placed, *(Region(s.inputs, s.outputs, kernel) for s in spots)]
+            if self.budget.stop:
+                break
+            regions = [*placed, *(Region(s.inputs, s.outputs, kind.kernel) for s in kind.spots)]
             try:
                 model = embed(base, regions)
-                sessions = [runtime.opened(m) for m in (best or base, model)]
+                gain = self._timed(runtime.opened(best or base), runtime.opened(model), self.config.seconds / 2).ratio
             except TasoMirageError:
                 continue  # a region that cannot be one node
-            times = runtime.interleaved(sessions, inputs, self.config.seconds / 2)
-            gain = compared([times[0]], [times[1]], [1.0]).ratio
             if gain >= KEEP:
                 best, placed = model, regions
-                kept.append(replace(kind, gain=gain))
-        return best, kept
+                said = f"kernel for {' '.join(kind.operators)} in {len(kind.spots)} places"
+                self.notes.append(f"{said}: the model is {gain:.3f} times as fast as before")
+        return best
 
-    def _checked(self, model: Model, seconds: dict[str, float], said: Sequence[str]) -> Result:
+    def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
+        inputs = self.config.inputs[0] if self.config.inputs else random_inputs(self.result.original, 0, {})
+        times = runtime.interleaved([before, after], inputs, seconds)
+        return compared([times[0]], [times[1]], [1.0])
+
+    def _checked(self, result: Result, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
-        result = self.result
         original = runtime.opened(result.original, source=True)
-        session = runtime.opened(model)
-        prepared = list(cases(result.original, original, {}, self.config.inputs))
-        differences = compare(result.original, session, prepared)
+        session = runtime.opened(model, check=passes_checker(result.original))
+        differences = compare(result.original, session, list(cases(result.original, original, {}, self.config.inputs)))
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
-            return replace(
-                result,
-                seconds=seconds,
-                notes=(*result.notes, f"the check failed with kernels ({bad}): they are left out"),
+            return _noted(result, f"the check failed with kernels ({bad}): they are left out, please report it")
+        timing = self._timed(original, session, self.config.seconds)
+        if timing.ratio < KEEP:
+            return _noted(
+                result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
             )
-        inputs = self.config.inputs[0] if self.config.inputs else random_inputs(result.original, 0, {})
-        times = runtime.interleaved([original, session], inputs, self.config.seconds)
-        timing = compared([times[0]], [times[1]], [1.0])
-        return replace(
-            result,
-            model=model,
-            changed=True,
-            timing=timing,
-            differences=tuple(differences),
-            seconds=seconds,
-            notes=(*result.notes, *said),
+        notes = [n for n in result.notes if not n.endswith(KEPT)]
+        made = replace(
+            result, model=model, changed=True, timing=timing, differences=tuple(differences), notes=tuple(notes)
         )
+        return _noted(made, *self.notes)
 
 
-def _threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _read(path: Path) -> tuple[Graph, float] | None:
+    """A muGraph with its seconds from a file; None where there is none, or none that can be read: it is searched again."""
+    try:
+        known = json.loads(path.read_text())
+        return from_json(known["mugraph"]), float(known["seconds"])
+    except (OSError, ValueError, LookupError, TypeError, TasoMirageError):
+        return None
 
 
 def _key(graph: Graph) -> str:
     """What a search of a region hangs on: its structure and shapes, the machine, and this version."""
     program = "\n".join(to_json(graph)["program"])
-    said = "\0".join([program, runtime.device(), str(_threads()), __version__])
+    said = "\0".join([program, runtime.device(), __version__])
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
-
-
-def _folder() -> Path:
-    from taso_mirage.optimize.cache import cache_path
-
-    return cache_path().parent / "kernels"

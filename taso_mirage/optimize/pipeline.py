@@ -34,6 +34,8 @@ from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.text import laws
 
+KEPT = "the original's graph is kept"
+"""How a note ends that says why nothing was changed."""
 FALLEN_BACK = "the steps before the first bad one"
 LAYOUT = frozenset({"conv", "conv_transpose", "max_pool", "average_pool", "global_average_pool", "batch_norm"})
 """Operators that the runtime may run with channels last."""
@@ -152,7 +154,7 @@ class _Job:
     def run(self) -> Result:
         """The stages in their order."""
         original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
-        self.valid = _passes_checker(self.model)
+        self.valid = passes_checker(self.model)
         prepared = self._stage("reference", lambda: self._cases(original))
         if not repeatable(original, prepared[0]):
             self.notes.append(
@@ -214,16 +216,14 @@ class _Job:
 
     def _choose(self, candidates: list[Candidate], original: Session) -> tuple[Candidate | None, Timing | None]:
         if not candidates:
-            self.notes.append("no equation applies: the original's graph is kept")
+            self.notes.append(f"no equation applies: {KEPT}")
             return None, None
         if not self.config.measure:
             best = min(candidates, key=lambda c: c.cost)
             before = self.cost(self.model.graph.outputs)
             if best.cost <= before:
                 return best, None
-            self.notes.append(
-                f"predicted slower ({best.cost:.3g} s against {before:.3g} s): the original's graph is kept"
-            )
+            self.notes.append(f"predicted slower ({best.cost:.3g} s against {before:.3g} s): {KEPT}")
             return None, None
         return self._fastest(candidates, original)
 
@@ -244,7 +244,7 @@ class _Job:
         timings = [compared(first, other, shares) for other in others]
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         if timings[best].ratio < KEEP_BELOW:
-            self.notes.append(f"measured {timings[best].ratio:.3f} times as fast: the original's graph is kept")
+            self.notes.append(f"measured {timings[best].ratio:.3f} times as fast: {KEPT}")
             return None, timings[best]
         return alive[best], timings[best]
 
@@ -348,7 +348,8 @@ def _workloads(model: Model, config: Config) -> list[tuple[dict[str, int], float
     return workloads(model, config.shapes, config.inputs, config.default_size)
 
 
-def _passes_checker(model: Model) -> bool:
+def passes_checker(model: Model) -> bool:
+    """Whether onnx's checker takes the model as it was read."""
     try:
         runtime.opened(model, source=True, check=True)
     except TasoMirageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.cpu import cores
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
@@ -291,8 +291,7 @@ def device(target: Target = CPU) -> str:
     """What the machine is, as a key for measurements: processor and the cores this process may use, or the GPU."""
     if target.gpu:
         return _gpu()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()} x{cores}"
+    return f"{_processor()} x{cores()}"
 
 
 def _gpu() -> str:

@@ -54,8 +54,8 @@ def models(path: Path, shapes: Shapes) -> Models:
     found = [(node, _kernel(node, known)) for node in _custom_nodes(proto)]
     if not found:
         raise InvalidModel(
-            f"{path} has no fused kernels (nodes of the domain {NAMESPACE!r}); make it with "
-            "`taso-mirage optimize --target cuda --kernels search`"
+            f"{path} has no fused kernels for CUDA (nodes of the domain {NAMESPACE!r}); "
+            "write them into it with taso_mirage.runtime.embed, `optimize` does not yet"
         )
     kernels = _named([made for _, made in found])
     for node, made in found:

@@ -28,7 +28,7 @@ def kernel(name: str, attributes: Mapping[str, str], shapes: Shapes) -> Kernel:
     try:
         head, *lines = _checked(attributes[PLAN]).splitlines()
         if head != HEAD:
-            raise Unsupported(f"its plan is {head!r}, not {HEAD!r}; optimize the model with --target cuda")
+            raise Unsupported(f"its plan is {head!r}, not {HEAD!r}; a plugin takes kernels for CUDA")
         return _kernel([line.split() for line in lines], attributes, shapes)
     except Unsupported as error:
         raise Unsupported(f"{name}: {error}") from None
