@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage import __version__, cli_kernels, cli_plugin, cli_substitutions
+from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ app.add_typer(cli_substitutions.app, name="substitutions")
 app.command()(cli_kernels.kernels)
 app.command()(cli_plugin.export_plugin)
 
-ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-FIXES = "Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable."
-Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]
 WeightedShapes = Annotated[
     list[str] | None,
     typer.Option(

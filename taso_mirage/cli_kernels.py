@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from taso_mirage.cli_options import AsJson, ModelFile, Shapes
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 
 if TYPE_CHECKING:
@@ -24,18 +25,11 @@ PLACES = 3
 
 
 def kernels(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: ModelFile,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds that the search may take; each region has its share.")
     ] = 60.0,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME:DIMS",
-            help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable.",
-        ),
-    ] = None,
+    shape: Shapes = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what is found in this file, and go on from it.")
     ] = None,
@@ -46,7 +40,7 @@ def kernels(
         Path | None,
         typer.Option("--report", metavar="OUT.html", help="Write a page with the regions and their muGraphs."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each.
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from taso_mirage.cli_options import AsJson, Shapes
+
 
 def export_plugin(
     model: Annotated[
@@ -16,15 +18,8 @@ def export_plugin(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
         "plugin"
     ),
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME:DIMS",
-            help="Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    shape: Shapes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model, samples and a README."""
     from taso_mirage.onnx_io import load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
@@ -310,3 +310,20 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 def show_shape(shape: Iterable[Dim]) -> str:
     """`[2, batch, 3*s]`."""
     return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def gathered(parts: Sequence[int], wholes: Sequence[int]) -> list[range] | None:
+    """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are nobody's. None where one is cut otherwise."""
+    found: list[range] = []
+    i = 0
+    for n in wholes:
+        first, size = i, 1
+        while size < n and i < len(parts):
+            size *= parts[i]
+            i += 1
+        if size != n:
+            return None
+        found.append(range(first, i))
+        while n != 1 and i < len(parts) and parts[i] == 1:
+            i += 1
+    return found if all(n == 1 for n in parts[i:]) else None

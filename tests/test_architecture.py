@@ -28,6 +28,7 @@ LAYERS = [
     {"runtime"},
     {"generate", "optimize", "kernels"},
     {"fuse", "plugin"},
+    {"cli_options"},
     {"cli_kernels", "cli_plugin", "cli_substitutions"},
     {"cli"},
 ]

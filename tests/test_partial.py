@@ -22,8 +22,9 @@ from taso_mirage.partial.cells import Box, splits
 from taso_mirage.partial.correct import correct
 from taso_mirage.partial.pieces import merged, pieces
 from taso_mirage.partial.restrict import RULES, Restriction
-from taso_mirage.partial.whole import Refused, Total, total, verified
+from taso_mirage.partial.whole import Total, total, verified
 from taso_mirage.text import parse_equation, show_equation
+from taso_mirage.verify.refused import Refused
 
 
 def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:

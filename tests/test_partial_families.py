@@ -13,7 +13,8 @@ from taso_mirage.partial.agreement import agreement
 from taso_mirage.partial.candidates import Candidate, candidates
 from taso_mirage.partial.families import FAMILIES, mutants, variants
 from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import Refused, Total, total, verified
+from taso_mirage.partial.whole import Total, total, verified
+from taso_mirage.verify.refused import Refused
 
 
 def pool(x: Node, count: int, stride: int = 1) -> Node:

@@ -52,31 +52,31 @@ class Region:
 
 def regions(model: Model, sizes: Sizes) -> list[Region]:
     """The regions of a model with every symbol at its size, in the order of their first places; equal ones are one."""
-    growing = _Growing(model.graph.outputs, sizes)
-    found: dict[Graph, list[tuple[str, ...]]] = {}
-    for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
-        places = found.setdefault(growing.fragment(members), [])
-        places.append(tuple([_name(model, n) for n in members]))
-    return [_region(graph, tuple(places)) for graph, places in found.items()]
+    found = fragments(model, sizes).items()
+    return [_region(graph, tuple([s.names for s in spots])) for graph, spots in found]
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One place of a region: the model's terms that are its inputs, and those that it gives, in the order of its graph."""
+    """One place of a region: the model's terms that are its inputs, and those that it gives, in the order of its graph, and the
+    names of its operators."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    names: tuple[str, ...]
 
 
 def fragments(model: Model, sizes: Sizes) -> dict[Graph, list[Spot]]:
-    """The regions of `regions` with the terms of each of their places."""
+    """The graphs of all regions, in the order of their first places, each with its places."""
     growing = _Growing(model.graph.outputs, sizes)
     found: dict[Graph, list[Spot]] = {}
     for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
         graph, leaves = _canonical(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
-        found.setdefault(graph, []).append(Spot(tuple(terms[leaf] for leaf in graph.inputs), tuple(results)))
+        names = tuple([_name(model, n) for n in members])
+        spot = Spot(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
+        found.setdefault(graph, []).append(spot)
     return found
 
 

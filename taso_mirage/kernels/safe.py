@@ -15,6 +15,7 @@ from fractions import Fraction
 from taso_mirage.kernels.bare import Bare, bare
 from taso_mirage.kernels.closure import Closure, Edge
 from taso_mirage.kernels.structures import Body, Plan
+from taso_mirage.verify.refused import Refused
 
 Degree = Mapping[int, Fraction]
 """The degree of a value in exp of each class that it hangs on; 0 is left out."""
@@ -45,16 +46,6 @@ class Safe:
     bare: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Unsafe:
-    """Why a muGraph cannot be stabilised."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
-
-
 class _Refused(Exception):
     """A muGraph that cannot be stabilised."""
 
@@ -76,7 +67,7 @@ Asked = tuple[int, bool]
 """A class, and whether it is needed bare."""
 
 
-def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Unsafe:
+def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Refused:
     """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
     stored: Values = {}
     values: list[Values] = []
@@ -86,7 +77,7 @@ def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Unsafe:
     try:
         return tuple(_stabilised(plan, values, closure))
     except _Refused as error:
-        return Unsafe(str(error))
+        return Refused(str(error))
 
 
 def storable(body: Body, closure: Closure) -> bool:

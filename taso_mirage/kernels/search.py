@@ -22,12 +22,13 @@ from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.safe import Safe, Unsafe, safe, storable
+from taso_mirage.kernels.safe import Safe, safe, storable
 from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
 from taso_mirage.kernels.structures import Body, Limits, Plan, plans
 from taso_mirage.kernels.tiles import Sizes, Tiled, fastest, predicted, rank
-from taso_mirage.kernels.verify import Evidence, Measured, Refused, verified
+from taso_mirage.kernels.verify import Evidence, Measured, verified
 from taso_mirage.toml import write_file
+from taso_mirage.verify.refused import Refused
 
 if TYPE_CHECKING:
     from taso_mirage.codegen.gpu.program import Program
@@ -343,7 +344,7 @@ class Search:
                 continue
             self.statistics.plans += 1
             stable = safe(plan, closure)
-            if isinstance(stable, Unsafe):
+            if isinstance(stable, Refused):
                 self.statistics.unstable += 1
                 self.unsafe = self.unsafe or stable.reason
             else:

@@ -19,6 +19,7 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import P, agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.ops import interpret
+from taso_mirage.verify.refused import Refused
 
 ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
@@ -29,16 +30,6 @@ SLACK = 64
 """How many times the error of rounding the inputs to float32 a kernel may make."""
 UNDERFLOW = 1e-30
 """An absolute error that float32's smallest numbers excuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a muGraph is not accepted."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from taso_mirage.ir import Graph
 from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.correct import correct
 from taso_mirage.partial.families import Mutant, mutants
-from taso_mirage.partial.whole import Refused
+from taso_mirage.verify.refused import Refused
 
 
 @dataclass(frozen=True, slots=True)

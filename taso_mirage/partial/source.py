@@ -8,7 +8,8 @@ from taso_mirage.equation import Equation
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.partial.candidates import Candidate, candidates
-from taso_mirage.partial.whole import Refused, equation, verified
+from taso_mirage.partial.whole import equation, verified
+from taso_mirage.verify.refused import Refused
 
 COSTLY = frozenset({"conv", "matmul", "average_pool"})
 Pays = Callable[[Graph, Graph], bool]

@@ -18,6 +18,7 @@ from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.ops import get, interpret
 from taso_mirage.partial.agreement import Agreement, agreement, compared, field_work, leaves_of
 from taso_mirage.partial.correct import correct
+from taso_mirage.verify.refused import Refused
 
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
@@ -25,16 +26,6 @@ TRIALS, LIMIT = 8, 4 * 10**9
 """Trials of a seed, fewer where they would take more than so many operations; one at least."""
 TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
 """The criterion of the optimizer's check: TIMES the error of the original, or so many roundings of the largest element."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why two programs are not taken to be equal."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

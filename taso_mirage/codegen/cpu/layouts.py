@@ -17,6 +17,7 @@ from taso_mirage.codegen.cpu.values import (
     View,
     contiguous,
 )
+from taso_mirage.dims import gathered
 
 
 def variables(shape: Sequence[int]) -> Index:
@@ -112,20 +113,14 @@ def unviewed(view: View, target: Buffer) -> Buffer | None:
 
 def unmerged(have: Ints, want: Ints, strides: Ints) -> Ints | None:
     """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is cut otherwise."""
-    found: list[int] = []
-    i = 0
-    for n, stride in zip(want, strides, strict=True):
-        first, size = i, 1
-        while size < n and i < len(have):
-            size *= have[i]
-            i += 1
-        if size != n:
-            return None
-        found += [stride * prod(have[j + 1 : i]) for j in range(first, i)]
-        while n != 1 and i < len(have) and have[i] == 1:
-            found.append(0)
-            i += 1
-    return (*found, *[0] * (len(have) - i)) if all(n == 1 for n in have[i:]) else None
+    groups = gathered(have, want)
+    if groups is None:
+        return None
+    found = [0] * len(have)
+    for axes, stride in zip(groups, strides, strict=True):
+        for j in axes:
+            found[j] = stride * prod(have[j + 1 : axes.stop])
+    return tuple(found)
 
 
 def moved(target: Buffer, shape: Ints, axis: int, start: int) -> Buffer:

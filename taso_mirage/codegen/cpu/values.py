@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
+from taso_mirage.dims import Dim, Shape, gathered
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, Tensor, is_float
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
@@ -360,19 +360,10 @@ def _view(a: Value, shape: Ints, axes: Sequence[Axis]) -> Value:
 
 def _split(have: Ints, want: Ints) -> list[Axis] | None:
     """The view that a reshape is, where each of its axes is a part of one axis; None where it merges axes."""
-    axes: list[Axis] = []
-    j = 0
-    for n in have:
-        first, size = j, 1
-        while size < n and j < len(want):
-            size *= want[j]
-            j += 1
-        if size != n:
-            return None
-        axes.append((0, tuple((i, prod(want[i + 1 : j])) for i in range(first, j) if want[i] != 1)))
-        while n != 1 and j < len(want) and want[j] == 1:
-            j += 1
-    return axes if all(n == 1 for n in want[j:]) else None
+    groups = gathered(want, have)
+    if groups is None:
+        return None
+    return [(0, tuple((i, prod(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
 
 
 def _quotient(xs: Sequence[Value], shape: Ints) -> tuple[str, tuple[Value, ...]]:

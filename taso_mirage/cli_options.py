@@ -1,0 +1,13 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FIXES = "Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable."
+ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables and text.")]
+Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]
