@@ -15,12 +15,16 @@ EXPORTED = {
     "bert": "transformer",
     "llama": "transformer",
     "llama_decode": "transformer",
+    "llama_lora": "transformer",
     "vit": "transformer",
     "mini_transformer": "transformer",
+    "resnet18": "basic",
+    "resnet3d18": "basic",
     "resnet50": "resnet",
     "resnext50": "resnet",
     "inception_v3": "inception",
     "nasnet_a": "nasnet",
+    "csrnet": "csrnet",
 }
 
 NAMES: tuple[str, ...] = (*EXPORTED, *light.FILES)

@@ -131,7 +131,7 @@ def settle_norms(module: "nn.Module", shape: Sequence[int], seed: int) -> None:
     """Set the running statistics of all batch norms to what they see on random images, as training would leave them."""
     torch = require("torch")
     generator = np.random.default_rng(seed)
-    norms = [part for part in module.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    norms = [part for part in module.modules() if isinstance(part, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d))]
     for norm in norms:
         norm.momentum = 1.0
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Transformers of the `transformers` library with seeded random weights: BERT, Llama with grouped queries, ViT."""
+"""Transformers of the `transformers` library with seeded random weights: BERT, Llama with grouped queries and with adapters, ViT."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,8 @@ import onnx
 from models import exporter
 
 TOKENS = {"batch": 0, "sequence": 1}
+RANK, SCALE = 16, 0.25
+"""Of the LoRA adapters (Hu et al., 2021): their inner size, and alpha / rank; small, so that attention stays as wide as without them."""
 
 
 def bert(
@@ -65,29 +67,40 @@ def llama(
 
 
 def llama_decode(
-    *, small: bool = True, seed: int = 0, past: int | None = None, configuration: Mapping[str, Any] | None = None
+    *,
+    small: bool = True,
+    seed: int = 0,
+    batch: int = 1,
+    past: int | None = None,
+    configuration: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
     """One token of the `llama` model after `past` cached positions: 128, or 16.
 
-    Inputs are `input_ids` (1, 1), `attention_mask` (1, past + 1), and for each layer i `past_key_i` and `past_value_i`
-    (1, key heads, past, head size); outputs are `logits` and each layer's `present_key_i` and `present_value_i`, one
+    Inputs are `input_ids` (batch, 1), `attention_mask` (batch, past + 1), and for each layer i `past_key_i` and `past_value_i`
+    (batch, key heads, past, head size); outputs are `logits` and each layer's `present_key_i` and `present_value_i`, one
     position longer. `configuration` overrides fields of LlamaConfig.
     """
-    torch = exporter.require("torch")
-    transformers = exporter.require("transformers")
     past = past or (16 if small else 128)
-    config = _llama_config(small, past + 1, {"use_cache": True, **(configuration or {})})
-    model = transformers.LlamaForCausalLM(config)
+    model = _cached_llama(small, past, configuration)
     exporter.randomize(model, seed)
-    arguments = {
-        "input_ids": torch.ones(1, 1, dtype=torch.int64),
-        "attention_mask": torch.ones(1, past + 1, dtype=torch.int64),
-    }
-    names = [f"{kind}_{layer}" for layer in range(config.num_hidden_layers) for kind in ("key", "value")]
-    shape = (1, config.num_key_value_heads, past, config.head_dim)
-    arguments |= {f"past_{name}": torch.zeros(shape) for name in names}
-    exported = exporter.export(_cached(model), arguments, "logits")
-    return _with_output_names(exported, ["logits", *(f"present_{name}" for name in names)])
+    return _one_token(model, batch, past)
+
+
+def llama_lora(
+    *,
+    small: bool = True,
+    seed: int = 0,
+    batch: int = 1,
+    past: int | None = None,
+    rank: int = RANK,
+    configuration: Mapping[str, Any] | None = None,
+) -> onnx.ModelProto:
+    """`llama_decode` with a LoRA adapter at every linear map of its layers, kept apart: x W + SCALE (x A) B."""
+    past = past or (16 if small else 128)
+    model = _cached_llama(small, past, configuration)
+    _adapt(model.model.layers, rank)
+    exporter.randomize(model, seed)
+    return _one_token(model, batch, past)
 
 
 def vit(
@@ -136,6 +149,45 @@ def _llama_config(small: bool, positions: int, overrides: Mapping[str, Any]) -> 
         "max_position_embeddings": max(2048, positions),
     }
     return exporter.require("transformers").LlamaConfig(**{**sizes, **overrides})
+
+
+def _cached_llama(small: bool, past: int, overrides: Mapping[str, Any] | None) -> Any:
+    config = _llama_config(small, past + 1, {"use_cache": True, **(overrides or {})})
+    return exporter.require("transformers").LlamaForCausalLM(config)
+
+
+def _adapt(layers: Any, rank: int) -> None:
+    """Put an adapted map in the place of every linear map."""
+    torch = exporter.require("torch")
+
+    class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, base: Any) -> None:
+            super().__init__()
+            self.base = base
+            self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+            self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.base(x) + SCALE * self.up(self.down(x))
+
+    for parent in list(layers.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                setattr(parent, name, Adapted(child))
+
+
+def _one_token(model: Any, batch: int, past: int) -> onnx.ModelProto:
+    torch = exporter.require("torch")
+    arguments = {
+        "input_ids": torch.ones(batch, 1, dtype=torch.int64),
+        "attention_mask": torch.ones(batch, past + 1, dtype=torch.int64),
+    }
+    config = model.config
+    names = [f"{kind}_{layer}" for layer in range(config.num_hidden_layers) for kind in ("key", "value")]
+    shape = (batch, config.num_key_value_heads, past, config.head_dim)
+    arguments |= {f"past_{name}": torch.zeros(shape) for name in names}
+    exported = exporter.export(_cached(model), arguments, "logits")
+    return _with_output_names(exported, ["logits", *(f"present_{name}" for name in names)])
 
 
 def _cached(model: Any) -> Any:

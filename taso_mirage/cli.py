@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage import __version__, cli_kernels, cli_plugin, cli_substitutions
+from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions
 from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
@@ -36,6 +36,7 @@ app = typer.Typer(
 
 app.add_typer(cli_substitutions.app, name="substitutions")
 app.command()(cli_kernels.kernels)
+app.command()(cli_partial.mutants)
 app.command()(cli_plugin.export_plugin)
 
 WeightedShapes = Annotated[
@@ -85,6 +86,9 @@ def optimize(
             "They run where taso_mirage.runtime.register was called; elsewhere the model runs without them."
         ),
     ] = "off",
+    mutants: Annotated[
+        bool, typer.Option("--partial/--no-partial", help="Try mutants with corrections of costly operators (PET).")
+    ] = True,
     alpha: Annotated[
         float, typer.Option(min=1, help="How much worse than the best a state may be and still be expanded.")
     ] = 1.05,
@@ -135,6 +139,7 @@ def optimize(
         portable=portable,
         strategy=strategy,
         scheduler=scheduler,
+        partial=mutants,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = fused(run(loaded, config, stages, stop), config, kernels, stages, stop)
@@ -154,12 +159,13 @@ def _print(
     """The result, with its changes where they were asked for, as one JSON object or as tables and lines."""
     from taso_mirage.optimize import explanations, report
 
+    mutants = result.mutations.by_name
     if as_json:
-        changes = {} if explained is None else {"changes": explanations.as_data(explained)}
+        changes = {} if explained is None else {"changes": explanations.as_data(explained, mutants)}
         typer.echo(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
         return
     report.show(result, model, written)
-    for line in () if explained is None else explanations.as_lines(explained):
+    for line in () if explained is None else explanations.as_lines(explained, mutants):
         typer.echo(line)
 
 
@@ -167,17 +173,17 @@ def _print(
 def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> None:
     """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and why."""
     from taso_mirage.onnx_io import load
-    from taso_mirage.optimize import report
+    from taso_mirage.optimize import inspection
     from taso_mirage.optimize.pipeline import Config, representative
     from taso_mirage.optimize.shapes import parse_shape
 
     loaded = load(model)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
-    found = report.inspection(loaded, sizes)
+    found = inspection.inspection(loaded, sizes)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        report.show_inspection(found, model)
+        inspection.show_inspection(found, model)
 
 
 @app.command()
@@ -217,13 +223,13 @@ def diff(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show versions, the execution providers that really work here, and the cost cache."""
-    from taso_mirage.optimize import report
+    from taso_mirage.optimize import inspection
 
-    found = report.diagnosis()
+    found = inspection.diagnosis()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        report.show_diagnosis(found)
+        inspection.show_diagnosis(found)
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:

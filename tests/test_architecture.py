@@ -29,18 +29,18 @@ LAYERS = [
     {"generate", "optimize", "kernels"},
     {"fuse", "plugin"},
     {"cli_options"},
-    {"cli_kernels", "cli_plugin", "cli_substitutions"},
+    {"cli_kernels", "cli_partial", "cli_plugin", "cli_substitutions"},
     {"cli"},
 ]
 HEAVY = {
-    "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "optimize/report.py", "plugin/model.py"},
+    "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "optimize/inspection.py", "plugin/model.py"},
     "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos".split()}
-    | {"optimize/report.py", "runtime/embed.py"},
+    | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
     "onnx_shape_inference": {"onnx_io/read.py"},
     "onnxruntime": {"optimize/session.py"},
     "z3": {"meanings/integers.py", "verify/arbiter.py", "verify/laws.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},
-    "sqlite3": {"optimize/cache.py", "optimize/report.py"},
+    "sqlite3": {"optimize/cache.py", "optimize/inspection.py"},
 }
 
 

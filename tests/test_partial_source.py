@@ -7,7 +7,8 @@ from partial_programs import conv, graph, image, kernel
 from taso_mirage.equation import Rules
 from taso_mirage.ir import Graph, Node, substitute, topological
 from taso_mirage.ops import term
-from taso_mirage.partial.source import equations, programs
+from taso_mirage.partial import source
+from taso_mirage.partial.source import Tried, counted, programs, tried
 from taso_mirage.partial.whole import verified
 
 X = image(2, 4, 6, 6)
@@ -20,43 +21,68 @@ def layers(x: Node) -> Node:
     return term("concat", conv(x, kernel(4, 4, 3, 3, name="u")), conv(x, kernel(4, 4, 1, 1, name="v"), pad=0), axis=1)
 
 
+def everything_pays(program: Graph) -> float:
+    """The program asked for first costs most."""
+    everything_pays.asked += 1  # type: ignore[attr-defined]
+    return 0.5 ** min(everything_pays.asked, 900)  # type: ignore[attr-defined, no-any-return]
+
+
+def found(program: Graph) -> Tried:
+    everything_pays.asked = 0  # type: ignore[attr-defined]
+    made = tried(program, everything_pays)
+    assert made is not None
+    return made
+
+
 def test_equal_programs_are_one() -> None:
-    found = programs([layers(X)])
-    assert [g.outputs[0].op for g in found] == ["conv", "conv", "conv", "concat"]
-    assert [len(g.inputs) for g in found] == [1, 1, 1, 1]
-    assert {n.attr("name") for g in found for n in topological(g.outputs) if n.op == "weight"} == {"x1", "x2"}
+    assert [g.outputs[0].op for g in programs([layers(X)])] == ["conv", "conv", "conv", "concat"]
+    assert list(counted([layers(X)]).values()) == [2, 1, 1, 1]
+    each = programs([layers(X)])
+    assert [len(g.inputs) for g in each] == [1, 1, 1, 1]
+    assert {n.attr("name") for g in each for n in topological(g.outputs) if n.op == "weight"} == {"x1", "x2"}
 
 
-def test_every_equation_applies_and_keeps_the_program() -> None:
+def test_every_equation_applies_and_keeps_the_program(monkeypatch: object) -> None:
     output = layers(X)
     linear = graph(conv(X, kernel(4, 2, 3, 3), group=2))
-    found = [e for e, _ in equations([output], lambda a, b: True)]
-    assert {e.name for e in found} >= {
-        "partial: batch into axis 3",
-        "partial: axis 2 into batch",
-        "partial: fewer groups",
-        "partial: parallel to grouped",
-    }
-    rules = Rules(found)
+    source.KEPT, kept = 100, source.KEPT
+    try:
+        mutations = [m for p in programs([output]) for m in found(p).mutations]
+    finally:
+        source.KEPT = kept
+    families = {f for m in mutations for f in m.families}
+    assert families >= {"batch into axis 3", "axis 2 into batch", "fewer groups", "parallel to grouped"}
+    assert any(m.region and m.right < 1 for m in mutations)
+    assert all(bool(m.region) == (m.right < 1) for m in mutations)
+    rules = Rules([m.equation for m in mutations])
+    assert len({e.name for e in rules.equations}) == len(mutations)
     applied = {a.equation.name for n in topological([output]) for a in rules.applications(n)}
-    assert applied == {e.name for e in found}
+    assert applied <= {m.equation.name for m in mutations}
+    assert len(applied) > 10
     for application in rules.applications(linear.outputs[0]):
-        assert verified(
-            linear, Graph(linear.inputs, substitute(linear.outputs, {linear.outputs[0]: application.results[0]}))
-        )
+        replaced = substitute(linear.outputs, {linear.outputs[0]: application.results[0]})
+        assert verified(linear, Graph(linear.inputs, replaced))
 
 
-def test_only_what_pays_is_verified() -> None:
-    asked: list[int] = []
+def test_only_what_pays_is_kept() -> None:
+    program = graph(conv(X, kernel(4, 4, 3, 3)))
+    contested: list[Graph] = []
 
-    def fewer_terms(program: Graph, corrected: Graph) -> bool:
-        asked.append(len(list(corrected)))
-        return len(list(corrected)) < len(list(program))
+    def even(a: Graph, b: Graph) -> tuple[float, float]:
+        contested.append(b)
+        return 1.0, 1.0
 
-    assert not list(equations([conv(X, kernel(4, 4, 3, 3))], fewer_terms))
-    assert asked
+    nothing = tried(program, lambda g: float(len(list(g))))
+    assert nothing is not None
+    assert not nothing.mutations
+    assert nothing.mutants
+    everything_pays.asked = 0  # type: ignore[attr-defined]
+    lost = tried(program, everything_pays, even)
+    assert lost is not None
+    assert not lost.mutations
+    assert contested
+    assert len(found(program).mutations) == source.KEPT
 
 
 def test_it_stops_when_it_is_late() -> None:
-    found = equations([layers(X)], lambda a, b: True, late=lambda: True)
-    assert not list(found)
+    assert tried(programs([layers(X)])[0], everything_pays, late=lambda: True) is None

@@ -207,13 +207,13 @@ class Measured:
             self._described[setting] = description(setting, self.context)
         key = f"{what} {copies} {self._described[setting]}"
         if key not in self._seconds:
-            found = self.cache.get(self._device(), key)
+            found = self.cache.get(self.device(), key)
             if found is None and time.monotonic() > self.deadline:
                 return None
             if found is None:
                 found = self._now(what, setting, copies)
                 if found is not None:
-                    self.cache.put(self._device(), key, found)
+                    self.cache.put(self.device(), key, found)
             self._seconds[key] = found
         return self._seconds[key]
 
@@ -227,7 +227,8 @@ class Measured:
         except UNMEASURABLE:
             return None
 
-    def _device(self) -> str:
+    def device(self) -> str:
+        """The machine that measures and this version, as a key."""
         if self._key is None:
             self._key = f"{self._run(measure.device_key, self.context.target)} | taso-mirage {__version__}"
         return self._key
@@ -240,13 +241,13 @@ class Measured:
         try:
             described = "\n".join(described_terms(_running(s), s, self.context) for s in states)
             name = hashlib.sha256(described.encode()).hexdigest()
-            known = [self.cache.get(self._device(), f"in turn {name} {i}") for i in range(len(states))]
+            known = [self.cache.get(self.device(), f"in turn {name} {i}") for i in range(len(states))]
             times = [t for t in known if t is not None]
             if len(times) < len(states):
                 contents = [serialize(concrete(s, _Running(), self.context)) for s in states]
                 times = self._run(measure.in_turn, contents, self.context.target, seconds)
                 for i, taken in enumerate(times):
-                    self.cache.put(self._device(), f"in turn {name} {i}", taken)
+                    self.cache.put(self.device(), f"in turn {name} {i}", taken)
         except UNMEASURABLE:
             return None
         return times
@@ -272,6 +273,10 @@ class Weighted:
     def joined(self, producer: Setting, node: Node) -> bool:
         """Whether they are run as one at some sizes; at the others the term costs what it adds there all the same."""
         return any(term.joined(producer, node) for term in self.terms)
+
+    def device(self) -> str:
+        """Where it measures; empty where it does not."""
+        return self.measured[0].device() if self.measured else ""
 
     def measure_until(self, deadline: float) -> None:
         """Measure nothing more from this monotonic time."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from taso_mirage import library, ops
@@ -19,22 +20,28 @@ from taso_mirage.optimize.changes import FOLDING, Change, changes
 from taso_mirage.optimize.cost import UNMEASURABLE, Cost, Weighted, Workloads
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, Progress, Result, measuring, rules
+from taso_mirage.partial.source import Mutation
 from taso_mirage.text import laws, show_equation, show_graph
 
 MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""
 EACH, LARGEST = 0.1, 1 << 29
 """Seconds that a change is measured, and bytes of operands up to which it is."""
+NO_MUTANTS: Mapping[str, Mutation] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An equation in the direction in which it was taken, its guard, and what it stands on."""
+    """An equation in the direction in which it was taken, its guard, and what it stands on.
+
+    `region`: for a corrected mutant, a picture of where it is right without corrections.
+    """
 
     name: str
     text: str
     where: str
     evidence: str
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,10 @@ class Explanation:
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
     """The distinct changes of a result, the largest predicted gain first. Measures for about `seconds` at most."""
-    found = changes(result.original, result.steps, {e.name: e for e in rules()})
+    mutants = result.mutations.by_name
+    found = changes(
+        result.original, result.steps, {e.name: e for e in (*rules(), *(m.equation for m in mutants.values()))}
+    )
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     with measuring(config) as (cache, executor):
@@ -105,13 +115,22 @@ def _of_law(name: str, text: str) -> Statement:
     return _statement(name, text, evidence)
 
 
+def _of_mutant(each: Mutation) -> Statement:
+    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation is in words."""
+    what = f"a mutant of this program ({', then '.join(each.families)})"
+    corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
+    return Statement(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
+
+
 def _statement(name: str, text: str, evidence: str) -> Statement:
     body, _, guard = text.partition(" where ")
     return Statement(name, body, guard, evidence)
 
 
-def statement(name: str) -> Statement:
-    """The equation of a step's name; `name~` is the reverse of one."""
+def statement(name: str, mutants: Mapping[str, Mutation] = NO_MUTANTS) -> Statement:
+    """The equation of a step's name; `name~` is the reverse of one. `mutants` are those of this model."""
+    if name in mutants:
+        return _of_mutant(mutants[name])
     if name == FOLDING:
         return Statement(name, "terms over weights alone become weights", "", "computed ahead in float64")
     forward = statements().get(name.removesuffix("~"))
@@ -128,13 +147,13 @@ def statement(name: str) -> Statement:
 # ---------------------------------------------------------------- as data and text
 
 
-def as_data(listed: Sequence[Explanation]) -> list[dict[str, Any]]:
+def as_data(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO_MUTANTS) -> list[dict[str, Any]]:
     """The changes as JSON data; seconds are of one place."""
     return [
         {
             "count": each.change.count,
             "places": list(each.change.places),
-            "equations": [_fields(statement(name)) for name in each.change.equations],
+            "equations": [_fields(statement(name, mutants)) for name in each.change.equations],
             "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
             "measured": None if each.measured is None else {"before": each.measured[0], "after": each.measured[1]},
             "before": show_graph(each.change.before),
@@ -145,10 +164,11 @@ def as_data(listed: Sequence[Explanation]) -> list[dict[str, Any]]:
 
 
 def _fields(each: Statement) -> dict[str, str]:
-    return {"name": each.name, "equation": each.text, "where": each.where, "evidence": each.evidence}
+    found = {"name": each.name, "equation": each.text, "where": each.where, "evidence": each.evidence}
+    return found | ({"right without correction": each.region} if each.region else {})
 
 
-def as_lines(listed: Sequence[Explanation]) -> Iterator[str]:
+def as_lines(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO_MUTANTS) -> Iterator[str]:
     """The changes as text; an equation is stated where it comes first."""
     total = sum(each.change.count for each in listed)
     yield (
@@ -164,7 +184,7 @@ def as_lines(listed: Sequence[Explanation]) -> Iterator[str]:
             yield f"   by {name}" + (" (above)" if name in stated else "")
             if name not in stated:
                 stated.add(name)
-                yield from (f"      {line}" for line in _stated(statement(name)))
+                yield from (f"      {line}" for line in _stated(statement(name, mutants)))
 
 
 def _stated(each: Statement) -> Iterator[str]:
@@ -172,6 +192,9 @@ def _stated(each: Statement) -> Iterator[str]:
     if each.where:
         yield f"where {each.where}"
     yield f"evidence: {each.evidence}"
+    if each.region:
+        yield "right without correction (.), corrected (#):"
+        yield from each.region.splitlines()
 
 
 def outline(change: Change) -> str:

@@ -14,8 +14,9 @@ from taso_mirage.drawing import ARROW, draw_graph
 from taso_mirage.ir import Graph
 from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.explanations import Explanation, Statement, duration, gains, outline, shortened, statement
+from taso_mirage.optimize.inspection import inspection, quantity, versions
 from taso_mirage.optimize.pipeline import Result
-from taso_mirage.optimize.report import by_sizes, inspection, quantity, search_facts, versions
+from taso_mirage.optimize.report import by_sizes, search_facts
 from taso_mirage.optimize.session import device
 from taso_mirage.text import show_graph
 from taso_mirage.toml import write_file
@@ -209,16 +210,24 @@ def _drawing(side: Graph, label: str) -> str:
 
 
 def _equations(names: Sequence[str], result: Result) -> str:
-    listed = (_equation(i, statement(name), result.equations.get(name, 0)) for i, name in enumerate(names, 1))
+    listed = (
+        _equation(i, statement(name, result.mutations.by_name), result.equations.get(name, 0))
+        for i, name in enumerate(names, 1)
+    )
     return "\n".join(listed)
 
 
 def _equation(number: int, each: Statement, count: int) -> str:
     guard = f"<p>where <code>{escape(each.where)}</code></p>" if each.where else ""
+    region = _region(each.region) if each.region else ""
     return (
         f'<article id="equation-{number}"><h3>{escape(each.name)} <span class="count">applied {count} times</span></h3>'
-        f"<pre>{escape(each.text)}</pre>{guard}<p>Evidence: {escape(each.evidence)}.</p></article>"
+        f"<pre>{escape(each.text)}</pre>{guard}<p>Evidence: {escape(each.evidence)}.</p>{region}</article>"
     )
+
+
+def _region(picture: str) -> str:
+    return f"<p>Positions of its output that are right without correction (.) and that are corrected (#):</p><pre>{escape(picture)}</pre>"
 
 
 # ---------------------------------------------------------------- tables

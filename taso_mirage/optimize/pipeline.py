@@ -23,6 +23,7 @@ from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
 from taso_mirage.optimize.cost import Workloads
+from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
 from taso_mirage.optimize.passes import runtime_specific
 from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
 from taso_mirage.optimize.saturate import saturate_part
@@ -46,7 +47,8 @@ KEEP_BELOW = 1.01
 @dataclass(frozen=True, slots=True)
 class Config:
     """The options of `optimize`. `shapes` are sets of named sizes, each with its weight; `inputs` are the user's own for the check
-    and the timing; `scheduler` is the address of a Dask scheduler whose workers measure operators (whole models are measured here)."""
+    and the timing; `scheduler` is the address of a Dask scheduler whose workers measure operators (whole models are measured here);
+    `partial`: whether mutants with corrections take part in the search."""
 
     budget: float = 60.0
     alpha: float = 1.05
@@ -60,6 +62,7 @@ class Config:
     strategy: str = "best-first"
     portable: bool = False
     scheduler: str | None = None
+    partial: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Result:
     notes: tuple[str, ...]
     workloads: Workloads
     target: Target = CPU
+    mutations: Mutations = NONE
 
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
@@ -146,6 +150,7 @@ class _Job:
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.statistics = Statistics()
+        self.mutations = NONE
 
     def _rewriter(self, target: Target) -> Rewriter:
         cache = self.cache if self.config.measure else None
@@ -194,10 +199,13 @@ class _Job:
         for target in self._variants():
             found += [replace(passed, target=target), Candidate("original", self.model, (), passed.cost, target)]
         searching = others or [self.rewriter]
+        if self.config.partial:
+            self.mutations = self._mutations(normal, searching[0], budget)
+        made = [m.equation for m in self.mutations.found]
         for share, rewriter in zip(shares(budget, len(searching)), searching, strict=False):
             self.stop.budget = share
             candidate, statistics = rewriter.search(
-                normal, steps, STRATEGIES[self.config.strategy], share, partial(self.progress, "search")
+                normal, steps, STRATEGIES[self.config.strategy], share, partial(self.progress, "search"), made
             )
             self.statistics += statistics
             found += [candidate] if candidate is not None else []
@@ -206,6 +214,16 @@ class _Job:
             self.notes.append("interrupted: the search ended early, with the best found so far")
         distinct = {(c.model.graph, c.target): c for c in reversed(found)}
         return [c for key, c in distinct.items() if key != (self.model.graph, self.target)]
+
+    def _mutations(self, normal: Model, rewriter: Rewriter, budget: Budget) -> Mutations:
+        """The mutants that pay, within a share of the budget."""
+        share = self.stop.budget = Budget(SHARE * budget.left())
+        folder = (self.config.cache or cache_path()).parent / "mutants" if self.config.measure else None
+        store = Store(folder, rewriter.term.device())
+        progress = partial(self.progress, "mutants")
+        found = mutations(normal.graph.outputs, rewriter.cost, rewriter.term, share, store, progress)
+        budget.stop = share.stop
+        return found
 
     def _variants(self) -> tuple[Target, ...]:
         """The target with other options, where they can be measured and some operator is run in another way with them."""
@@ -331,6 +349,7 @@ class _Job:
             notes=tuple(self.notes),
             workloads=tuple(self.workloads),
             target=self.target if chosen is None else chosen.target,
+            mutations=self.mutations,
         )
 
 

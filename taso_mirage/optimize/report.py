@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -16,15 +15,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from taso_mirage import __version__, library
-from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Node
-from taso_mirage.meanings.work import sized, work
-from taso_mirage.model import Model
+from taso_mirage import __version__
 from taso_mirage.optimize.check import shown
+from taso_mirage.optimize.mutations import Mutations
 from taso_mirage.optimize.pipeline import Result
 from taso_mirage.optimize.search import Statistics
 from taso_mirage.optimize.timing import Timing
+from taso_mirage.partial.source import Mutation
 
 
 class Stages:
@@ -106,6 +103,7 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
             "ended": dict(result.statistics.ended),
             "extraction": _extraction_data(result.statistics),
         },
+        "partial": _mutations_data(result),
         "seconds": dict(result.seconds),
         "notes": list(result.notes),
         "version": __version__,
@@ -120,6 +118,22 @@ def _timing_data(timing: Timing) -> dict[str, Any]:
         "quartiles": [timing.low, timing.high],
         "runs": timing.runs,
     }
+
+
+def _mutations_data(result: Result) -> dict[str, Any]:
+    """What mutants were looked at, those that pay on their own, and how often each was taken."""
+    made = result.mutations
+    counts = {name: getattr(made, name) for name in ("programs", "known", "late", "mutants", "refused", "seconds")}
+    paying = [
+        {
+            "equation": m.equation.name,
+            "right": m.right,
+            "seconds": {"before": m.seconds[0], "after": m.seconds[1]},
+            "taken": result.equations.get(m.equation.name, 0),
+        }
+        for m in made.found
+    ]
+    return counts | {"paying": paying}
 
 
 def _extraction_data(statistics: Statistics) -> dict[str, Any] | None:
@@ -150,7 +164,14 @@ def search_facts(result: Result) -> dict[str, str]:
         facts["extraction"] = f"exact in {exact} of {len(statistics.gaps)}"
         if max(statistics.gaps) > 0:
             facts["extraction"] += f", a better one could save at most {max(statistics.gaps):.1%} of a part"
+    if result.mutations.programs:
+        facts["mutants"] = _mutants_fact(result.mutations)
     return facts
+
+
+def _mutants_fact(made: Mutations) -> str:
+    late = f" ({made.late} left out for time)" if made.late else ""
+    return f"{made.mutants} of {made.programs} costly programs{late}, {len(made.found)} pay alone, {made.seconds:.2f} seconds"
 
 
 def show(result: Result, source: Path, written: Sequence[Path]) -> None:
@@ -202,10 +223,15 @@ def _show_equations(console: Console, result: Result) -> None:
     table.add_column(justify="right")
     table.add_column()
     table.add_column(overflow="fold")
-    texts = _law_texts()
+    texts = _law_texts() | {name: _said(m) for name, m in result.mutations.by_name.items()}
     for name, count in result.equations.items():
         table.add_row(str(count), name, _shortened(texts.get(name.rstrip("~"), "weights computed ahead"), name))
     console.print(table, highlight=False, markup=False)
+
+
+def _said(each: Mutation) -> str:
+    corrected = f"right for {each.right:.1%}, the rest corrected; " if each.region else ""
+    return f"a mutant; {corrected}alone {each.seconds[0] / each.seconds[1]:.2f} times as fast"
 
 
 def _law_texts() -> dict[str, str]:
@@ -242,155 +268,3 @@ def _time(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
-
-
-# ---------------------------------------------------------------- inspect and doctor
-
-
-def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs, and what is opaque."""
-    rows: dict[str, dict[str, float]] = {}
-    opaque: Counter[tuple[str, str]] = Counter()
-    for node in model.nodes():
-        if node.op == "opaque":
-            opaque[(str(node.attr("call")), model.opaque.get(node, ""))] += 1
-        elif node.args and node.op != "item":
-            row = rows.setdefault(node.op, {"count": 0, "flops": 0, "bytes": 0})
-            flops, moved = _work(node, sizes)
-            row["count"] += 1
-            row["flops"] += flops
-            row["bytes"] += moved
-    weights = [n for n in model.nodes() if n.op == "weight"]
-    return {
-        "opsets": dict(model.opsets),
-        "inputs": {n.attr("name"): str(n.type) for n in model.graph.inputs},
-        "outputs": {k: str(n.type) for k, n in zip(model.output_names, model.graph.outputs, strict=True)},
-        "sizes": dict(sizes),
-        "weights": {"count": len(weights), "bytes": sum(_bytes(n) for n in weights)},
-        "operators": dict(sorted(rows.items(), key=lambda item: -item[1]["flops"])),
-        "opaque": [{"node": op, "reason": why, "count": n} for (op, why), n in opaque.most_common()],
-    }
-
-
-def _work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
-    try:
-        counted = work(node, sizes)
-    except (TasoMirageError, LookupError, TypeError, ValueError):
-        return 0, 0
-    return counted.flops, counted.bytes
-
-
-def _bytes(node: Node) -> int:
-    from taso_mirage.meanings.work import size
-
-    try:
-        return size(sized(node.type, {}))
-    except TypeError:
-        return 0
-
-
-def show_inspection(found: Mapping[str, Any], source: Path) -> None:
-    """`inspect` as tables."""
-    console = Console()
-    opsets = ", ".join(f"{k or 'ai.onnx'} {v}" for k, v in found["opsets"].items())
-    console.print(f"{source.name}: opset {opsets}", highlight=False, markup=False)
-    for kind in ("inputs", "outputs"):
-        for name, type in found[kind].items():
-            console.print(f"  {kind[:-1]} {name}: {type}", highlight=False, markup=False)
-    if found["sizes"]:
-        console.print(f"  sizes used for the counts below: {shown(found['sizes'])}", highlight=False, markup=False)
-    weights = found["weights"]
-    console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
-    table = Table()
-    for name in ("operator", "count", "flops", "bytes"):
-        table.add_column(name, justify="left" if name == "operator" else "right")
-    for op, row in found["operators"].items():
-        table.add_row(op, str(row["count"]), quantity(row["flops"], ""), quantity(row["bytes"], "B"))
-    console.print(table)
-    if found["opaque"]:
-        table = Table(title="opaque: kept as they are", title_justify="left")
-        for name in ("node", "count", "why"):
-            table.add_column(name, overflow="fold")
-        for row in found["opaque"]:
-            table.add_row(row["node"], str(row["count"]), row["reason"])
-        console.print(table, markup=False)
-
-
-def quantity(value: float, unit: str) -> str:
-    """`12.3 MB`."""
-    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.0f} {unit}".strip()
-
-
-def versions() -> dict[str, str]:
-    """Those of the packages that a result depends on."""
-    import ml_dtypes
-    import numpy
-    import onnx
-    import onnx_ir
-
-    from taso_mirage.optimize import session
-
-    return {
-        "numpy": numpy.__version__,
-        "onnx": onnx.__version__,
-        "onnx-ir": onnx_ir.__version__,
-        "onnxruntime": session.version(),
-        "ml_dtypes": ml_dtypes.__version__,
-    }
-
-
-def diagnosis() -> dict[str, Any]:
-    """Versions, providers that really start, and the cost cache."""
-    import platform
-
-    from taso_mirage.ops import data_folder, load_specs
-    from taso_mirage.optimize import session
-    from taso_mirage.optimize.cache import cache_path
-    from taso_mirage.text import laws
-
-    working = session.working_providers()
-    path = cache_path()
-    return {
-        "taso-mirage": __version__,
-        "python": platform.python_version(),
-        "versions": versions(),
-        "device": session.device(),
-        "providers": {p: p in working for p in session.providers()},
-        "operators": len(load_specs()),
-        "laws": len(laws()),
-        "substitutions": len(library.load()),
-        "op_specs": str(data_folder("op_specs")),
-        "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
-    }
-
-
-def _entries(path: Path) -> int:
-    import sqlite3
-
-    if not path.exists():
-        return 0
-    try:
-        database = sqlite3.connect(path)
-        count: int = database.execute("SELECT COUNT(*) FROM cost").fetchone()[0]
-        database.close()
-    except sqlite3.Error:
-        return 0
-    return count
-
-
-def show_diagnosis(found: Mapping[str, Any]) -> None:
-    """`doctor` as text."""
-    console = Console()
-    lines = [f"taso-mirage {found['taso-mirage']}, Python {found['python']}, {found['device']}"]
-    lines += [f"  {name} {version}" for name, version in found["versions"].items()]
-    lines += ["execution providers:"]
-    lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
-    lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
-    lines += [f"{found['substitutions']} generated substitutions"]
-    cache = found["cache"]
-    lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

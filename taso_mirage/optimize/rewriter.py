@@ -74,13 +74,14 @@ class Rewriter:
         strategy: Strategy,
         budget: Budget,
         progress: Callable[[int, int], None],
+        more: Sequence[Equation] = (),
     ) -> tuple[Candidate | None, Statistics]:
-        """The model after search and passes, if the search took a step, and what it looked at."""
+        """The model after search and passes, if the search took a step, and what it looked at. `more` equations are for it alone."""
         standard, large, every = self.stages
         if self.term.measured:
             self.term.measure_until(budget.start + budget.seconds)
             budget.choose = partial(self._fastest_state, finish=[large, every])
-        rules = Rules(directions(for_search(self.equations)))
+        rules = Rules([*directions(for_search(self.equations)), *more])
         outputs, taken, statistics = search_model(
             normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -196,7 +196,7 @@ def _points(
         corners = [tuple((low, min(low + 2, high)) for low, high in cell) for cell in cells]
         pairs.append([(restrict(a, c), restrict(b, c)) for c in corners])
     xp, nodes = Field(trials, seed), [n for own in pairs for pair in own for n in pair]
-    values = interpret(nodes, xp, {n: _drawn(xp, n, box) for n, box in _read(nodes, leaves).items()})
+    values = interpret(nodes, xp, {n: _drawn(xp, n, read) for n, read in _read(nodes, leaves).items()})
     found = []
     for edges, own in zip(refined, pairs, strict=True):
         counts = [int((~differing(values[a], values[b]).reshape(trials, -1).any(axis=1)).sum()) for a, b in own]
@@ -204,20 +204,24 @@ def _points(
     return found
 
 
-def _read(nodes: Sequence[Node], leaves: Sequence[Node]) -> dict[Node, Box]:
-    """For each leaf the smallest box that holds all that is read of it."""
-    found: dict[Node, Box] = {}
+def _read(nodes: Sequence[Node], leaves: Sequence[Node]) -> dict[Node, set[Box]]:
+    """For each leaf the boxes of it that are read."""
+    found: dict[Node, set[Box]] = {n: {whole(n)} if n in nodes else set() for n in leaves}
     for node in topological(nodes):
         base, part = placed(node)
         for x, box in [(a, whole(a)) for a in node.args] if base is node else [(base, part)]:
-            rows = zip(found.get(x, box), box, strict=True)
-            found[x] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in rows)
-    return {n: whole(n) if n in nodes else found.get(n, whole(n)) for n in leaves}
+            if x in found:
+                found[x].add(box)
+    return found
 
 
-def _drawn(xp: Field, leaf: Node, box: Box) -> Residues:
-    """Random residues where a leaf is read; the rest of a large weight costs neither time nor memory."""
-    part = xp.fresh(Tensor(leaf.dtype, tuple(b - a for a, b in box)))
-    data = np.zeros((2, xp.trials, *sizes(leaf)), np.int64)
-    data[(slice(None), slice(None), *(slice(*interval) for interval in box))] = part.data
-    return replace(part, data=data)
+def _drawn(xp: Field, leaf: Node, read: Iterable[Box]) -> Residues:
+    """Random residues where a leaf is read; the rest of a large one costs neither time nor memory (zeros are not touched)."""
+    there = np.zeros(sizes(leaf), bool)
+    for box in read:
+        there[tuple(slice(*interval) for interval in box)] = True
+    places = np.nonzero(there.reshape(-1))[0]
+    part = xp.fresh(Tensor(leaf.dtype, (len(places),)))
+    data = np.zeros((2, xp.trials, there.size), np.int64)
+    data[:, :, places] = part.data
+    return replace(part, data=data.reshape(2, xp.trials, *there.shape))

@@ -1,38 +1,81 @@
-"""Partial equivalence as a source of equations: the costly programs of a model, their mutants, and those that pay, verified."""
+"""Partial equivalence as a source of equations: the costly programs of a model, and of each the mutants that pay, verified."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from taso_mirage.equation import Equation
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.partial.candidates import Candidate, candidates
+from taso_mirage.partial.picture import picture
 from taso_mirage.partial.whole import equation, verified
+from taso_mirage.text import show_graph
 from taso_mirage.verify.refused import Refused
 
 COSTLY = frozenset({"conv", "matmul", "average_pool"})
-Pays = Callable[[Graph, Graph], bool]
-"""Whether the second program is worth its verification: cheaper than the first."""
+PAYS = 0.97
+"""The part of a program's seconds that a corrected mutant may take, at most."""
+Seconds = Callable[[Graph], float]
+"""What a program costs."""
+Contest = Callable[[Graph, Graph], tuple[float, float]]
+"""Seconds of two programs side by side, asked for those of which the second costs less."""
+KEPT = 3
+"""Mutants of one program that are kept, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A mutant made whole that pays: `equation` puts `corrected` for `program` wherever it stands; `families` led to the mutant.
+
+    `right`: the part of the output's elements that the mutant computes rightly without corrections; `region` is a picture of them,
+    empty where all are right. `seconds`: of the program and of the corrected mutant, as they were asked for.
+    """
+
+    program: Graph
+    corrected: Graph
+    equation: Equation
+    families: tuple[str, ...]
+    right: float
+    region: str
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The mutations of a program, the best first, and of how many mutants; `refused` of them have no corrections."""
+
+    mutations: tuple[Mutation, ...] = ()
+    mutants: int = 0
+    refused: int = 0
 
 
 def programs(outputs: Sequence[Node]) -> list[Graph]:
-    """Every costly term of fixed sizes over leaves of its own, and every concatenation of convolutions; equal ones are one."""
-    found: dict[Graph, None] = {}
+    """The costly programs of a model, each once."""
+    return list(counted(outputs))
+
+
+def counted(outputs: Sequence[Node]) -> Mapping[Graph, int]:
+    """Every costly term of fixed sizes over leaves of its own, and every concatenation of convolutions; of each how many there are."""
+    found: Counter[Graph] = Counter()
     for node in topological(outputs):
         beside = node.op == "concat" and all(a.op == "conv" for a in node.args)
         if (node.op in COSTLY or beside) and not is_weight(node):
             inside = {node, *node.args} if beside else {node}
             if all(_fixed(n) for each in inside for n in (each, *each.args)):
-                found[_alone(node, inside)] = None
-    return list(found)
+                found[alone(node, inside)] += 1
+    return found
 
 
 def _fixed(node: Node) -> bool:
     return isinstance(node.type, Tensor) and all(isinstance(n, int) for n in node.type.shape or ())
 
 
-def _alone(node: Node, inside: Collection[Node]) -> Graph:
+def alone(node: Node, inside: Collection[Node]) -> Graph:
+    """The terms `inside` below a node, over leaves of their own: x0, x1, ..."""
     operands = dict.fromkeys(a for each in topological([node]) if each in inside for a in each.args)
     leaves: dict[Node, Node] = {}
     for a in operands:
@@ -41,17 +84,60 @@ def _alone(node: Node, inside: Collection[Node]) -> Graph:
     return Graph(tuple(n for n in leaves.values() if n.op == "input"), substitute([node], leaves))
 
 
-def equations(
-    outputs: Sequence[Node], pays: Pays, depth: int = 1, late: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[Equation, Candidate]]:
-    """For every costly program of a model its mutants that pay, as equations at their sizes with their evidence, until it is late."""
-    for program in programs(outputs):
-        for candidate in candidates(program, depth):
-            if late():
-                return
-            if isinstance(candidate, Refused) or not pays(program, candidate.corrected):
-                continue
-            evidence = verified(program, candidate.corrected)
-            if not isinstance(evidence, Refused):
-                name = ", then ".join(candidate.mutant.families)
-                yield equation(f"partial: {name}", program, candidate.corrected, str(evidence)), candidate
+def tried(
+    program: Graph,
+    seconds: Seconds,
+    contest: Contest | None = None,
+    depth: int = 1,
+    late: Callable[[], bool] = lambda: False,
+) -> Tried | None:
+    """The mutants of a program that take less of `seconds` with their corrections, and in the contest, verified.
+
+    None if it was late before the end.
+    """
+    before = seconds(program)
+    paying: list[tuple[float, Candidate]] = []
+    asked, refused = set(), 0
+    for candidate in candidates(program, depth):
+        if late():
+            return None
+        if isinstance(candidate, Refused):
+            refused += 1
+            continue
+        asked.add(candidate.mutant)
+        after = seconds(candidate.corrected)
+        if after < PAYS * before:
+            paying.append((after, candidate))
+    found: list[Mutation] = []
+    for after, candidate in sorted(paying, key=lambda each: each[0]):
+        if late():
+            return None
+        times = contest(program, candidate.corrected) if contest is not None else (before, after)
+        evidence = verified(program, candidate.corrected) if times[1] < PAYS * times[0] else Refused("it does not pay")
+        if not isinstance(evidence, Refused):
+            found.append(_mutation(program, candidate, str(evidence), times))
+        if len(found) == KEPT:
+            break
+    return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), len(asked) + refused, refused)
+
+
+def _mutation(program: Graph, candidate: Candidate, evidence: str, seconds: tuple[float, float]) -> Mutation:
+    regions, families = candidate.agreement.regions, candidate.mutant.families
+    drawn = "" if candidate.agreement.total else "\n".join(picture(r) for r in regions)
+    right = min(r.share for r in regions)
+    return mutation(program, candidate.corrected, families, evidence, right, drawn, seconds)
+
+
+def mutation(
+    program: Graph,
+    corrected: Graph,
+    families: tuple[str, ...],
+    evidence: str,
+    right: float,
+    region: str,
+    seconds: tuple[float, float],
+) -> Mutation:
+    """A mutation with its equation, whose name says the families, and by a digest which programs it is about."""
+    digest = hashlib.blake2b("\0".join(map(show_graph, (program, corrected))).encode(), digest_size=4).hexdigest()
+    law = equation(f"partial: {', then '.join(families)} ({digest})", program, corrected, evidence)
+    return Mutation(program, corrected, law, families, right, region, seconds)

@@ -1,0 +1,170 @@
+"""Mutants in `optimize`: what pays is taken, corrected, explained, and kept on disk by its structure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from partial_programs import conv, image, kernel
+
+from taso_mirage.dims import symbol
+from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.onnx_io import from_ir, to_ir
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import term
+from taso_mirage.optimize.explanations import as_data, as_lines, explained
+from taso_mirage.optimize.html import page
+from taso_mirage.optimize.mutations import Store
+from taso_mirage.optimize.passes import Context
+from taso_mirage.optimize.pipeline import Config, Result, optimize
+from taso_mirage.optimize.report import as_dict, search_facts
+from taso_mirage.optimize.session import opened
+from taso_mirage.partial import source
+from taso_mirage.partial.candidates import Candidate, candidates
+from taso_mirage.partial.source import Tried, programs, tried
+from taso_mirage.verify.refused import Refused
+
+CONFIG = Config(measure=False, budget=20.0)
+
+
+class Given:
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+def model(x: Node, output: Node) -> Model:
+    rng = np.random.default_rng(0)
+    leaves = [n for n in Graph((x,), (output,)) if n.op == "weight"]
+    weights = {n.attr("name"): Given(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
+    return from_ir(to_ir(standalone(Graph((x,), (output,)), {"": 20}, weights)))
+
+
+def side_by_side() -> Model:
+    """A convolution of two images; the runtime of this test is bad at more than one image."""
+    x = image(2, 3, 5, 7)
+    return model(x, term("relu", conv(term("tanh", x), kernel(4, 3, 3, 3))))
+
+
+@pytest.fixture
+def batches_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Context.estimate
+
+    def estimate(self: Context, node: Node) -> float:
+        dear = node.op == "conv" and node.args[0].shape[0] == 2
+        return 1.0 if dear else plain(self, node)
+
+    def seams(program: Graph, depth: int) -> Iterator[Candidate | Refused]:
+        """Without the mutant that puts zeros between the images, which needs no correction."""
+        return (c for c in candidates(program, depth) if isinstance(c, Refused) or not c.agreement.total)
+
+    monkeypatch.setattr(Context, "estimate", estimate)
+    monkeypatch.setattr(source, "candidates", seams)
+
+
+@pytest.fixture
+def result(batches_are_dear: None) -> Result:
+    return optimize(side_by_side(), CONFIG)
+
+
+def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
+    """PET's example: two images beside each other through one convolution; the seam is corrected."""
+    taken = [m for name, m in result.mutations.by_name.items() if name in result.equations]
+    assert len(taken) == 1
+    assert taken[0].right < 1
+    assert "#" in taken[0].region
+    assert all(d.passed for d in result.differences)
+    inputs = random_inputs(result.original, 1, {})
+    wanted, got = (opened(m).run(inputs)[0] for m in (result.original, result.model))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    listed = explained(result, CONFIG, lambda stage, done, total: None)
+    lines = list(as_lines(listed, result.mutations.by_name))
+    assert any("corrected (#)" in line for line in lines)
+    assert any("random field trials" in line for line in lines)
+    assert any(taken[0].region == e["right without correction"] for c in as_data(listed, result.mutations.by_name)
+               for e in c["equations"] if "right without correction" in e)  # fmt: skip
+    assert taken[0].region.splitlines()[0] in page(result, listed, Path("m.onnx"), [], [], {})
+
+
+def test_what_was_tried_is_reported(result: Result) -> None:
+    data = as_dict(result, Path("m.onnx"), [])["partial"]
+    assert data["programs"] == 1
+    assert data["mutants"] == 2
+    assert [each["taken"] for each in data["paying"]].count(1) == 1
+    assert "mutants" in search_facts(result)
+
+
+def test_it_can_be_switched_off(batches_are_dear: None) -> None:
+    result = optimize(side_by_side(), replace(CONFIG, partial=False))
+    assert not result.mutations.programs
+    assert not any(name.startswith("partial") for name in result.equations)
+
+
+def test_no_time_no_mutants(batches_are_dear: None) -> None:
+    result = optimize(side_by_side(), replace(CONFIG, budget=0.0))
+    assert result.mutations.late == result.mutations.programs == 1
+
+
+def test_free_dims_have_no_mutants(batches_are_dear: None) -> None:
+    x = variable("x", Tensor("float32", (2, 3, symbol("height"), 7)))
+    attributes = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
+    free = optimize(model(x, term("conv", x, kernel(4, 3, 3, 3), **attributes)), CONFIG)
+    assert not free.mutations.programs
+
+
+def halved(program: Graph) -> Tried:
+    costs = iter(0.5**i for i in range(900))
+    made = tried(program, lambda g: next(costs))
+    assert made is not None
+    assert made.mutations
+    return made
+
+
+def test_what_was_found_is_kept_on_disk(tmp_path: Path) -> None:
+    (program,) = programs(side_by_side().graph.outputs)
+    store, made = Store(tmp_path / "mutants", "this machine"), halved(program)
+    assert store.read(program) is None
+    store.write(program, made)
+    again = store.read(program)
+    assert again is not None
+    assert [(m.corrected, m.equation.name, m.region, m.seconds) for m in again.mutations] == [
+        (m.corrected, m.equation.name, m.region, m.seconds) for m in made.mutations
+    ]
+    assert [m.equation.rhs for m in again.mutations] == [m.equation.rhs for m in made.mutations]
+    assert Store(tmp_path / "mutants", "another").read(program) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("{", ""), ('"seconds": [', '"seconds": [7, '), ("ends=(", "ends=(1, "), ("pads=(", "pads=(1, ")]
+)
+def test_a_damaged_file_is_no_mutation(tmp_path: Path, old: str, new: str) -> None:
+    (program,) = programs(side_by_side().graph.outputs)
+    store = Store(tmp_path, "here")
+    store.write(program, halved(program))
+    (file,) = tmp_path.glob("*.json")
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    assert store.read(program) is None
+
+
+def test_a_changed_program_is_no_mutation(tmp_path: Path) -> None:
+    """A file that reads well, but of which the corrected program is another one."""
+    (program,) = programs(side_by_side().graph.outputs)
+    store = Store(tmp_path, "here")
+    store.write(program, halved(program))
+    (file,) = tmp_path.glob("*.json")
+    value = json.loads(file.read_text())
+    for each in value["mutations"]:
+        each["corrected"] = (
+            value["mutations"][-1]["corrected"] if each is not value["mutations"][-1] else ["def g(): pass"]
+        )
+    file.write_text(json.dumps(value))
+    assert store.read(program) is None
