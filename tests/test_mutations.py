@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from partial_programs import conv, image, kernel
+from scripts import script
 
 from taso_mirage.dims import symbol
 from taso_mirage.ir import Graph, Node, Tensor, variable
 from taso_mirage.model import Model, random_inputs
-from taso_mirage.onnx_io import from_ir, to_ir
+from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize.explanations import as_data, as_lines, explained
@@ -168,3 +170,26 @@ def test_a_changed_program_is_no_mutation(tmp_path: Path) -> None:
         )
     file.write_text(json.dumps(value))
     assert store.read(program) is None
+
+
+def test_the_benchmark_times_every_mutant_beside_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = script("partial")
+    small = {"small": lambda n, dtype: bench.conv((2 * n, 3, 6, 8), (4, 3, 3, 3), dtype)}
+    monkeypatch.setattr(bench, "PROGRAMS", small)
+    monkeypatch.setattr(bench, "WHOLE", ("small",))
+    monkeypatch.setattr(
+        bench.models, "build", lambda name, small, batch: onnx.load_from_string(serialize(side_by_side()))
+    )
+    file = tmp_path / "out.json"
+    options = ["partial.py", "--batch", "1", "--seconds", "0.1", "--budget", "60", "-o", str(file)]
+    monkeypatch.setattr("sys.argv", [*options, "--cache", str(tmp_path / "costs.sqlite")])
+    bench.main()
+    found = json.loads(file.read_text())
+    (part,), (whole,) = found["parts"], found["models"]
+    assert part["mutants"] > 2
+    assert part["exact"]["right"] == 1 > part["corrected"]["right"] > 0
+    assert part["exact"]["verified"]
+    assert part["corrected"]["verified"]
+    assert whole["programs"] == 1
+    assert whole["mutants"] == 5
+    assert whole["ratio"] > 0
