@@ -38,7 +38,7 @@ from taso_mirage.ops import term  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.cache import cache_path  # noqa: E402
 from taso_mirage.optimize.pipeline import Config, Result, optimize  # noqa: E402
-from taso_mirage.optimize.session import Session  # noqa: E402
+from taso_mirage.optimize.session import Arrays, Session  # noqa: E402
 from taso_mirage.optimize.target import Target, target  # noqa: E402
 from taso_mirage.optimize.weights import fold_weights  # noqa: E402
 from taso_mirage.partial.candidates import Candidate, candidates  # noqa: E402
@@ -46,6 +46,8 @@ from taso_mirage.partial.whole import verified  # noqa: E402
 from taso_mirage.verify.refused import Refused  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
+SLOW = 0.03
+"""Seconds of a run from which few rounds are enough."""
 LIMIT = 3.0
 """Seconds of a run up to which a model is timed: of a slower one this machine says nothing."""
 
@@ -115,6 +117,13 @@ def close(got: np.ndarray, wanted: np.ndarray, dtype: str) -> bool:
     )
 
 
+def rounds(session: Session, inputs: Arrays) -> int:
+    """Rounds of timing, at least: fewer of what takes long, which varies less."""
+    run = session.prepared(inputs)
+    run()
+    return 15 if run() < SLOW else 5
+
+
 def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) -> dict[str, Any]:
     """Every mutant of a program beside it: the best that is right as it is, and the best with corrections."""
     graph = program(name, batch, options.dtype)
@@ -136,7 +145,7 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
             kept.append(candidate)
     bare = [_opened(model_of(replace(graph, outputs=c.mutant.graph.outputs), arrays), where) for c in kept]
     alive = [s for s in bare if s is not None]
-    times = runtime.interleaved([*sessions, *alive], inputs, options.seconds)
+    times = runtime.interleaved([*sessions, *alive], inputs, options.seconds, rounds(sessions[0], inputs))
     plain = dict(zip(map(id, alive), times[len(sessions) :], strict=True))
     rows = [
         _mutant(candidate, own, times[0], plain.get(id(b)))
@@ -201,12 +210,12 @@ def whole_row(name: str, batch: int, options: argparse.Namespace, where: Target)
     run()
     if (seconds := run()) > LIMIT:
         return {"case": f"{name} b{batch}", "note": f"a run takes {seconds:.1f} s here: not timed"}
-    config = Config(budget=options.budget, target=where, seconds=2.0, cache=options.cache)
+    config = Config(budget=options.budget, target=where, seconds=min(2.0, options.seconds), cache=options.cache)
     without = optimize(model, replace(config, partial=False))
     cold, cold_seconds = _timed(model, config)
     result, seconds = _timed(model, config)
     ours = [runtime.opened(r.model, r.target, source=not r.steps) for r in (without, result)]
-    times = runtime.interleaved([original, *ours], inputs, options.seconds)
+    times = runtime.interleaved([original, *ours], inputs, options.seconds, rounds(original, inputs))
     ratios = np.asarray(times[1]) / np.asarray(times[2])
     low, high = np.percentile(ratios, (25, 75))
     made, taken = result.mutations, [m for name, m in result.mutations.by_name.items() if name in result.equations]

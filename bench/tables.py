@@ -60,6 +60,44 @@ def optimize_cuda(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Geometric mean at batch 1 over ONNX Runtime {mean:.3f}. {found['device']}; {versions}."]
 
 
+def end_to_end(found: dict[str, Any]) -> list[str]:
+    """Rows in the order of batch sizes; a peer that no row has gets no column."""
+    rows = sorted(found["rows"], key=lambda r: int(r["case"].rsplit(" b", 1)[1]))
+    peers = [k for k in ("torch.compile", "tensorrt") if any(r.get("baselines", {}).get(k) for r in rows)]
+    heads = [
+        "model, ms",
+        "ONNX Runtime",
+        "substitutions",
+        "and kernels",
+        *peers,
+        "ratio (quartiles)",
+        "floor",
+        "what is left",
+    ]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
+    lines += [_whole(row, peers) for row in rows]
+    means = found["means"]
+    said = [f"{means['ratio']:.3f} over ONNX Runtime alone", f"{means['substitutions']:.3f} by the substitutions"]
+    said += [f"{means['over_compiled']:.3f} over torch.compile"] if "over_compiled" in means else []
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    least = f"least ratio of all rows {means['least']:.3f}"
+    return [*lines, "", f"Geometric means at batch 1: {', '.join(said)}; {least}. {found['device']}; {versions}."]
+
+
+def _whole(row: dict[str, Any], peers: list[str]) -> str:
+    if "failed" in row:
+        return f"| {row['case']} | failed: {row['failed'].replace('|', '/')} |" + " |" * (5 + len(peers))
+    times = [row["baselines"]["onnxruntime"], row["baselines"]["substitutions"], row["ours"]]
+    times += [row["baselines"].get(k) for k in peers]
+    low, high = row["quartiles"]
+    ratio = "kept" if "kernels" in row["kept"] else f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+    shares = sorted(row["left"].get("operators", {}).items(), key=lambda item: -item[1])[:3]
+    left = [f"{kind} {share:.0%}" for kind, share in shares]
+    left += [f"between them {row['left']['between']:.0%}"] if "between" in row["left"] else []
+    shown, floor = ["" if t is None else f"{t / 1e3:.2f}" for t in times], f"{row['floor']['us'] / 1e3:.2f}"
+    return f"| {' | '.join([row['case'], *shown, ratio, floor, ', '.join(left)])} |"
+
+
 def startup(found: dict[str, Any]) -> list[str]:
     return [f"- `{row['case']}`: {row['ours'] / 1e6:.2f} s" for row in found["rows"]]
 
@@ -127,6 +165,8 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
 
 
 TABLES = {
+    "end_to_end_cpu-cpu2": end_to_end,
+    "end_to_end_h100-H100": end_to_end,
     "kernels_h100-H100": kernels_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
