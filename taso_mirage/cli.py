@@ -239,7 +239,7 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
         raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None

@@ -73,6 +73,11 @@ class Equation:
         return tuple(o.op for o in self.lhs.outputs)
 
     @cached_property
+    def needs(self) -> frozenset[str]:
+        """The operators of the upper part of the left-hand side's first output."""
+        return frozenset(n.op for n in topological([upper(self.lhs.outputs[0], LEVELS)]) if n.args)
+
+    @cached_property
     def lhs_terms(self) -> tuple[Node, ...]:
         return tuple(n for n in self.lhs if n.op not in ("input", "splat"))
 
@@ -314,8 +319,7 @@ class Rules:
         """How often a pattern was matched, at surroundings or at a term."""
         self._at: dict[str, list[tuple[Equation, frozenset[str]]]] = {}
         for equation in self.equations:
-            needs = frozenset(n.op for n in topological([upper(equation.lhs.outputs[0], LEVELS)]) if n.args)
-            self._at.setdefault(equation.roots[0], []).append((equation, needs))
+            self._at.setdefault(equation.roots[0], []).append((equation, equation.needs))
         self._near: dict[Key, _Near] = {}
         self._known: dict[Node, tuple[Application, ...]] = {}
         self._joint: dict[Node, tuple[Equation, ...]] = {}

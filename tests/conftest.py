@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -21,8 +23,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def small() -> Callable[..., onnx.ModelProto]:
-    """`models.build` in the small configuration; every model is built once a session and not to be changed."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of the tests, the same for all of its workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def small(shared: Path) -> Callable[..., onnx.ModelProto]:
+    """`models.build` in the small configuration; every model is built once in a run of the tests and not to be changed."""
     import models
 
-    return cache(lambda name, **options: models.build(name, **options))
+    def built(name: str, **options: Any) -> onnx.ModelProto:
+        path = shared / f"{name}{sorted(options.items())}.onnx"
+        if not path.exists():
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(models.build(name, **options).SerializeToString())
+            partial.replace(path)
+        return onnx.load(path)
+
+    return cache(built)

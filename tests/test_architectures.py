@@ -23,8 +23,8 @@ from taso_mirage.optimize.session import Session
 
 ROOT = Path(__file__).parent.parent
 DYNAMIC = ("bert", "llama")
-SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19")
-"""Small graphs with the largest weights: their float64 reference takes long."""
+SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "light_inception_v2")
+"""Their float64 reference takes long: weights are large, or images. The last two are built small from torch, too."""
 
 Small = Callable[..., onnx.ModelProto]
 
@@ -79,9 +79,8 @@ def test_full_model(name: str) -> None:
     verified(models.build(name, small=False))
 
 
-@pytest.mark.parametrize("name", ["bert", "mini_transformer"])
-def test_the_same_model_becomes_the_same_bytes(small: Small, name: str) -> None:
-    first, second = (optimize(small(name), budget=600) for _ in range(2))  # the search ends before the budget does
+def test_the_same_model_becomes_the_same_bytes(small: Small) -> None:
+    first, second = (optimize(small("bert"), budget=600) for _ in range(2))  # the search ends before the budget does
     assert serialize(first.model) == serialize(second.model)
     assert first.equations == second.equations
 

@@ -16,29 +16,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commandline import one_line, run, run_apart
 from onnx import TensorProto, helper
 
 from taso_mirage.optimize.session import working_providers
 
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / "models" / "mini_transformer.onnx"
-
-
-def run(*args: object, check: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "taso_mirage.cli", *map(str, args)], capture_output=True, text=True, timeout=timeout
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    if check is not None:
-        assert done.returncode == check, f"{done.returncode}: {done.stdout}\n{done.stderr}"
-    return done
-
-
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("taso-mirage: ")
-    return lines[0]
 
 
 @pytest.fixture
@@ -53,7 +37,7 @@ def dynamic(tmp_path: Path) -> Path:
 
 
 def test_optimize_writes_an_equal_model_and_a_table(dynamic: Path, tmp_path: Path) -> None:
-    done = run("optimize", dynamic, "-o", tmp_path / "out.onnx", "--no-measure")
+    done = run_apart("optimize", dynamic, "-o", tmp_path / "out.onnx", "--no-measure")
     assert "applied substitutions" in done.stdout
     assert "relu(relu(x)) == relu(x)" in done.stdout
     assert done.stderr == ""  # no progress when stderr is no terminal
@@ -101,7 +85,7 @@ def test_inspect_says_what_is_opaque_and_why(tmp_path: Path) -> None:
 
 
 def test_doctor() -> None:
-    found = json.loads(run("doctor", "--json").stdout)
+    found = json.loads(run_apart("doctor", "--json").stdout)
     assert found["providers"]["CPUExecutionProvider"] is True
     assert found["laws"] > 50
     assert "execution providers" in run("doctor").stdout
@@ -110,7 +94,7 @@ def test_doctor() -> None:
 def test_help_lists_the_commands_and_exit_codes() -> None:
     assert "Exit codes" in run("--help").stdout
     assert "--no-measure" in run("optimize", "--help").stdout
-    assert run("--version").stdout.startswith("taso-mirage ")
+    assert run_apart("--version").stdout.startswith("taso-mirage ")
 
 
 WRONG_OPTIONS = [
@@ -144,7 +128,7 @@ def test_odd_inputs_files_exit_2(dynamic: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no archive")
     for name in ("one.npy", "bad.npz"):
-        assert "not a readable .npz" in one_line(run("optimize", dynamic, "--inputs", tmp_path / name, check=2))
+        assert "not a readable .npz" in one_line(run_apart("optimize", dynamic, "--inputs", tmp_path / name, check=2))
 
 
 def test_data_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
@@ -178,7 +162,7 @@ def test_bad_models_exit_3(dynamic: Path, tmp_path: Path) -> None:
     cases = {"text": "no ONNX model", "empty": "no ONNX model", "short": "short.onnx", "opset": "opset 999"}
     for name, message in cases.items():
         assert message in one_line(run("optimize", tmp_path / f"{name}.onnx", "-o", tmp_path / "out.onnx", check=3))
-    assert "no such file" in one_line(run("optimize", tmp_path / "missing.onnx", check=3))
+    assert "no such file" in one_line(run_apart("optimize", tmp_path / "missing.onnx", check=3))
     assert "folder" in one_line(run("inspect", tmp_path, check=3))
     assert not (tmp_path / "out.onnx").exists()
 
@@ -245,7 +229,7 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
         "import sys, taso_mirage.cli as c\n"
         "from taso_mirage.errors import TasoMirageError\n"
         "from taso_mirage.onnx_io import load, serialize\n"
-        "from taso_mirage.optimize.report import inspection\n"
+        "from taso_mirage.optimize.inspection import inspection\n"
         "from taso_mirage.optimize.pipeline import Config, representative\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +30,7 @@ from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import BROKEN, from_ir
 from taso_mirage.ops import interpret
 from taso_mirage.optimize.available import Available
+from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
@@ -38,29 +41,48 @@ from taso_mirage.text import laws, show_graph
 Rewritten = tuple[Model, list[Step]]
 
 
-def passes(model: Model) -> Rewritten:
-    """Every law where it makes the graph smaller, then the folding of weights."""
-    eager, _ = _rules()
-    outputs, steps = simplify(model.graph.outputs, eager, _context(model))
-    folded, more = fold_weights(model.with_graph(outputs))
-    return folded, [*steps, *more]
+class Start:
+    """An imported model, and what every transformation of it begins with."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.model = from_ir(from_proto(proto))
+
+    @functools.cached_property
+    def context(self) -> Context:
+        opsets = {"com.microsoft": 1, **self.model.opsets}
+        asked = Context(opsets, self.model.sizes)
+        return replace(asked, available=Available(self.model.nodes(), asked, IMPLEMENTED))
+
+    @functools.cached_property
+    def passed(self) -> Rewritten:
+        return self.passes(self.model)
+
+    def passes(self, model: Model) -> Rewritten:
+        """Every law where it makes the graph smaller, then the folding of weights."""
+        outputs, steps = simplify(model.graph.outputs, _rules()[0], self.context)
+        folded, more = fold_weights(model.with_graph(outputs))
+        return folded, [*steps, *more]
 
 
-def optimized(model: Model) -> Rewritten:
+IMPLEMENTED = CostCache(None)
+"""What ONNX Runtime was asked for already: it is the same for all cases."""
+
+
+def optimized(start: Start) -> Rewritten:
     """What `optimize` would measure and check next: passes, search, passes again. There is no check to hide a bug."""
-    before, first = passes(model)
+    before, first = start.passed
     eager, rules = _rules()
-    context, budget = _context(model), Budget(0.5, states_per_part=20)
-    cost = Cost(Roofline(context))
-    outputs, taken, _ = search_model(before.graph.outputs, rules, eager, cost, context, budget)
-    after, last = passes(before.with_graph(outputs))
+    cost, budget = Cost(Roofline(start.context)), Budget(0.5, states_per_part=20)
+    outputs, taken, _ = search_model(before.graph.outputs, rules, eager, cost, start.context, budget)
+    after, last = start.passes(before.with_graph(outputs))
     return after, [*first, *taken, *last]
 
 
-def rewritten(model: Model) -> Rewritten:
+def rewritten(start: Start) -> Rewritten:
     """One law, any that applies, whether it pays or not."""
     eager, rules = _rules()
-    states = list(itertools.islice(rewrites(model.graph.outputs, rules, eager, _context(model)), 40))
+    model = start.model
+    states = list(itertools.islice(rewrites(model.graph.outputs, rules, eager, start.context), 40))
     if not states:
         return model, []
     outputs = states[zlib.crc32(show_graph(model.graph).encode()) % len(states)].outputs
@@ -72,15 +94,9 @@ def _rules() -> tuple[Rules, Rules]:
     return Rules(laws()), Rules(directions(laws()))
 
 
-def _context(model: Model) -> Context:
-    opsets = {"com.microsoft": 1, **model.opsets}
-    asked = Context(opsets, model.sizes)
-    return replace(asked, available=Available(model.nodes(), asked))
-
-
-TRANSFORMATIONS: dict[str, Callable[[Model], Rewritten]] = {
-    "import": lambda model: (model, []),
-    "passes": passes,
+TRANSFORMATIONS: dict[str, Callable[[Start], Rewritten]] = {
+    "import": lambda start: (start.model, []),
+    "passes": lambda start: start.passed,
     "rewrite": rewritten,
     "optimize": optimized,
 }
@@ -134,31 +150,79 @@ def collected() -> list[Any]:
         return list(collect_testcases(None))
 
 
-@functools.cache
-def outcomes(transformation: str, chunk: int) -> list[Outcome]:
-    transform = TRANSFORMATIONS[transformation]
-    return [examine(case, transform, transformation == "import") for case in collected()[chunk::CHUNKS]]
+class Case:
+    """A node test case, and what is the same for all transformations: its imports, and what the original computes."""
+
+    def __init__(self, given: Any) -> None:
+        self.given, self.model, self.name = given, given.model, given.name
+        self._starts: dict[int, Start] = {}
+
+    @functools.cached_property
+    def data(self) -> tuple[list[Any], list[Any]]:
+        """The inputs and the expected outputs of the first data set."""
+        inputs, expected = [[_plain(v) for v in values] for values in self.given.data_sets[0]]
+        return inputs, expected
+
+    @functools.cached_property
+    def bindings(self) -> list[dict[str, Any]]:
+        return list(binding_choices(self.model.graph, self.data[0]))
+
+    def start(self, binding: int) -> Start:
+        """The model with the inputs of a binding fixed; the first binds none."""
+        if binding not in self._starts:
+            self._starts[binding] = Start(bind(self.model, self.bindings[binding]))
+        return self._starts[binding]
+
+    @functools.cached_property
+    def refused(self) -> str | None:
+        """What the checker says against the original."""
+        return _checked(self.model)
+
+    @functools.cached_property
+    def before(self) -> list[tuple[dict[str, Any], list[Any]] | str]:
+        """Inputs and results of the original by data set, up to the first that cannot run, and why that is."""
+        found: list[tuple[dict[str, Any], list[Any]] | str] = []
+        for inputs, _ in self.given.data_sets:
+            try:
+                feeds = _feeds(self.model.graph, inputs)
+                found.append((feeds, run(self.model.SerializeToString(), feeds)))
+            except Exception as error:
+                return [*found, _cause(error)]
+        return found
 
 
-def examine(case: Any, transform: Callable[[Model], Rewritten], compare_structure: bool) -> Outcome:
-    outcome = Outcome(case.name, ["cases"])
+def outcomes(folder: Path, chunk: int) -> dict[str, list[Outcome]]:
+    """By transformation. Examined once in a run of the tests, by one of its workers, and kept in `folder`."""
+    path = folder / f"node_cases_{chunk}.json"
+    if not path.exists():
+        cases = map(Case, collected()[chunk::CHUNKS])
+        rows = [[asdict(examine(case, name)) for name in TRANSFORMATIONS] for case in cases]
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(rows))
+        partial.replace(path)
+    columns = zip(*json.loads(path.read_text()), strict=True)
+    return {name: [Outcome(**o) for o in column] for name, column in zip(TRANSFORMATIONS, columns, strict=True)}
+
+
+def examine(case: Case, transformation: str) -> Outcome:
+    outcome, transform = Outcome(case.name, ["cases"]), TRANSFORMATIONS[transformation]
     try:
-        model = from_proto(_copied(case.model))
-        imported = from_ir(model)
-        result, steps = transform(imported)
+        start = case.start(0)
+        result, steps = transform(start)
         data = serialize(result)
     except Exception as error:
         outcome.judge("round trip", f"{type(error).__name__}: {error}")
         return outcome
+    imported = start.model
     outcome.judge("round trip", next((r for r in imported.opaque.values() if r.startswith(BROKEN)), None))
     led = replay(imported.graph.outputs, steps) == result.graph.outputs
     outcome.judge("steps", None if led else "replaying them does not lead to the result")
     after = onnx.load_model_from_string(data)
-    _judge_checker(outcome, case.model, after)
-    if compare_structure:
+    _judge_checker(outcome, case, after)
+    if transformation == "import":
         _judge_structure(outcome, case.model, after)
     _judge_runtime(outcome, case, data)
-    _judge_reals(outcome, case, transform)
+    _judge_reals(outcome, case, result, transform)
     return outcome
 
 
@@ -168,17 +232,19 @@ def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _judge_checker(outcome: Outcome, before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+def _judge_checker(outcome: Outcome, case: Case, after: onnx.ModelProto) -> None:
+    if case.refused is not None:
+        outcome.skipped["checker"] = f"refuses the original: {case.refused}"
+    else:
+        outcome.judge("checker", _checked(after))
+
+
+def _checked(model: onnx.ModelProto) -> str | None:
     try:
-        onnx.checker.check_model(before)
+        onnx.checker.check_model(model)
+        return None
     except Exception as error:
-        outcome.skipped["checker"] = f"refuses the original: {_brief(error)}"
-        return
-    try:
-        onnx.checker.check_model(after)
-        outcome.judge("checker", None)
-    except Exception as error:
-        outcome.judge("checker", _brief(error))
+        return _brief(error)
 
 
 def _brief(error: BaseException) -> str:
@@ -254,15 +320,13 @@ def _tree(node: onnx.NodeProto, i: int, operands: list[str], bodies: list[Any], 
 # ---------------------------------------------------------------- ONNX Runtime
 
 
-def _judge_runtime(outcome: Outcome, case: Any, data: bytes) -> None:
+def _judge_runtime(outcome: Outcome, case: Case, data: bytes) -> None:
     operators = set(_operators(case.model.graph)) | {n.op_type for f in case.model.functions for n in f.node}
-    for inputs, _ in case.data_sets:
-        try:
-            feeds = _feeds(case.model.graph, inputs)
-            before = run(case.model.SerializeToString(), feeds)
-        except Exception as error:
-            outcome.skipped["ORT runs"] = _cause(error)
+    for known in case.before:
+        if isinstance(known, str):
+            outcome.skipped["ORT runs"] = known
             return
+        feeds, before = known
         outcome.passed.append("ORT runs")
         if random := operators & RANDOM:
             outcome.skipped["ORT equal"] = f"random: {sorted(random)[0]}"
@@ -366,16 +430,15 @@ def identical(a: Any, b: Any) -> bool:
 # ---------------------------------------------------------------- our definitions
 
 
-def _judge_reals(outcome: Outcome, case: Any, transform: Callable[[Model], Rewritten]) -> None:
-    """Where every operator has a definition, it gives the outputs that the case expects."""
+def _judge_reals(outcome: Outcome, case: Case, result: Model, transform: Callable[[Start], Rewritten]) -> None:
+    """Where every operator has a definition, it gives the outputs that the case expects. `result` binds no input."""
     if random := set(_operators(case.model.graph)) & RANDOM:
         outcome.skipped["defined"] = f"random: {sorted(random)[0]}"
         return
-    inputs, expected = [[_plain(v) for v in values] for values in case.data_sets[0]]
     reason = ""
-    for bound in binding_choices(case.model.graph, inputs):
+    for number, bound in enumerate(case.bindings):
         try:
-            model, _ = transform(from_ir(from_proto(bind(case.model, bound))))
+            model = transform(case.start(number))[0] if number else result
         except Exception as error:
             outcome.judge("reals", f"binding {sorted(bound)}: {type(error).__name__}: {error}")
             return
@@ -384,12 +447,12 @@ def _judge_reals(outcome: Outcome, case: Any, transform: Callable[[Model], Rewri
             reason = reason or f"{undefined[0].attr('call')}: {model.opaque.get(undefined[0], '')}"
             continue
         outcome.passed.append("defined")
-        outcome.judge("reals", _difference(model, case, inputs, expected))
+        outcome.judge("reals", _difference(model, case, *case.data))
         return
     outcome.skipped["defined"] = reason
 
 
-def _difference(model: Model, case: Any, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
+def _difference(model: Model, case: Case, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
     named = dict(zip((i.name for i in case.model.graph.input), inputs, strict=False))
     env = {n: np.asarray(named[n.attr("name")]) for n in model.graph.inputs}
     for node in model.nodes():
@@ -400,7 +463,7 @@ def _difference(model: Model, case: Any, inputs: Sequence[Any], expected: Sequen
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     for node, want in zip(model.graph.outputs, expected, strict=True):
-        complaint = unlike(np.asarray(values[node]), np.asarray(want), node.tensor, case.rtol, case.atol)
+        complaint = unlike(np.asarray(values[node]), np.asarray(want), node.tensor, case.given.rtol, case.given.atol)
         if complaint is not None:
             return complaint
     return None
@@ -457,16 +520,16 @@ def bind(proto: onnx.ModelProto, values: dict[str, Any]) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_node_cases(transformation: str, chunk: int) -> None:
-    wrong = [line for outcome in outcomes(transformation, chunk) for line in outcome.wrong]
+def test_node_cases(shared: Path, chunk: int) -> None:
+    """A chunk of the cases by every transformation: they share the import and what the original computes."""
+    wrong = [f"{name}: {line}" for name, found in outcomes(shared, chunk).items() for o in found for line in o.wrong]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_counts(transformation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    every = [outcome for chunk in range(CHUNKS) for outcome in outcomes(transformation, chunk)]
+def test_counts(shared: Path, transformation: str, capsys: pytest.CaptureFixture[str]) -> None:
+    every = [outcome for chunk in range(CHUNKS) for outcome in outcomes(shared, chunk)[transformation]]
     passed = Counter(stage for outcome in every for stage in set(outcome.passed))
     skipped = Counter(item for outcome in every for item in outcome.skipped.items())
     with capsys.disabled():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commandline import run, run_apart
 from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import CheckFailed, InvalidOption
@@ -168,31 +167,24 @@ def test_models_that_do_not_correspond(build: Build, other: dict[str, Any], mess
 # ---------------------------------------------------------------- the command
 
 
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "taso_mirage.cli", "diff", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def test_the_command_and_its_exit_codes(build: Build, tmp_path: Path) -> None:
     a, b, c = build("a", TWICE), build("b", RELU), build("c", [("Neg", ["x"], ["y"])])
     np.savez(tmp_path / "in.npz", x=np.ones((2, 4), np.float32))
-    same = run(a, b, "--shape", "n:5", "--inputs", tmp_path / "in.npz")
-    assert (same.returncode, same.stderr) == (0, "")
+    same = run_apart("diff", a, b, "--shape", "n:5", "--inputs", tmp_path / "in.npz")
+    assert same.stderr == ""
     assert "relu: 2 -> 1 (-1)" in same.stdout
     assert "within the bound" in same.stdout
-    other = run(a, c)
-    assert other.returncode == 5
+    other = run("diff", a, c, check=5)
     assert other.stderr.startswith("taso-mirage: the models differ: output 'y' on random inputs 1")
     assert other.stderr.count("\n") == 1
 
 
 def test_the_command_as_json(build: Build) -> None:
     a, b, d = build("a", TWICE), build("b", RELU), build("d", [("Relu", ["z"], ["y"])], source="z")
-    found = json.loads(run(a, b, "--json").stdout)
+    found = json.loads(run("diff", a, b, "--json").stdout)
     assert found["equal"] is True
     assert found["structure"]["operators"] == {"relu": [2, 1]}
     assert found["structure"]["terms"] == {"only_first": 1, "both": 1, "only_second": 0}
-    done = run(a, d, "--json")
-    assert done.returncode == 2
+    done = run("diff", a, d, "--json", check=2)
     assert "is not in the second" in done.stderr
     assert json.loads(done.stdout)["numeric"] is None

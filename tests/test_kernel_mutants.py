@@ -305,7 +305,7 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
     "ntrans": (mugraphs.ntrans, 110),
     "attention": (mugraphs.attention_safe, 100),
     "attention_masked": (partial(mugraphs.attention_safe, masked=True), 120),
-    "attention_split": (partial(mugraphs.attention_split_safe, keys=16, loop=2), 200),
+    "attention_split": (partial(mugraphs.attention_split_safe, blocks=2, keys=12, splits=3, loop=2), 200),
     "qknorm": (mugraphs.qknorm, 130),
 }
 """A muGraph, and how many of its mutants that have a type and differ from the goal are refused, at least."""

@@ -112,8 +112,9 @@ def test_one_token_after_cached_ones_is_the_last_of_all_tokens(small: Small) -> 
 
 @pytest.mark.parametrize("name", ["resnet50", "light_squeezenet"])
 def test_seed_decides_the_weights(name: str) -> None:
-    assert models.build(name, seed=3) == models.build(name, seed=3)
-    assert models.build(name, seed=3) != models.build(name, seed=4)
+    first, again, other = (models.build(name, seed=seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
 
 
 def test_committed_mini_transformer_is_what_the_builder_makes(small: Small) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commandline import one_line, run, run_apart
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
@@ -261,19 +262,14 @@ def test_damaged_plans_are_refused(changed: dict[str, str]) -> None:
 
 
 def test_kernels_for_the_cpu_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"n: its plan is .*cpu.*optimize the model with --target cuda"):
+    with pytest.raises(Unsupported, match=r"n: its plan is .*cpu.* cuda.*a plugin takes kernels for CUDA"):
         kernel_of(
             "n", {"plan": sealed(["taso_mirage 1 cpu", "input float16 2", "output float16 2", "entry f"])}, [None]
         )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "taso_mirage.cli", *arguments], capture_output=True, text=True)
-
-
 def test_command_says_what_it_wrote(optimized: Path, exported: Exported, tmp_path: Path) -> None:
-    done = run("export-plugin", str(optimized), "-o", str(tmp_path / "plugin"), "--json")
-    assert done.returncode == 0, done.stderr
+    done = run_apart("export-plugin", optimized, "-o", tmp_path / "plugin", "--json")
     said = json.loads(done.stdout)
     assert said["plugins"] == {
         name: {"digest": k.digest, "launches": len(k.launches)} for name, k in exported.kernels.items()
@@ -284,10 +280,9 @@ def test_command_says_what_it_wrote(optimized: Path, exported: Exported, tmp_pat
 def test_model_without_kernels_is_refused(tmp_path: Path) -> None:
     x = variable("X", Tensor("float32", ("n", 4)))
     save(standalone(Graph((x,), (term("relu", x),)), {"": 17}), tmp_path / "plain.onnx")
-    done = run("export-plugin", str(tmp_path / "plain.onnx"), "-o", str(tmp_path / "plugin"))
-    assert (done.returncode, "give --shape n:N" in done.stderr) == (2, True), done.stderr
-    done = run("export-plugin", str(tmp_path / "plain.onnx"), "-o", str(tmp_path / "plugin"), "--shape", "n:2")
-    assert (done.returncode, "has no fused kernels" in done.stderr) == (3, True), done.stderr
+    command = ("export-plugin", tmp_path / "plain.onnx", "-o", tmp_path / "plugin")
+    assert "give --shape n:N" in one_line(run(*command, check=2))
+    assert "has no fused kernels" in one_line(run(*command, "--shape", "n:2", check=3))
     assert not (tmp_path / "plugin").exists()
 
 
@@ -298,21 +293,18 @@ def test_operators_that_tensorrt_lacks_are_named(optimized: Path, tmp_path: Path
     last.output[:] = ["sum"]
     model.graph.node.append(onnx.helper.make_node("FastGelu", ["sum"], ["output_0"], domain="com.microsoft"))
     onnx.save(model, tmp_path / "mixed.onnx")
-    done = run("export-plugin", str(tmp_path / "mixed.onnx"), "-o", str(tmp_path / "plugin"))
-    assert (
-        done.returncode,
-        "TensorRT has no com.microsoft.FastGelu: optimize the model with --portable" in done.stderr,
-    ) == (0, True)
+    done = run("export-plugin", tmp_path / "mixed.onnx", "-o", tmp_path / "plugin")
+    assert "TensorRT has no com.microsoft.FastGelu: optimize the model with --portable" in done.stderr
 
 
 def test_sizes_of_dynamic_dims_come_from_the_command(optimized: Path, exported: Exported, tmp_path: Path) -> None:
     model = onnx.load(optimized)
     model.graph.input[2].type.tensor_type.shape.dim[0].dim_param = "rows"
     onnx.save(model, tmp_path / "dynamic.onnx")
-    done = run("export-plugin", str(tmp_path / "dynamic.onnx"), "-o", str(tmp_path / "plugin"), "--shape", "rows:13")
-    assert (done.returncode, "input 0 is (13, 20) in the model, the plan has" in done.stderr) == (3, True), done.stderr
-    done = run("export-plugin", str(tmp_path / "dynamic.onnx"), "-o", str(tmp_path / "plugin"), "--shape", "rows:12")
-    assert done.returncode == 0, done.stderr
+    command = ("export-plugin", tmp_path / "dynamic.onnx", "-o", tmp_path / "plugin")
+    done = run(*command, "--shape", "rows:13", check=3)
+    assert "input 0 is (13, 20) in the model, the plan has" in one_line(done)
+    run(*command, "--shape", "rows:12")
     assert files(tmp_path / "plugin") == files(exported.folder)
 
 

@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commandline import one_line, run
 from onnx import TensorProto, helper
 
 from taso_mirage.dims import symbol
@@ -138,11 +139,11 @@ def test_several_outputs_are_one_change_and_folded_weights_are_one_each() -> Non
 
 
 @pytest.mark.parametrize("name", ["bert", "inception_v3"])
-def test_both_sides_of_every_change_compute_the_same(name: str, tmp_path: Path) -> None:
+def test_both_sides_of_every_change_compute_the_same(
+    small: Callable[..., onnx.ModelProto], name: str, tmp_path: Path
+) -> None:
     """On the real thing: whatever was cut out, over free operands, is an equality in float64."""
-    import models
-
-    onnx.save(models.build(name, **({"dynamic": True} if name == "bert" else {})), tmp_path / "m.onnx")
+    onnx.save(small(name, **({"dynamic": True} if name == "bert" else {})), tmp_path / "m.onnx")
     result = optimize(load(tmp_path / "m.onnx"), Config(budget=5, measure=False))
     found = changes(result.original, result.steps, {e.name: e for e in rules()})
     compared = [c for c in found if c.equations != (FOLDING,)]
@@ -181,10 +182,8 @@ def mini() -> Result:
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What `optimize --no-measure --explain --report --json` prints, and the page."""
     folder = tmp_path_factory.mktemp("report")
-    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), "-o", str(folder / "out.onnx")]
-    options = ["--no-measure", "--explain", "--json", "--report", str(folder / "out.html")]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    options = ["--no-measure", "--explain", "--json", "--report", folder / "out.html"]
+    done = run("optimize", MINI, "-o", folder / "out.onnx", *options)
     assert sorted(p.name for p in folder.iterdir()) == ["out.html", "out.onnx"]
     return json.loads(done.stdout), folder / "out.html"
 
@@ -346,9 +345,7 @@ def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "g", info[:1], info[1:])
     path = tmp_path / "a<i>&.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(path), "-o", str(tmp_path / "o.onnx")]
-    options = ["--no-measure", "--report", str(tmp_path / "o.html")]
-    subprocess.run([*command, *options], capture_output=True, check=True, timeout=120)
+    run("optimize", path, "-o", tmp_path / "o.onnx", "--no-measure", "--report", tmp_path / "o.html")
     content = (tmp_path / "o.html").read_text()
     page = Page(content)
     assert {"b", "i", "script"}.isdisjoint(page.tags)
@@ -386,10 +383,8 @@ def test_three_hundred_changes_are_folded_and_capped(mini: Result) -> None:
 
 
 def test_the_report_is_refused_before_the_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "taso_mirage.cli", "optimize", str(MINI), "-o", str(tmp_path / "o.onnx")]
-    done = subprocess.run([*command, "--report", str(tmp_path / "no" / "o.html")], capture_output=True, text=True)
-    assert done.returncode == 4
-    assert "does not exist" in done.stderr
+    report = tmp_path / "no" / "o.html"
+    assert "does not exist" in one_line(run("optimize", MINI, "-o", tmp_path / "o.onnx", "--report", report, check=4))
     assert list(tmp_path.iterdir()) == []
 
 

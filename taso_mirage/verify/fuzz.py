@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -230,7 +231,7 @@ def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: n
         return constant(np.full(shape, NUMBERS[rng.integers(len(NUMBERS))], np.float32))
     if not isinstance(operand, str):
         return constant(np.asarray(operand, np.int64))
-    type = parse_type(operand)
+    type = _type(operand)
     type = Tensor(type.dtype, tuple(resize.get(int(d), int(d)) for d in type.shape or ()))
     if f"is_weight({name})" in guard:
         return weight(name, _thinned(type, rng) if thin else type)
@@ -298,6 +299,12 @@ def fuzz(
     return Fuzzed(tested, unknown)
 
 
+@cache
+def _type(text: str) -> Tensor:
+    """A type by its text: the examples' are few, and asked for often."""
+    return parse_type(text)
+
+
 def operand_types(operands: Sequence[Any]) -> list[Tensor | None]:
     """The types of an example's operands."""
-    return [parse_type(o) if isinstance(o, str) else None for o in operands]
+    return [_type(o) if isinstance(o, str) else None for o in operands]
