@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from bench/results/*.json: `python bench/tables.py` (with --check: fail if they differ)."""
+"""Writes the tables of README.md and bench/README.md from bench/results: `python bench/tables.py` (--check: fail if they differ)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,51 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def partial(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| program, us | alone | mutants | the best that is right everywhere | the best with corrections (without them) |",
+        "|---|---:|---:|---|---|",
+    ]
+    for row in found["parts"]:
+        if "us" in row:
+            cells = [
+                row["case"],
+                f"{row['us']:.0f}",
+                str(row["mutants"]),
+                _mutant(row, "exact"),
+                _mutant(row, "corrected"),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| model, us | original | without mutants | with | ratio (quartiles) | mutants, programs | pay alone, taken | cold and warm s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["models"]:
+        if "ratio" in row:
+            low, high = row["quartiles"]
+            times = " | ".join(f"{row[k]:.0f}" for k in ("original", "without", "with"))
+            counts = f"{row['mutants']}, {row['programs']} | {row['pay_alone']}, {len(row['taken'])}"
+            spent = ", ".join(f"{row['mutation_seconds'][k]:.1f}" for k in ("cold", "warm"))
+            lines.append(
+                f"| {row['case']} | {times} | {row['ratio']:.3f} ({low:.2f} to {high:.2f}) | {counts} | {spent} |"
+            )
+        else:
+            lines.append(f"| {row['case']} | {row['note']} | | | | | | |")
+    return [*lines, "", f"{found['device']}, {found['dtype']}, onnxruntime {found['versions']['onnxruntime']}."]
+
+
+def _mutant(row: dict[str, Any], kind: str) -> str:
+    if kind not in row:
+        return "none"
+    best = row[kind]
+    bare = f" ({best['uncorrected_ratio']:.2f}; {best['right']:.0%} right)" if kind == "corrected" else ""
+    return f"{best['ratio']:.2f}{bare}, {', then '.join(best['families'])}"
+
+
+PAGES = ("README.md", "bench/README.md")
 TABLES = {
+    "partial-cpu2": partial,
     "end_to_end_cpu-cpu2": end_to_end,
     "end_to_end_h100-H100": end_to_end,
     "kernels_h100-H100": kernels_h100,
@@ -178,7 +222,7 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """README with every section between `<!-- NAME -->` and `<!-- end -->` written anew."""
+    """A page with every section between `<!-- NAME -->` and `<!-- end -->` written anew."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, _, rest = text.partition(begin)
@@ -189,11 +233,11 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+    pages = {ROOT / name: (ROOT / name).read_text() for name in PAGES}
     if "--check" in sys.argv:
-        return int(filled(text) != text)
-    readme.write_text(filled(text))
+        return int(any(filled(text) != text for text in pages.values()))
+    for path, text in pages.items():
+        path.write_text(filled(text))
     return 0
 
 

@@ -82,8 +82,8 @@ def optimize(
     kernels: Annotated[
         str,
         typer.Option(
-            help="off, search (fused kernels for regions, within the budget again), or cached (what was searched here before). "
-            "They run where taso_mirage.runtime.register was called; elsewhere the model runs without them."
+            help="off, search (fused kernels for regions, on cpu and cuda, within the budget again), or cached (what was searched here "
+            "before). They run where taso_mirage.runtime.register was called; elsewhere the model runs without them."
         ),
     ] = "off",
     mutants: Annotated[
@@ -121,7 +121,7 @@ def optimize(
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
-    check_mode(kernels, measure)
+    check_mode(kernels, measure, target)
     if scheduler is not None and not measure:
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)

@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, plain, quick, run
 
-from taso_mirage import fuse
-from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Graph, Tensor, variable, weight
-from taso_mirage.model import Model, random_inputs
-from taso_mirage.onnx_io import from_ir, from_proto, load, save, serialize
-from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
+from taso_mirage.codegen import tune
+from taso_mirage.errors import InvalidOption, RuntimeUnavailable
+from taso_mirage.fuse import backend, check_mode, cpu, fused, stage
+from taso_mirage.ir import Graph
+from taso_mirage.model import random_inputs
+from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.pipeline import Config, Result, Stop, optimize
+from taso_mirage.optimize.pipeline import Result, Stop
 from taso_mirage.optimize.session import opened
-from taso_mirage.optimize.timing import Timing
+from taso_mirage.optimize.target import CUDA, TARGETS
+from taso_mirage.runtime import library, register
 from taso_mirage.runtime.embed import DOMAIN
+from taso_mirage.runtime.plan import Kernel
 from taso_mirage.runtime.register import carries_kernels
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path_factory.mktemp("cache") / "costs.sqlite"))
-
-
-def model(rows: int | str = 4) -> Model:
-    """Two layers, each a norm, a linear layer and a GELU."""
-    rng = np.random.default_rng(0)
-    weights, x = {}, variable("x", Tensor("float32", (rows, 32)))
-    y = x
-    for i in range(2):
-        arrays = {"gamma": rng.normal(size=32), "beta": rng.normal(size=32), "w": rng.normal(size=(32, 32)) / 6}
-        leaves = {n: weight(f"{n}{i}", Tensor("float32", a.shape)) for n, a in arrays.items()}
-        weights |= {f"{n}{i}": np.asarray(a, np.float32) for n, a in arrays.items()}
-        y = term("layer_norm", y, leaves["gamma"], leaves["beta"], axis=1, epsilon=1e-5)
-        y = term("gelu", term("matmul", y, leaves["w"]))
-    made = standalone(Graph((x,), (y,)), {"": 20}, {n: _Array(a) for n, a in weights.items()})
-    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
-
-
-class _Array:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def numpy(self) -> np.ndarray:
-        return self.array
-
-
-CONFIG = Config(budget=10.0, seconds=0.1)
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Path]]:
+    """The model before, after one search, and the cache folder that this filled."""
+    folder = tmp_path_factory.mktemp("searched")
+    (folder / "runtime").mkdir()
+    shutil.copy(library(), folder / "runtime")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TASO_MIRAGE_CACHE", str(folder))
+        quick(patch)
+        result = plain()
+        yield result, fused(result, CONFIG, "search"), folder
 
 
 @pytest.fixture
-def result(monkeypatch: pytest.MonkeyPatch) -> Result:
-    """Every kernel is worth its place, whatever this machine says."""
-    monkeypatch.setattr(fuse, "KEEP", 0.0)
-    monkeypatch.setattr(fuse, "NODE", -1.0)
-    return optimize(model(), replace(CONFIG, budget=1.0))
+def result(searched: tuple[Result, Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The model before, with a copy of the cache folder."""
+    shutil.copytree(searched[2], tmp_path / "cache")
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "cache"))
+    quick(monkeypatch)
+    return searched[0]
 
 
-def run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, inputs)
-
-
-def test_the_model_runs_with_its_kernels_and_without_them(result: Result, tmp_path: Path) -> None:
-    found = fuse.fused(result, CONFIG, "search")
+def test_the_model_runs_with_its_kernels_and_without_them(
+    searched: tuple[Result, Result, Path], tmp_path: Path
+) -> None:
+    result, found, _ = searched
     content = serialize(found.model)
     assert carries_kernels(content)
-    assert any("kernel for" in note for note in found.notes)
+    assert kernels(found) == 2
     assert found.changed
     assert found.timing is not None
+    assert found.differences
     assert all(d.passed for d in found.differences)
     inputs = dict(random_inputs(result.original, 0, {}))
     wanted = run(serialize(result.original), inputs)
@@ -82,46 +70,53 @@ def test_the_model_runs_with_its_kernels_and_without_them(result: Result, tmp_pa
         np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
     save(found.model, tmp_path / "fused.onnx")
     again = load(tmp_path / "fused.onnx")
-    assert any(n.op == "opaque" and DOMAIN in str(n.attr("call")) for n in again.nodes())
+    assert sum(n.op == "opaque" and DOMAIN in str(n.attr("call")) for n in again.nodes()) == 2
 
 
-def test_what_was_searched_before_is_not_searched_again(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not carries_kernels(serialize(fuse.fused(result, CONFIG, "cached").model))
-    first = fuse.fused(result, CONFIG, "search")
-    monkeypatch.setattr(fuse, "Search", None)
-    assert serialize(fuse.fused(result, CONFIG, "cached").model) == serialize(first.model)
+def test_what_was_searched_before_is_not_searched_again(
+    result: Result, searched: tuple[Result, Result, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stage, "Search", None)
+    assert serialize(fused(result, CONFIG, "cached").model) == serialize(searched[1].model)
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "empty"))
+    assert not carries_kernels(serialize(fused(result, CONFIG, "cached").model))
 
 
 def test_a_kernel_that_gains_nothing_is_left_out(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse, "KEEP", 1e9)
-    found = fuse.fused(result, CONFIG, "search")
+    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    found = fused(result, CONFIG, "cached")
     assert found.model is result.model
-    assert "none makes the model measurably faster" in found.notes[-1]
+    assert "of 2 kinds of regions none makes the model measurably faster" in found.notes[-1]
+
+
+def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "in_turn", lambda contents, target, seconds: [1.0, 2.0])
+    monkeypatch.setattr(stage, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
+    assert fused(result, CONFIG, "cached").model is result.model
 
 
 def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fuse.cpu_kernel
+    made = cpu.cpu_kernel
 
-    def wrong(graph: Graph) -> fuse.Kernel:
+    def wrong(graph: Graph) -> Kernel:
         kernel = made(graph)
         return replace(kernel, source=kernel.source.replace("* 0.5f", "* 0.25f").replace("0.5f *", "0.25f *"))
 
-    monkeypatch.setattr(fuse, "cpu_kernel", wrong)
-    found = fuse.fused(result, CONFIG, "search")
+    monkeypatch.setattr(cpu, "cpu_kernel", wrong)
+    found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "the check failed with kernels" in found.notes[-1]
 
 
-def test_where_kernels_are_not_searched_a_note_says_why() -> None:
-    dynamic = optimize(model("rows"), replace(CONFIG, measure=False))
-    found = fuse.fused(dynamic, CONFIG, "search")
-    assert found.model is dynamic.model
-    assert "dims without fixed sizes" in found.notes[-1]
-    assert fuse.fused(dynamic, CONFIG, "off") is dynamic
+def test_modes_and_what_excludes_them() -> None:
+    result = plain()
+    assert fused(result, CONFIG, "off") is result
     with pytest.raises(InvalidOption, match="one of off, cached, search"):
-        fuse.fused(dynamic, CONFIG, "often")
+        check_mode("often", True)
     with pytest.raises(InvalidOption, match="--no-measure exclude each other"):
-        fuse.fused(dynamic, replace(CONFIG, measure=False), "search")
+        fused(result, replace(CONFIG, measure=False), "search")
 
 
 def test_an_interrupt_keeps_what_was_found_before(result: Result) -> None:
@@ -132,49 +127,120 @@ def test_an_interrupt_keeps_what_was_found_before(result: Result) -> None:
         if stage == "kernels in the model" and done == 1:
             stop()
 
-    whole = fuse.fused(result, CONFIG, "search")
-    some = fuse.fused(result, CONFIG, "cached", after, stop)
-    kernels = [sum("kernel for" in note for note in each.notes) for each in (whole, some)]
-    assert kernels[0] > kernels[1] == 1
+    some = fused(result, CONFIG, "cached", after, stop)
+    assert kernels(some) == 1
     assert any("interrupted" in note for note in some.notes)
     assert all(d.passed for d in some.differences)
-    none = fuse.fused(result, CONFIG, "search", lambda stage, done, total: stop(), stop)
+    none = fused(result, CONFIG, "search", lambda stage, done, total: stop(), stop)
     assert none.model is result.model
     assert any("interrupted" in note for note in none.notes)
     assert not stop.searching()
 
 
-def test_a_damaged_file_is_searched_again(result: Result) -> None:
-    first = fuse.fused(result, CONFIG, "search")
+def test_a_damaged_file_is_searched_again(result: Result, searched: tuple[Result, Result, Path]) -> None:
     files = list((cache_path().parent / "kernels").glob("*.json"))
-    assert files
-    for file, text in zip(files, ("{", '{"mugraph": {"mugraph": 1, "program": ["def"]}, "seconds": 1}'), strict=False):
+    for file, text in zip(files, ("{", '{"mugraph": {"mugraph": 1, "program": ["def"]}}'), strict=True):
         file.write_text(text)
-    again = fuse.fused(result, CONFIG, "search")
-    assert sum("kernel for" in n for n in again.notes) == sum("kernel for" in n for n in first.notes)
+    assert kernels(fused(result, CONFIG, "cached")) == 0
+    assert kernels(fused(result, CONFIG, "search")) == 2
+    assert all(file.read_text().endswith("}") and len(file.read_text()) > 100 for file in files)
 
 
 def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise ZeroDivisionError("made up")
 
-    monkeypatch.setattr(fuse, "Search", broken)
-    found = fuse.fused(result, CONFIG, "search")
+    (cache_path().parent / "kernels").rename(cache_path().parent / "away")
+    monkeypatch.setattr(stage, "Search", broken)
+    found = fused(result, CONFIG, "search")
     assert found.model is result.model
-    assert any("please report it: ZeroDivisionError: made up" in note for note in found.notes)
+    assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
+    monkeypatch.setattr(stage, "fragments", broken)
+    found = fused(result, CONFIG, "search")
+    assert found.model is result.model
+    assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]
 
 
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind is faster on its own, all that is kept is slower than the original: it is not."""
-
-    def timed(original: object, other: object, shares: object) -> Timing:
-        ratio = 0.5 if seen else 2.0
-        seen.append(ratio)
-        return Timing(1.0, 1.0 / ratio, ratio, ratio, ratio, 1)
-
-    seen: list[float] = []
-    monkeypatch.setattr(fuse, "KEEP", 1.01)
-    monkeypatch.setattr(fuse, "compared", timed)
-    found = fuse.fused(result, CONFIG, "search")
+    """Each kind makes the model faster, but all that is kept is slower than the original: it is not."""
+    monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 0.5]))
+    found = fused(result, CONFIG, "cached")
     assert found.model is result.model
     assert "0.500 times as fast as the original" in found.notes[-1]
+
+
+# ---------------------------------------------------------------- free dims
+
+
+def test_kernels_are_for_the_given_sizes_and_the_models_operators_for_all_others(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = plain("rows")
+    found = fused(before, CONFIG, "cached")  # what was searched for fixed sizes
+    assert kernels(found) == 2
+    assert f"kernels run at rows={ROWS}; at all other sizes the model runs its own operators" in found.notes
+    assert {d.case for d in found.differences} >= {f"random inputs at rows={n}" for n in (ROWS + 3, ROWS - 1)}
+    assert all(d.passed for d in found.differences)
+    content = serialize(found.model)
+    onnx.checker.check_model(content)
+    session = opened(found.model)
+    for rows in (1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS):
+        inputs = {"x": np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)}
+        (wanted,) = run(serialize(before.original), inputs)
+        for (got,) in (session.run(inputs), run(content, inputs)):
+            assert got.shape == (rows, WIDTH)
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def ran(found: Result, rows: int, folder: Path) -> set[str]:
+    """The operators that run, in branches too, as the runtime's profile has them."""
+    content, options = serialize(found.model), onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / f"profile{rows}")
+    register(options, content, cuda=False)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": np.ones((rows, WIDTH), np.float32)})
+    events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+    return {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})}
+
+
+def test_the_sizes_choose_what_runs(result: Result, tmp_path: Path) -> None:
+    found = fused(plain("rows"), CONFIG, "cached")
+    assert {"CpuKernel0", "CpuKernel1"} <= ran(found, ROWS, tmp_path)
+    assert not {"CpuKernel0", "CpuKernel1"} & ran(found, ROWS + 1, tmp_path)
+    assert "Softmax" in ran(found, ROWS + 1, tmp_path)
+
+
+def test_several_sets_of_sizes_are_all_timed(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def timed(sessions: Any, inputs: Any, seconds: float) -> list[list[float]]:
+        seen.append(len(inputs["x"]))
+        return [[3.0 if seen[-1] == ROWS else 1.0] * 3, [1.0] * 3]
+
+    config = replace(CONFIG, shapes=(({"rows": 5}, 1.0), ({"rows": ROWS}, 3.0)))
+    before = plain("rows", config)
+    monkeypatch.setattr(stage, "interleaved", timed)
+    found = fused(before, config, "cached")
+    assert seen == [ROWS, 5] * 3
+    assert found.timing is not None
+    assert found.timing.ratio == pytest.approx(3 * 0.75 + 1 * 0.25)
+
+
+# ---------------------------------------------------------------- other targets
+
+
+def test_without_a_gpu_a_note_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeUnavailable("torch is not installed")
+
+    monkeypatch.setattr(tune, "gpu", none)
+    result = replace(plain(), target=CUDA)
+    found = fused(result, CONFIG, "search")
+    assert found.model is result.model
+    assert (
+        "torch is not installed; on a machine with the GPU, pip install 'taso-mirage[triton]' torch" in found.notes[-1]
+    )
+
+
+def test_every_target_has_a_back_end() -> None:
+    assert set(backend.BACKENDS) == set(TARGETS)

@@ -20,6 +20,7 @@ from mugraphs import Pair, kernel, leaf
 
 from taso_mirage.codegen.cpu.native import compiler as native_compiler
 from taso_mirage.cpu import CPU
+from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, variable, weight
 from taso_mirage.kernels.search import superoptimize
@@ -123,6 +124,20 @@ def test_the_kernel_runs_where_the_library_is_and_the_function_elsewhere(kernels
     ran = operators(session, tmp_path)
     assert ("CpuKernel0" in ran) == kernels
     assert ("Sqrt" in ran) != kernels
+
+
+def test_a_kernel_that_a_function_calls_runs(tmp_path: Path) -> None:
+    """As those for CUDA are called, so that their code is in the file once."""
+    model, region = model_of(CASES["rmsnorm_linear"]())
+    other = replace(region.kernel, images=(b"none",))
+    content, feed = serialize(embed(model, [replace(region, kernel=other)])), feed_of(model.graph.inputs)
+    settings = onnxruntime.SessionOptions()
+    settings.enable_profiling, settings.profile_file_prefix = True, str(tmp_path / "profile")
+    register(settings, content, cuda=False)
+    session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, feed)
+    np.testing.assert_allclose(found, opened(content, kernels=False).run(None, feed)[0], rtol=1e-5, atol=1e-5)
+    assert operators(session, tmp_path) == {"CpuKernel0", "Relu"}
 
 
 SHARED = r"""
@@ -359,6 +374,52 @@ def test_a_size_that_the_kernel_was_not_made_for_is_refused_when_it_runs() -> No
         opened(content).run(None, feed)
 
 
+def free(*shapes: tuple[int | str, ...]) -> tuple[Model, Region]:
+    """exp(X + Y) and X * Y, whose shapes may have names, and a kernel for both at six rows."""
+    x, y = (
+        variable(n, Tensor("float32", tuple(symbol(d) if isinstance(d, str) else d for d in s)))
+        for n, s in zip("XY", shapes, strict=True)
+    )
+
+    def body(x: Node, y: Node) -> tuple[Node, ...]:
+        return term("exp", term("add", x, y)), term("mul", x, y)
+
+    a, b = leaf("X", "float32", 6, 4), leaf("Y", "float32", 6, 4)
+    both = mugraphs.parts(kernel([(a, (0,), -1), (b, (0,), -1)], body, (2,), 1, (0,), (0,)))
+    outputs = body(x, y)
+    return standalone(Graph((x, y), outputs), {"": 17}), Region((x, y), outputs, cpu_kernel(Graph((a, b), tuple(both))))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_kernel_runs_at_its_sizes_and_the_operators_at_others(kernels: bool) -> None:
+    model, region = free(("rows", 4), ("rows", 4))
+    content = serialize(embed(model, [region], {"rows": 6}))
+    onnx.checker.check_model(content)
+    session = opened(content, kernels=kernels)
+    rng = np.random.default_rng(0)
+    for rows, others in (
+        (6, 6),
+        (5, 5),
+        (1, 1),
+        (6, 1),
+        (1, 6),
+        (60, 60),
+    ):  # a runtime takes both of (6, 1): they broadcast
+        x, y = (rng.standard_normal((n, 4)).astype(np.float32) for n in (rows, others))
+        total, product = session.run(None, {"X": x, "Y": y})
+        np.testing.assert_allclose(total, np.exp(x + y), rtol=1e-5)
+        np.testing.assert_allclose(product, x * y, rtol=1e-6)
+
+
+def test_sizes_that_a_run_cannot_tell_are_refused() -> None:
+    model, region = free(("rows", 4), ("rows", 4))
+    for sizes in ({}, {"rows": 5}, {"other": 6}):
+        with pytest.raises(IllTyped, match=r"input 0 of a region, input, is .*; sizes must be fixed, or given"):
+            embed(model, [region], sizes)
+    with pytest.raises(Unsupported, match="the dim 'batch' is no dim of an input alone"):
+        embed(model, [region], {"rows": 6, "batch": 2})
+
+
 # ---------------------------------------------------------------- CUDA nodes on a CPU
 
 
@@ -368,7 +429,10 @@ def test_a_node_for_cuda_runs_its_function_on_a_cpu() -> None:
     lines = ["taso_mirage 1 cuda", "input float32 6 5", "kernel 1 1 1 i0", "image 0 90 cubin k 4 0 2 0 4 00000000"]
     other = replace(region.kernel, target="cuda", plan=sealed(lines), images=(b"none",))
     content, feed = serialize(embed(model, [replace(region, kernel=other)])), feed_of(goal.inputs)
-    assert [n.op_type for n in onnx.load_from_string(content).graph.node] == ["CudaKernel0", "Relu"]
+    proto = onnx.load_from_string(content)
+    assert [n.op_type for n in proto.graph.node] == [other.entry, "Relu"]
+    assert [f.name for f in proto.functions] == ["CudaKernel0", other.entry]
+    assert [n.op_type for n in proto.functions[1].node] == ["CudaKernel0"]
     (wanted,) = opened(serialize(model), kernels=False).run(None, feed)
     np.testing.assert_array_equal(opened(content, cuda=False).run(None, feed)[0], wanted)
     np.testing.assert_array_equal(opened(content, kernels=False).run(None, feed)[0], wanted)
@@ -416,6 +480,17 @@ def test_a_tampered_node_is_refused_with_its_name(name: str) -> None:
     plan, message = REFUSED[name]
     with pytest.raises(Exception, match=rf"node 'the node' \(taso_mirage.CpuKernel0\): .*{message}"):
         opened(tampered(plan=plan))
+
+
+def test_a_tampered_kernel_in_a_function_is_refused() -> None:
+    model, region = free(("rows", 4), ("rows", 4))
+    proto = onnx.load_from_string(serialize(embed(model, [region], {"rows": 6})))
+    (chosen,) = [f for f in proto.functions if f.name == region.kernel.entry]
+    (node,) = chosen.node[0].attribute[0].g.node
+    (plan,) = node.attribute
+    plan.s = plan.s.replace(b"6 4", b"6 5", 1)
+    with pytest.raises(Exception, match=rf"{region.kernel.entry}.*(the plan's checksum|type inference failed)"):
+        opened(proto.SerializeToString())
 
 
 @pytest.mark.parametrize("field", ["input", "output"])
@@ -569,8 +644,6 @@ def test_an_old_model_gets_the_version_that_has_functions() -> None:
 
 
 def test_named_sizes_have_no_kernel_on_a_cpu() -> None:
-    from taso_mirage.dims import symbol
-
     x = variable("X", Tensor("float32", (symbol("batch"), 5)))
     with pytest.raises(Unsupported, match="sizes must be fixed"):
         cpu_kernel(Graph((x,), (x,)))

@@ -224,6 +224,7 @@ DRIVER = r"""
 namespace {
 struct Attribute { int id; char pad[4]; int allowed; char rest[60]; };
 struct Config { unsigned grid[3], block[3], shared; void* stream; Attribute* attributes; unsigned count; };
+void* context = reinterpret_cast<void*>(strtoul(getenv("CONTEXT"), nullptr, 10));
 std::vector<std::string>& names() { static std::vector<std::string> found; return found; }
 void show(void* function, const unsigned* grid, unsigned threads, unsigned shared, void* stream, void** arguments, int overlap) {
   const std::string& name = names()[reinterpret_cast<size_t>(function) - 1];
@@ -234,8 +235,8 @@ void show(void* function, const unsigned* grid, unsigned threads, unsigned share
 }
 }
 extern "C" {
-int cuCtxGetCurrent(void** found) { *found = reinterpret_cast<void*>(7); return 0; }
-int cuCtxSetCurrent(void*) { return 0; }
+int cuCtxGetCurrent(void** found) { *found = context; return 0; }
+int cuCtxSetCurrent(void* chosen) { printf("context %p\n", context = chosen); return 0; }
 int cuCtxGetDevice(int* found) { *found = 0; return 0; }
 int cuDeviceGetAttribute(int* found, int which, int) {
   const int capability = atoi(getenv("CAPABILITY"));
@@ -278,6 +279,8 @@ int cuGetErrorString(int, const char** text) { *text = "illegal address"; return
 HARNESS = r"""
 // Without arguments: reads and checks plans and images, each after its size. With a folder and sizes: loads the kernels of the plan
 // there and launches them once, for these sizes of input 0.
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -314,6 +317,12 @@ std::string file(const std::string& name) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+// What another thread, or other code of this one, does between a kernel's loading and its launch.
+void change(void* context) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  reinterpret_cast<int (*)(void*)>(dlsym(driver, "cuCtxSetCurrent"))(context);
+}
+
 void launch(const std::string& folder, const std::vector<int64_t>& dims) {
   const plan::Plan found = plan::parse(file(folder + "/plan"));
   plan::Sizes sizes;
@@ -323,6 +332,7 @@ void launch(const std::string& folder, const std::vector<int64_t>& dims) {
   for (size_t role = 0; role < 3; ++role)
     for (size_t i = 0; i < 16; ++i) places[role][i] = reinterpret_cast<void*>(0x100 * (role + 1) + i);
   const void* const* tensors[] = {places[0], places[1], places[2]};
+  if (getenv("OTHER") != nullptr) change(reinterpret_cast<void*>(strtoul(getenv("OTHER"), nullptr, 10)));
   loaded->launch(found, tensors, sizes, reinterpret_cast<void*>(0x55));
   for (int64_t n : found.outputs[0].shape(sizes)) printf("output %ld\n", static_cast<long>(n));
 }
@@ -396,6 +406,7 @@ def launched(
             "CAPABILITY": capability,
             "THREADS": 1024,
             "ARGUMENTS": 6,
+            "CONTEXT": 7,
             "kernel_0": 8,
             "kernel_1": 6,
             **env,
@@ -425,6 +436,18 @@ def test_kernels_are_launched_in_order_on_the_stream_with_scratch_between(driver
     ]
 
 
+@pytest.mark.parametrize(("other", "shown"), [(9, "0x9"), (0, "(nil)")])
+def test_the_context_of_the_thread_is_given_back(driver: Path, tmp_path: Path, other: int, shown: str) -> None:
+    """Kernels run, and are unloaded, in the context that they were loaded in."""
+    found = launched(driver, tmp_path, split_kernel(), OTHER=other)
+    seen = [
+        x if x.startswith("context") else x.split()[0] for x in found if x.startswith(("context", "launch", "unload"))
+    ]
+    there, back = "context 0x7", f"context {shown}"
+    assert seen == [back, there, "launch", "launch", back, there, "unload", "unload", back]
+    assert launched(driver, tmp_path, split_kernel(), CONTEXT=0) == ["problem this thread has no CUDA context"]
+
+
 @pytest.mark.parametrize(("capability", "loaded"), [(80, "kernel_0"), (86, "kernel_0"), (90, "kernel_0"), (100, "ptx")])
 def test_the_image_of_the_device_is_chosen(driver: Path, tmp_path: Path, capability: int, loaded: str) -> None:
     found = launched(driver, tmp_path, split_kernel(), capability)
@@ -435,8 +458,7 @@ def test_the_image_of_the_device_is_chosen(driver: Path, tmp_path: Path, capabil
 def test_what_the_device_cannot_do_is_said(driver: Path, tmp_path: Path) -> None:
     kernel = split_kernel()
     assert launched(driver, tmp_path, kernel, 75)[-1] == (
-        "problem kernel 0 is compiled for sm_80, sm_90, PTX for sm_80, this GPU is sm_75; optimize the model for it, or load it "
-        "without this library, where it runs by its functions"
+        "problem kernel 0 is compiled for sm_80, sm_90, PTX for sm_80, this GPU is sm_75; optimize the model for it"
     )
     assert "has 4 warps in the plan, its code takes 64 threads" in launched(driver, tmp_path, kernel, THREADS=64)[-1]
     assert "cannot be launched: CUDA error 700, illegal address" in launched(driver, tmp_path, kernel, FAILS=1)[-1]
@@ -478,8 +500,9 @@ def test_what_triton_compiles_makes_a_plan(driver: Path, tmp_path: Path) -> None
     pytest.importorskip("triton")
     program = triton.program(mugraphs.ntrans(8, 64, 4)[0])
     made = [*images(compiled(program, 80)), *images(compiled(program, 90)), *images(compiled(program, 100))]
-    kernel = cuda_kernel(program, made)
+    kernel = cuda_kernel(program, [*made, made[0].with_ptx(compiled(program, 80)[0].ptx)])
     assert check(kernel.plan, encoded(kernel)) == ""
+    assert launched(driver, tmp_path, kernel, 121, (8, 64), kernel_0=6)[0] == "load ptx"
     found = launched(driver, tmp_path, kernel, 90, (8, 64), kernel_0=6)
     assert found[0] == "load cubin"
     assert found[1].startswith("launch kernel_0 4 1 1 ")

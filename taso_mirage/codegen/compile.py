@@ -21,10 +21,12 @@ OVERLAPPING = 90
 class Compiled:
     """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
     memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch). `overlap`: it waits
-    itself for the kernel before it (programmatic dependent launch)."""
+    itself for the kernel before it (programmatic dependent launch). `ptx`: the text that the cubin was assembled from; later GPUs take
+    that of sm_80 and sm_89, that of sm_90 and newer ones is for one architecture alone."""
 
     symbol: str
     cubin: bytes
+    ptx: str
     grid: tuple[int, int, int]
     warps: int
     shared: int
@@ -87,6 +89,7 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     return Compiled(
         metadata.name,
         made.asm["cubin"],
+        made.asm["ptx"],
         grid,
         schedule.warps,
         metadata.shared,

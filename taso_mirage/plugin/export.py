@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,13 +42,14 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the kernels by the plugins' names, those that the Python module lacks with the reasons, and other operators that
-    TensorRT does not have."""
+    """What was written: the kernels by the plugins' names, those that the Python module lacks with the reasons, other operators that
+    TensorRT does not have, and the model's kernels that it cannot take, with the reasons: they are operators."""
 
     folder: Path
     kernels: Mapping[str, Kernel]
     not_in_python: Mapping[str, str]
     foreign: Sequence[str] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
@@ -73,7 +74,7 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
     _write_samples(found, folder / "samples")
     write(made.plugin, folder / "model.onnx", path)
     write(made.reference, folder / "reference.onnx", path)
-    return Exported(folder, made.kernels, missing, made.foreign)
+    return Exported(folder, made.kernels, missing, made.foreign, made.refused)
 
 
 def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import onnx.inliner
 import onnx.shape_inference
 from onnx import external_data_helper
 
-from taso_mirage.errors import InvalidModel, OutputError
+from taso_mirage.errors import InvalidModel, OutputError, Unsupported
 from taso_mirage.onnx_io.files import EXTERNAL_ABOVE
 from taso_mirage.plugin.kernels import Kernel
 from taso_mirage.plugin.plan import kernel
@@ -28,12 +28,14 @@ TRITON = f"{NAMESPACE}.triton."
 @dataclass(frozen=True, slots=True)
 class Models:
     """`plugin` is for TensorRT with the plugin library, `reference` is plain ONNX; large weights of both are still in files beside the
-    original. `kernels` are by the plugins' names, `sources` in Triton by a file's name, to be read by people."""
+    original. `kernels` are by the plugins' names, `sources` in Triton by a file's name, to be read by people. `refused`: the kernels that
+    TensorRT cannot take, which are operators in both, and why."""
 
     plugin: onnx.ModelProto
     reference: onnx.ModelProto
     kernels: dict[str, Kernel]
     sources: dict[str, str]
+    refused: dict[str, str]
 
     @property
     def foreign(self) -> list[str]:
@@ -45,17 +47,22 @@ class Models:
 def models(path: Path, shapes: Shapes) -> Models:
     """Both models of an optimized one. `shapes` are the sizes of its inputs, by name.
 
-    Raises InvalidModel where the file has no custom nodes, and Unsupported where one cannot be a plugin.
+    Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a plugin.
     """
-    proto = onnx.load(path, load_external_data=False)
+    proto = _called(onnx.load(path, load_external_data=False))
     _fix(proto, shapes)
     reference = _inlined(proto)
     known = _shapes(reference)
-    found = [(node, _kernel(node, known)) for node in _custom_nodes(proto)]
+    found, refused = _plugins(proto, known)
+    if refused:
+        proto = _without(proto, list(refused))
+        found, _ = _plugins(proto, known)
+    if not found and refused:
+        raise Unsupported(next(iter(refused.values())))
     if not found:
         raise InvalidModel(
             f"{path} has no fused kernels for CUDA (nodes of the domain {NAMESPACE!r}); "
-            "write them into it with taso_mirage.runtime.embed, `optimize` does not yet"
+            "`taso-mirage optimize --target cuda --kernels search` puts them into a model"
         )
     kernels = _named([made for _, made in found])
     for node, made in found:
@@ -63,7 +70,33 @@ def models(path: Path, shapes: Shapes) -> Models:
     sources = _sources(proto)
     _drop(proto)
     _drop(reference)
-    return Models(proto, reference, kernels, sources)
+    return Models(proto, reference, kernels, sources, refused)
+
+
+def _called(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every kernel's node where it is called: the functions of NAMESPACE around them go. What is a kernel's own takes its
+    attributes."""
+    return _without(proto, [f.name for f in proto.functions if f.domain == NAMESPACE and not f.attribute])
+
+
+def _without(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model with these functions of NAMESPACE inlined."""
+    try:
+        chosen = [(NAMESPACE, name) for name in names]
+        return onnx.inliner.inline_selected_functions(proto, chosen) if chosen else proto
+    except Exception as error:  # protobuf above 2 GB, or a function that does not fit
+        raise InvalidModel(f"the functions cannot be inlined: {error}") from None
+
+
+def _plugins(proto: onnx.ModelProto, known: Shapes) -> tuple[list[tuple[onnx.NodeProto, Kernel]], dict[str, str]]:
+    """The nodes that can be plugins with their kernels, and the names of the functions of those that cannot, with the reasons."""
+    found, refused = [], dict[str, str]()
+    for node in _custom_nodes(proto):
+        try:
+            found.append((node, _kernel(node, known)))
+        except Unsupported as error:
+            refused.setdefault(node.op_type, str(error))
+    return found, refused
 
 
 def _sources(proto: onnx.ModelProto) -> dict[str, str]:
@@ -138,7 +171,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             raise InvalidModel(f"{node.name or node.op_type}: the model has no function {node.op_type} of {NAMESPACE}")
     try:
         made = onnx.inliner.inline_local_functions(proto)
-    except Exception as error:  # protobuf above 2 GB, or a function that does not fit
+    except Exception as error:  # as above
         raise InvalidModel(f"the functions cannot be inlined: {error}") from None
     kept = [opset for opset in made.opset_import if opset.domain != NAMESPACE]
     del made.opset_import[:]

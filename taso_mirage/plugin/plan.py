@@ -28,7 +28,9 @@ def kernel(name: str, attributes: Mapping[str, str], shapes: Shapes) -> Kernel:
     try:
         head, *lines = _checked(attributes[PLAN]).splitlines()
         if head != HEAD:
-            raise Unsupported(f"its plan is {head!r}, not {HEAD!r}; a plugin takes kernels for CUDA")
+            raise Unsupported(
+                f"its plan is {head!r}, not {HEAD!r}; a plugin takes kernels for CUDA: optimize the model with --target cuda"
+            )
         return _kernel([line.split() for line in lines], attributes, shapes)
     except Unsupported as error:
         raise Unsupported(f"{name}: {error}") from None

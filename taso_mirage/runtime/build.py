@@ -20,7 +20,7 @@ from taso_mirage.errors import RuntimeUnavailable
 
 LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu cuda shapes library".split())
 HEADERS = tuple(f"{name}.h" for name in "plan cpu cuda ort api".split())
-SHARED = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+SHARED = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 NATIVE = ("-march=native",)
 
 
@@ -36,7 +36,10 @@ def library() -> Path:
         with tempfile.TemporaryDirectory(dir=cache_folder()) as place:
             for name, text in sources.items():
                 (Path(place) / name).write_text(text)
-            _run([*command, "-o", f"{place}/made", *(f"{place}/{name}" for name in LIBRARY), *_libraries()])
+            files = [f"{place}/{name}" for name in LIBRARY]
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                list(threads.map(lambda file: _run([*compiler(), *SHARED, "-c", "-o", f"{file}.o", file]), files))
+            _run([*command, "-shared", "-o", f"{place}/made", *(f"{file}.o" for file in files), *_libraries()])
             (Path(place) / "made").replace(made)
     return made
 

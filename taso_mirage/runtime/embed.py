@@ -1,26 +1,28 @@
-"""Kernels into a model: a region of terms becomes one node, whose function of the same name is the region's own computation."""
+"""Kernels into a model: a region of terms becomes one node, which calls a kernel or the region's own computation (see `functions`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import prod
 from typing import Any
 
 import onnx_ir as ir
 
+from taso_mirage.dims import evaluate, symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.meanings.work import sized
 from taso_mirage.model import Model
-from taso_mirage.onnx_io import to_ir
-from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.write import declare
 from taso_mirage.ops import get
+from taso_mirage.runtime import functions
+from taso_mirage.runtime.functions import DOMAIN, value
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.runtime.register import FORMAT, FORMAT_KEY, SOURCE_KEY
 
-DOMAIN = "taso_mirage"
+__all__ = ["DOMAIN", "NAMES", "Region", "embed"]
 STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
 """Different kernels that a model may have for a target; cpp/library.cpp registers as many names."""
@@ -57,8 +59,13 @@ class Region:
                 raise Unsupported(f"a constant of {node.type} inside a region; make it an input of the kernel")
         return Graph(leaves, outputs)
 
-    def check(self) -> None:
-        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the region does."""
+    @property
+    def free(self) -> bool:
+        """Whether it has sizes that only a run fixes."""
+        return any(not isinstance(n, int) for node in (*self.inputs, *self.outputs) for n in node.shape)
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the region does at these sizes."""
         for word, nodes, types in (
             ("input", self.inputs, self.kernel.inputs),
             ("output", self.outputs, self.kernel.outputs),
@@ -66,32 +73,44 @@ class Region:
             if len(nodes) != len(types):
                 raise IllTyped(f"a region of {len(nodes)} {word}s, its kernel has {len(types)}")
             for i, (node, type) in enumerate(zip(nodes, types, strict=True)):
-                if node.type != type:
+                if _at(node, sizes) != type:
                     raise IllTyped(
-                        f"{word} {i} of a region, {node.op}, is {node.type}, its kernel's {type}; sizes must be fixed"
+                        f"{word} {i} of a region, {node.op}, is {node.type}, its kernel's {type}; sizes must be fixed, or given"
                     )
 
 
-def embed(model: Model, regions: Sequence[Region]) -> Model:
-    """The model with one node for each region, and for each different kernel a function of the node's name.
+def _at(node: Node, sizes: Mapping[str, int]) -> Any:
+    try:
+        return sized(node.type, sizes)
+    except LookupError:
+        return node.type
 
-    Where the custom-operator library is registered (`runtime.register`) a node runs its kernel, elsewhere the function, which is made
-    of the region's own terms. Regions may read what others give. Equal kernels share a name. The sources travel in the metadata.
+
+def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | None = None) -> Model:
+    """The model with one node for each region, and functions for each different kernel.
+
+    Where the custom-operator library is registered (`runtime.register`) a node runs its kernel, elsewhere a function, which is made
+    of the region's own terms. Regions may read what others give. Equal kernels are in the file once. The sources travel in the
+    metadata. `sizes` are of the model's free dims: what has such a dim runs its kernel at these sizes, and its own terms at others.
 
     Raises IllTyped where a kernel has other types than its region, Unsupported for a region that the model does not have or that
     cannot be a function, or for too many kernels. That a kernel computes what its region does is for the caller to know.
     """
     header = _header(model.header)
     names = _Names(header, {domain: v for domain, v in model.opsets.items() if domain != DOMAIN})
+    fits = None
     mapping: dict[Node, Node] = {}
     old = model.nodes()
     known = frozenset(old)
     for i, region in enumerate(_ordered(regions)):
-        region.check()
+        region.check(sizes or {})
         for output in region.outputs:
             if output not in known:
                 raise Unsupported(f"the model has no term that is output {output.op} of a region, {output.type}")
         name, args = names.of(region), substitute(region.inputs, mapping)
+        if region.free:
+            fits = fits or _fits(model, sizes or {}, names)
+            args = (fits, *args)
         label = f"{name}/{model.names.get(region.outputs[0], i)}"
         mapping.update(zip(region.outputs, _call(name, label, args, region), strict=True))
     new = dict(zip(old, substitute(old, mapping), strict=True))
@@ -150,61 +169,73 @@ class _Names:
 
     def __init__(self, header: ir.Model, opsets: Mapping[str, int]) -> None:
         self.header, self.opsets = header, dict(opsets)
-        self.known: dict[tuple[Graph, str], str] = {}
+        self.known: dict[tuple[Graph, str, bool], str] = {}
 
     def of(self, region: Region) -> str:
-        original, kernel = region.original, region.kernel
-        key = (original, kernel.plan)
+        """What a region's node calls."""
+        key = (region.original, region.kernel.plan, region.free)
         if key not in self.known:
-            name = self.known[key] = self._free(kernel.target)
-            made = _function(name, original, self.opsets, kernel.attributes)
-            self.header.functions[made.identifier()] = made
-            suffix = SOURCE_KEY if kernel.target == "cpu" else f"{DOMAIN}.triton."
-            self.header.metadata_props[suffix + kernel.entry] = kernel.source
+            self.known[key] = self._made(region)
+            kernel = region.kernel
+            head = SOURCE_KEY if kernel.target == "cpu" else f"{DOMAIN}.triton."
+            self.header.metadata_props[head + kernel.entry] = kernel.source
         return self.known[key]
 
-    def _free(self, target: str) -> str:
+    def add(self, made: ir.Function) -> str:
+        self.header.functions[made.identifier()] = made
+        return str(made.name)
+
+    def _made(self, region: Region) -> str:
+        original, opsets, attributes = region.original, self.opsets, region.kernel.attributes
+        stem, target = STEMS[region.kernel.target], region.kernel.target
+        name = self._free((f"{stem}{i}" for i in range(NAMES)), f"more than {NAMES} different kernels for {target}")
+        if not region.free and not region.kernel.images:
+            return self.add(functions.computation(name, original, opsets, attributes))
+        entry = self._free((f"{region.kernel.entry}{f'_{i}' if i else ''}" for i in range(NAMES)), "too many kernels")
+        if not region.free:
+            self.add(functions.computation(name, original, opsets, attributes))
+            return self.add(functions.call(entry, name, original, opsets, attributes))
+        other = self.add(functions.computation(entry.replace("kernel", "original"), original, opsets))
+        self.add(functions.forward(name, other, original, opsets, attributes))
+        return self.add(functions.choice(entry, name, other, original, opsets, attributes))
+
+    def _free(self, names: Iterable[str], problem: str) -> str:
         taken = {name for domain, name, _ in self.header.functions if domain == DOMAIN}
-        for i in range(NAMES):
-            if f"{STEMS[target]}{i}" not in taken:
-                return f"{STEMS[target]}{i}"
-        raise Unsupported(f"more than {NAMES} different kernels for {target} in one model")
+        found = next((name for name in names if name not in taken), None)
+        if found is None:
+            raise Unsupported(f"{problem} in one model")
+        return found
+
+
+def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
+    """A term that is true at these sizes. Every free dim of every input is asked: a runtime lets two of one name differ."""
+    places: dict[Node, list[tuple[int, int]]] = {}
+    unknown = set(sizes)
+    for node in model.graph.inputs:
+        free = [(i, dim) for i, dim in enumerate(node.tensor.shape or ()) if not isinstance(dim, int)]
+        unknown -= {name for name in sizes for _, dim in free if dim == symbol(name)}
+        if free:
+            places[node] = [(i, evaluate(dim, sizes)) for i, dim in free]
+    if unknown:
+        raise Unsupported(f"the dim {min(unknown)!r} is no dim of an input alone, so a run cannot tell its size")
+    key = blake2b(repr([(n.attr("name"), p) for n, p in places.items()]).encode(), digest_size=8).hexdigest()
+    name = names.add(functions.fitting(f"sizes_{key}", list(places.values()), names.opsets))
+    return _opaque(name, name, tuple(places), {}, [Tensor("bool", ())])
 
 
 def _call(name: str, label: str, args: Sequence[Node], region: Region) -> Sequence[Node]:
-    """The terms of a node's outputs."""
-    inputs, outputs = (
-        [_value(f"{word}{i}", n.tensor) for i, n in enumerate(nodes)]
-        for word, nodes in (("x", region.inputs), ("y", region.outputs))
-    )
-    attributes = [ir.AttrString(key, text) for key, text in region.kernel.attributes.items()]
-    call = OpaqueCall(ir.Node(DOMAIN, name, inputs, attributes, outputs=outputs, name=label), ())
-    types = tuple(n.tensor for n in region.outputs)
-    node = Node("opaque", tuple(args), (("call", call),), types[0] if len(types) == 1 else types)
+    """The terms of a node's outputs. Attributes that no function holds are its own."""
+    own = {} if region.free or region.kernel.images else region.kernel.attributes
+    types = [n.tensor for n in region.outputs]
+    node = _opaque(name, label, args, own, types)
     return [node] if len(types) == 1 else [get("item").term(node, index=i) for i in range(len(types))]
 
 
-def _value(name: str, type: Tensor) -> ir.Value:
-    value = ir.Value(name=name)
-    declare(value, type)
-    return value
-
-
-def _function(name: str, original: Graph, opsets: Mapping[str, int], attributes: Iterable[str]) -> ir.Function:
-    """The terms as ONNX writes them, constants as nodes. The attributes are the kernel's: the body reads none of them."""
-    body = to_ir(standalone(original, opsets)).graph
-    values = list(body.initializers.values())
-    constants = [_constant(value) for value in values]
-    body.initializers.clear()
-    for value, node in zip(values, constants, strict=True):
-        value.replace_all_uses_with(node.outputs[0])
-    body.insert_before(body[0], constants)
-    declared = [ir.Attr(key, ir.AttributeType.STRING, None) for key in attributes]
-    return ir.Function(DOMAIN, name, graph=body, attributes=declared)
-
-
-def _constant(value: ir.Value) -> ir.Node:
-    if value.const_value is None:
-        raise Unsupported(f"the constant {value.name!r} of a region has no value")
-    made = ir.Value(name=value.name, type=value.type, shape=value.shape)
-    return ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], outputs=[made])
+def _opaque(
+    name: str, label: str, args: Sequence[Node], attributes: Mapping[str, str], types: Sequence[Tensor]
+) -> Node:
+    inputs = [value(f"x{i}", n.tensor) for i, n in enumerate(args)]
+    outputs = [value(f"y{i}", type) for i, type in enumerate(types)]
+    texts = [ir.AttrString(key, text) for key, text in attributes.items()]
+    call = OpaqueCall(ir.Node(DOMAIN, name, inputs, texts, outputs=outputs, name=label), ())
+    return Node("opaque", tuple(args), (("call", call),), types[0] if len(types) == 1 else tuple(types))

@@ -87,6 +87,12 @@ void succeed(Result result, const std::string& what) {
   throw Problem(what + ": CUDA error " + std::to_string(result) + ", " + (text == nullptr ? "unknown" : text));
 }
 
+void* current() {
+  void* found = nullptr;
+  succeed(driver().CtxGetCurrent(&found), "the CUDA driver cannot say which context this thread has");
+  return found;
+}
+
 int of_device(int device, int which) {
   int found = 0;
   succeed(driver().DeviceGetAttribute(&found, which, device), "the device cannot be asked for its properties");
@@ -117,7 +123,7 @@ size_t choose(const plan::Plan& plan, size_t kernel, int capability) {
   }
   if (best == plan.images.size())
     throw Problem("kernel " + std::to_string(kernel) + " is compiled for " + have + ", this GPU is sm_" + std::to_string(capability) +
-                  "; optimize the model for it, or load it without this library, where it runs by its functions");
+                  "; optimize the model for it");
   return best;
 }
 
@@ -146,6 +152,23 @@ void check_device(const Function& made, int device) {
   if (image.overlap && driver().LaunchKernelEx == nullptr)
     throw Problem(image.symbol + " waits for the kernel before it, which this driver has no launch for; update the driver");
 }
+
+// A context that is this thread's for as long as it lives: the one before comes back, none too.
+class Within {
+ public:
+  explicit Within(void* context) : before(current()), changed(before != context) {
+    if (changed) succeed(driver().CtxSetCurrent(context), "the CUDA context that the kernels were loaded in cannot be used");
+  }
+  ~Within() {
+    if (changed) driver().CtxSetCurrent(before);
+  }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  void* before;
+  bool changed;
+};
 
 template <class Value>
 Value at(std::string_view content, uint64_t place) {
@@ -193,6 +216,8 @@ bool present() {
   return init != nullptr && count != nullptr && init(0) == 0 && count(&found) == 0 && found > 0;
 }
 
+bool has_context() { return current() != nullptr; }
+
 void check(const plan::Image& image, std::string_view content) {
   try {
     image.ptx ? check_ptx(content) : check_elf(content);
@@ -204,8 +229,8 @@ void check(const plan::Image& image, std::string_view content) {
 std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::string(size_t)>& attribute) {
   auto found = std::make_unique<Loaded>();
   int device = 0;
-  succeed(driver().CtxGetCurrent(&found->context), "there is no CUDA context");
-  if (found->context == nullptr) throw Problem("there is no CUDA context; the session must have the CUDA provider");
+  found->context = current();
+  if (found->context == nullptr) throw Problem("this thread has no CUDA context");
   succeed(driver().CtxGetDevice(&device), "there is no CUDA device");
   const int capability = 10 * of_device(device, CAPABILITY_MAJOR) + of_device(device, CAPABILITY_MINOR);
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
@@ -226,14 +251,16 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
 }
 
 Loaded::~Loaded() {
-  if (context != nullptr) driver().CtxSetCurrent(context);
-  for (const Function& each : functions) driver().ModuleUnload(each.module);
+  if (functions.empty()) return;
+  try {
+    const Within within(context);
+    for (const Function& each : functions) driver().ModuleUnload(each.module);
+  } catch (const Problem&) {  // the context is gone, and the modules with it
+  }
 }
 
 void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const {
-  void* current = nullptr;
-  succeed(driver().CtxGetCurrent(&current), "there is no CUDA context");
-  if (current != context) succeed(driver().CtxSetCurrent(context), "the CUDA context of the session cannot be used");
+  const Within within(context);
   for (size_t i = 0; i < functions.size(); ++i) {
     const plan::Kernel& kernel = plan.kernels[i];
     const plan::Image& image = *functions[i].image;

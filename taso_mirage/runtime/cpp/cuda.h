@@ -12,6 +12,8 @@ namespace cuda {
 
 // Whether this machine has a driver and a GPU.
 bool present();
+// Whether this thread has a context, as a session's has where it runs on a GPU.
+bool has_context();
 
 struct Function {
   void* module;

@@ -28,6 +28,8 @@ namespace {
 
 // ---------------------------------------------------------------- a node
 
+constexpr const char* WITHOUT = "; load it without this library, where it runs by its functions";
+
 std::string attribute(const OrtKernelInfo* info, const std::string& name) {
   size_t size = 0;
   ort::Status status = api->KernelInfoGetAttribute_string(info, name.c_str(), nullptr, &size);
@@ -102,7 +104,12 @@ void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
   if (node.fixed)
     for (const plan::Type& each : node.plan.outputs) node.shapes.push_back(each.shape({}));
   if (node.plan.cuda) {
-    node.loaded = cuda::load(node.plan, [info](size_t i) { return attribute(info, "image_" + std::to_string(i)); });
+    if (!cuda::has_context()) throw Problem("there is no CUDA context; the session must have the CUDA provider");
+    try {
+      node.loaded = cuda::load(node.plan, [info](size_t i) { return attribute(info, "image_" + std::to_string(i)); });
+    } catch (const Problem& problem) {
+      throw Problem(problem.what() + std::string(WITHOUT));
+    }
   } else {
     node.function = cpu::find(node.plan);
   }

@@ -1,0 +1,51 @@
+"""What the stage asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel that runs in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from taso_mirage.gpu import Device
+from taso_mirage.ir import Graph
+from taso_mirage.kernels.search import Found
+from taso_mirage.runtime.plan import Kernel
+
+Record = Mapping[str, Any]
+"""A choice as JSON has it: what lies on disk, and all that `kernel` needs."""
+
+
+class Backend(Protocol):
+    """Kernels for one target."""
+
+    @property
+    def device(self) -> Device:
+        """What the search ranks muGraphs by."""
+
+    @property
+    def key(self) -> str:
+        """The device and the versions that a choice holds for."""
+
+    @property
+    def fixed(self) -> str:
+        """Why a model with free dims can have no kernels; empty where it can."""
+
+    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
+        """The fastest of some muGraphs for a goal, measured here. Raises TasoMirageError where none can be run."""
+
+    def kernel(self, record: Record) -> Kernel:
+        """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,
+        ValueError."""
+
+    def shipped(self, record: Record) -> Kernel:
+        """The same for all machines that a model may come to."""
+
+
+BACKENDS = {"cpu": "taso_mirage.fuse.cpu", "cuda": "taso_mirage.fuse.cuda"}
+"""The modules that have a function `here`, by the targets' names."""
+
+
+def here(target: str) -> Backend:
+    """The back end of a target on this machine. Raises RuntimeUnavailable, with what to install, where it cannot be."""
+    made: Backend = import_module(BACKENDS[target]).here()
+    return made

@@ -1,0 +1,44 @@
+"""Kernels for the CPU: muGraphs are compiled as C++ and run on this machine's cores; the C++ travels with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taso_mirage.codegen.cpu.tune import tuned
+from taso_mirage.cpu import CPU, cores
+from taso_mirage.fuse.backend import Record
+from taso_mirage.gpu import Device
+from taso_mirage.ir import Graph
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.search import Found
+from taso_mirage.optimize import session as runtime
+from taso_mirage.runtime.plan import Kernel, cpu_kernel
+
+SECONDS = 1.0
+"""For running the muGraphs of a region in turn."""
+
+
+class Cpu:
+    """This machine's CPU."""
+
+    device: Device = CPU
+    fixed = ""
+
+    def __init__(self) -> None:
+        self.key = runtime.device()
+
+    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
+        """The quickest of those that have C++."""
+        best = tuned([f.graph for f in found], cores(), SECONDS)[0]
+        return {"mugraph": to_json(best.kernel.graph)}
+
+    def kernel(self, record: Record) -> Kernel:
+        """C++ that is compiled where the model is loaded."""
+        return cpu_kernel(from_json(record["mugraph"]))
+
+    shipped = kernel
+
+
+def here() -> Cpu:
+    """The back end of this machine."""
+    return Cpu()

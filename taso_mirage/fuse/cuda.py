@@ -1,0 +1,172 @@
+"""Kernels for NVIDIA GPUs: muGraphs as Triton programs, tuned on the GPU that is there and compiled for all that are worth it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from taso_mirage.codegen import triton, tune
+from taso_mirage.codegen.compile import Compiled, compiled
+from taso_mirage.codegen.gpu.program import Program, Schedule
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.fuse.backend import Record
+from taso_mirage.gpu import H100, Device
+from taso_mirage.ir import Graph, Node, numpy_dtype
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.search import Found
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.ops import interpret
+from taso_mirage.optimize.check import FLOOR
+from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
+
+SHIPPED = (80, 86, 89, 90, 100, 120)
+"""A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was made on."""
+PORTABLE = 80
+"""And PTX for this one: the driver of a later GPU compiles it when a session is created (`cuModuleLoadData` takes both), and keeps that."""
+SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+"""KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical specifications)."""
+LEAST = 99
+"""KiB that it can have everywhere from PORTABLE on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The GPU that is there: what the model knows of it, its name with the versions of what compiles, and its compute capability."""
+
+    device: Device
+    key: str
+    capability: int
+
+    @property
+    def fixed(self) -> str:
+        """Sizes are told apart by an `If`, and ONNX Runtime captures no CUDA graph of a model that has one."""
+        return (
+            "it has free dims, and a model that chooses by its sizes cannot be captured as a CUDA graph; "
+            "fix them first: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+        )
+
+    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
+        """The quickest program with its best schedules, of those whose results are right in float64."""
+        known: dict[str, tuple[Graph, Program]] = {}
+        for each in found:
+            try:
+                program = triton.program(each.graph)
+            except Unsupported:
+                continue
+            known.setdefault(_functions(program), (each.graph, program))
+        if not known:
+            raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
+        executor = ThreadPoolExecutor(os.cpu_count())
+        try:
+            programs = [program for _, program in known.values()]
+            best = tune.tuned(programs, device=self.device, executor=executor, check=Right(goal)).program
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+        schedules = [asdict(launch.schedule) for launch in best.launches]
+        return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
+
+    def kernel(self, record: Record) -> Kernel:
+        """Cubins for the GPU that is there."""
+        program = _program(record)
+        return cuda_kernel(program, everywhere(program, self.capability, ()))
+
+    def shipped(self, record: Record) -> Kernel:
+        """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
+        program = _program(record)
+        return cuda_kernel(program, everywhere(program, self.capability))
+
+
+def _program(record: Record) -> Program:
+    schedules = [Schedule(**each) for each in record["schedules"]]
+    return triton.program(from_json(record["mugraph"]), schedules)
+
+
+def here() -> Cuda:
+    """The back end of this machine's GPU."""
+    try:
+        key = tune.gpu()
+    except RuntimeUnavailable as error:
+        raise RuntimeUnavailable(
+            f"kernels for cuda are compiled by Triton and tuned on the GPU that is there: {error}; "
+            "on a machine with the GPU, pip install 'taso-mirage[triton]' torch"
+        ) from None
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    seen = torch.cuda.get_device_properties(torch.cuda.current_device())
+    shared = SHARED.get(10 * major + minor, LEAST) * 1024
+    return Cuda(replace(H100, processors=seen.multi_processor_count, shared=shared), key, 10 * major + minor)
+
+
+def _functions(program: Program) -> str:
+    """What no schedule changes of its source: the muGraph and the kernels."""
+    return program.source[: program.source.index(tune.OPTIONS)]
+
+
+class Right:
+    """Whether results are a goal's in float64, by the norm of the difference: the share of it that rounding explains (see `check`)."""
+
+    def __init__(self, goal: Graph) -> None:
+        self.goal = goal
+        self.wanted: dict[int, list[Any]] = {}
+
+    def __call__(self, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
+        place = inputs[0].data_ptr()
+        if place not in self.wanted:
+            arrays = [_exact(tensor, node) for tensor, node in zip(inputs, self.goal.inputs, strict=True)]
+            values = interpret(self.goal.outputs, EXACT, dict(zip(self.goal.inputs, arrays, strict=True)))
+            self.wanted[place] = [values[o] for o in self.goal.outputs]
+        pairs = zip(self.goal.outputs, results, self.wanted[place], strict=True)
+        return all(_close(_exact(result, node), wanted, node) for node, result, wanted in pairs)
+
+
+def _exact(tensor: Any, node: Node) -> Any:
+    return EXACT.load((tensor if node.dtype == "bool" else tensor.double()).cpu().numpy())
+
+
+def _close(result: Any, wanted: Any, node: Node) -> bool:
+    dtype = numpy_dtype(node.dtype)
+    allowed = FLOOR[dtype.itemsize] * float(ml_dtypes.finfo(dtype).eps)
+    return bool(np.linalg.norm(result - wanted) <= allowed * np.linalg.norm(wanted))
+
+
+def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPED) -> list[Image]:
+    """A program's kernels for `capability`; with others also for those of them that they fit on, and as PTX.
+
+    Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
+    `capability`.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
+        made = {c: executor.submit(_fitting, program, c, SHARED.get(c, LEAST)) for c in {*others, capability}}
+        portable = executor.submit(_fitting, program, PORTABLE, LEAST) if others else None
+    if not made[capability].result():
+        raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
+    found = [image for c in sorted(made) for image in images(_made(made[c]))]
+    later = _made(portable) if portable is not None else []
+    return found + [image.with_ptx(c.ptx) for image, c in zip(images(later), later, strict=True)]
+
+
+def _made(future: Future[list[Compiled]]) -> list[Compiled]:
+    """None where Triton fails, whose errors share no base class: such a GPU runs the functions."""
+    return future.result() if future.exception() is None else []
+
+
+def _fitting(program: Program, capability: int, room: int) -> list[Compiled]:
+    """The kernels for a GPU with `room` KiB of shared memory for a block; none where they take more at any depth of the loop."""
+    schedules = tuple(launch.schedule for launch in program.launches)
+    while True:
+        found = compiled(program, capability, schedules)
+        large = [each.shared > room * 1024 for each in found]
+        if not any(large):
+            return found
+        if any(big and schedule.stages == 1 for big, schedule in zip(large, schedules, strict=True)):
+            return []
+        schedules = tuple(
+            replace(s, stages=s.stages - 1) if big else s for big, s in zip(large, schedules, strict=True)
+        )

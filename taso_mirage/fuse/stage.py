@@ -1,0 +1,271 @@
+"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model, one kind of region after the other.
+
+What is faster than the runtime on the region alone goes into the model, and stays where the whole model was measured faster; the result
+passes the check of every other rewrite. A model with free dims gets kernels for its most important sizes, and keeps its operators for
+all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from taso_mirage import __version__
+from taso_mirage.errors import InvalidOption, TasoMirageError
+from taso_mirage.fuse.backend import BACKENDS, Backend, Record, here
+from taso_mirage.ir import Graph
+from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.regions import Spot, fragments
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.cache import cache_path
+from taso_mirage.optimize.check import cases, compare, shown
+from taso_mirage.optimize.measure import in_turn
+from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, passes_checker
+from taso_mirage.optimize.search import Budget
+from taso_mirage.optimize.session import Arrays, Session, interleaved
+from taso_mirage.optimize.shapes import learned
+from taso_mirage.optimize.target import CPU
+from taso_mirage.optimize.timing import Timing, compared
+from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.plan import Kernel
+from taso_mirage.toml import write_file
+
+Progress = Callable[[str, int, int], None]
+MODES = ("off", "cached", "search")
+BEST = 24
+"""muGraphs of a region that are compiled and run."""
+ALONE = 0.2
+"""Seconds for running a region alone, as operators and as a kernel."""
+KEEP = 1.01
+"""A kind of region is kept if the whole model was measured so many times as fast with it, and so is the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A kind of region with its kernel: the seconds that all its places save together, if nothing else changes."""
+
+    operators: tuple[str, ...]
+    spots: tuple[Spot, ...]
+    record: Record
+    kernel: Kernel
+    saved: float
+
+    @property
+    def regions(self) -> list[Region]:
+        return [Region(s.inputs, s.outputs, self.kernel) for s in self.spots]
+
+
+def check_mode(mode: str, measure: bool, target: str = CPU.name) -> None:
+    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none; and RuntimeUnavailable where this
+    machine cannot make kernels for the target of this name."""
+    if mode not in MODES:
+        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(MODES)}")
+    if mode != "off" and not measure:
+        raise InvalidOption(
+            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
+        )
+    if mode != "off" and target in BACKENDS:
+        here(target)
+
+
+def fused(
+    result: Result,
+    config: Config,
+    mode: str,
+    progress: Progress = lambda stage, done, total: None,
+    stop: Stop | None = None,
+) -> Result:
+    """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
+
+    `mode`: "search", or "cached" for the regions that were searched on this machine before. The searches together may take the budget of
+    `config`; `stop` ends them, and what was measured to be faster until then is kept.
+    """
+    check_mode(mode, config.measure)
+    if mode == "off":
+        return result
+    try:
+        backend = here(result.target.name)
+    except TasoMirageError as error:
+        return _noted(result, f"no kernels: {error}")
+    if backend.fixed and result.model.symbols():
+        return _noted(result, f"no kernels: {backend.fixed}")
+    stop = stop or Stop()
+    stop.budget = Budget(config.budget)
+    try:
+        return _Stage(result, config, mode, backend, progress, stop.budget).run()
+    finally:
+        stop.budget = None
+
+
+def _noted(result: Result, *notes: str) -> Result:
+    return replace(result, notes=(*result.notes, *notes))
+
+
+class _Ended(Exception):
+    """An interrupt, in the middle of a search."""
+
+
+class _Stage:
+    def __init__(
+        self, result: Result, config: Config, mode: str, backend: Backend, progress: Progress, budget: Budget
+    ) -> None:
+        self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
+        self.backend, self.target = backend, result.target
+        self.sizes = result.workloads[0][0]
+        self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
+        self.cache = cache_path().parent / "kernels"
+        self.notes: list[str] = []
+        self.kinds = self._kinds()
+
+    def run(self) -> Result:
+        model = self._placed(self._worth())
+        if self.budget.stop:
+            self.notes.append("interrupted: kernels were tried for a part of the regions")
+        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
+        result = replace(self.result, seconds=seconds)
+        if model is None:
+            none = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
+            return _noted(result, *self.notes, none)
+        return self._checked(result, model)
+
+    # ------------------------------------------------------------ kernels
+
+    def _kinds(self) -> dict[Graph, list[Spot]]:
+        """The regions, or none where looking for them fails."""
+        try:
+            return fragments(self.result.model, self.sizes)
+        except Exception as error:
+            self._report("the regions", error)
+            return {}
+
+    def _report(self, what: str, error: Exception) -> None:
+        """A bug, which must not cost what was found before."""
+        said = f"{type(error).__name__}: {error}"
+        self.notes.append(f"no kernel for {what}: internal error, please report it: {said}")
+
+    def _worth(self) -> list[Fused]:
+        """What is faster than the runtime's operators on its own, the largest gain over all places first."""
+        found = []
+        for i, (graph, spots) in enumerate(self.kinds.items()):
+            self.progress("kernels", i, len(self.kinds))
+            operators = tuple(n.op for n in graph if n.args)
+            try:
+                chosen = self._chosen(graph, max(self.budget.left(), 0.0) / (len(self.kinds) - i))
+                if chosen is not None and (saved := self._saved(graph, chosen[1])) > 0:
+                    found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots)))
+            except (_Ended, TasoMirageError):
+                continue  # it has no kernel: the operators stay
+            except Exception as error:
+                self._report(" ".join(operators), error)
+        return sorted(found, key=lambda f: -f.saved)
+
+    def _chosen(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
+        """The fastest kernel for a region, from the disk where it was found before."""
+        path = self.cache / f"{self._key(graph)}.json"
+        known = self._read(path)
+        if known is not None or self.mode == "cached" or share <= 0:
+            return known
+        found = Search(graph, Options(), self.backend.device).run(BEST, share, self._searching)
+        if not found:
+            return None
+        record = self.backend.fastest(graph, found)
+        write_file(path, json.dumps(record))
+        return record, self.backend.kernel(record)
+
+    def _read(self, path: Path) -> tuple[Record, Kernel] | None:
+        """A kernel from a file; None where there is none, or none that can be read: it is searched again."""
+        try:
+            record = json.loads(path.read_text())
+            return record, self.backend.kernel(record)
+        except (OSError, ValueError, LookupError, TypeError, TasoMirageError):
+            return None
+
+    def _key(self, graph: Graph) -> str:
+        """What a choice hangs on: the region's structure and shapes, the machine, and this version."""
+        program = "\n".join(to_json(graph)["program"])
+        said = "\0".join([program, self.target.name, self.backend.key, __version__])
+        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+    def _searching(self, stage: str, done: int, total: int) -> None:
+        if self.budget.stop:
+            raise _Ended
+
+    def _saved(self, graph: Graph, kernel: Kernel) -> float:
+        """Seconds less that the region alone takes in the runtime, with the kernel in place of its operators."""
+        before = standalone(graph, self.result.model.opsets)
+        after = embed(before, [Region(graph.inputs, graph.outputs, kernel)])
+        times = in_turn([serialize(before), serialize(after)], self.target, ALONE)
+        return times[0] - times[1]
+
+    # ------------------------------------------------------------ the model
+
+    def _placed(self, worth: Sequence[Fused]) -> Model | None:
+        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does."""
+        kept: list[Fused] = []
+        session = self._opened(self.result.model) if worth else None
+        for i, kind in enumerate(worth):
+            self.progress("kernels in the model", i, len(worth))
+            if self.budget.stop or session is None:
+                break
+            try:
+                tried = self._opened(self._with([*kept, kind]))
+                gain = self._timed(session, tried, self.config.seconds / 2).ratio
+            except TasoMirageError:
+                continue  # a region that cannot be one node
+            if gain >= KEEP:
+                session = tried
+                kept.append(kind)
+                said = f"kernel for {' '.join(kind.operators)} in {len(kind.spots)} places"
+                self.notes.append(f"{said}: the model is {gain:.3f} times as fast as before")
+            del tried  # a large model is not to be there more often than it must
+        return self._with([replace(kind, kernel=self.backend.shipped(kind.record)) for kind in kept]) if kept else None
+
+    def _with(self, kinds: Sequence[Fused]) -> Model:
+        return embed(self.result.model, [region for kind in kinds for region in kind.regions], self.sizes)
+
+    def _opened(self, model: Model) -> Session:
+        return runtime.opened(model, self.target)
+
+    def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
+        """The user's first inputs of these sizes, or random ones."""
+        original = self.result.original
+        fitting = (given for given in self.config.inputs if sizes == {**sizes, **learned(original, [given])})
+        return next(fitting, None) or random_inputs(original, 0, sizes)
+
+    def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
+        """At every set of sizes, in its share of the time."""
+        times = [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+        return compared([t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads])
+
+    def _checked(self, result: Result, model: Model) -> Result:
+        """The result with the model, if it passes the check and is faster than the original."""
+        original = runtime.opened(result.original, self.target, source=True)
+        session = runtime.opened(model, self.target, check=passes_checker(result.original))
+        others = [sizes for sizes, _ in result.workloads[1:]]
+        prepared = list(cases(result.original, original, self.sizes, self.config.inputs, others))
+        differences = compare(result.original, session, prepared)
+        bad = next((d for d in differences if not d.passed), None)
+        if bad is not None:
+            return _noted(result, f"the check failed with kernels ({bad}): they are left out, please report it")
+        timing = self._timed(original, session, self.config.seconds)
+        if timing.ratio < KEEP:
+            return _noted(
+                result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
+            )
+        if self.sizes:
+            self.notes.append(
+                f"kernels run at {shown(self.sizes)}; at all other sizes the model runs its own operators"
+            )
+        notes = [n for n in result.notes if not n.endswith(KEPT)]
+        made = replace(
+            result, model=model, changed=True, timing=timing, differences=tuple(differences), notes=tuple(notes)
+        )
+        return _noted(made, *self.notes)

@@ -1,0 +1,74 @@
+"""What the tests of kernels inside models share: a model with two kinds of regions, and clocks that say what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from taso_mirage.fuse import cpu, stage
+from taso_mirage.ir import Graph, Tensor, variable, weight
+from taso_mirage.model import Array, Model
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import term
+from taso_mirage.optimize.pipeline import Config, Result, optimize
+
+ROWS, WIDTH = 66, 8
+"""A linear layer of so many rows is in no region, so that there is one before it and one behind it."""
+CONFIG = Config(budget=1000.0, seconds=0.0, default_size=ROWS)
+
+
+def model(rows: int | str = ROWS) -> Model:
+    """softmax(gelu(x + b) W) * b."""
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=(WIDTH, WIDTH)) / 3, "b": rng.normal(size=WIDTH)}
+    weights = {n: Array(a.astype(np.float32)) for n, a in arrays.items()}
+    w, b = (weight(n, Tensor("float32", a.shape)) for n, a in arrays.items())
+    x = variable("x", Tensor("float32", (rows, WIDTH)))
+    y = term("matmul", term("gelu", term("add", x, b)), w)
+    made = standalone(Graph((x,), (term("mul", term("softmax", y, axis=1), b),)), {"": 20}, weights)
+    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
+
+
+def plain(rows: int | str = ROWS, config: Config = CONFIG) -> Result:
+    """The model as it comes from the other stages, which changed nothing and measured nothing."""
+    found = optimize(model(rows), replace(config, measure=False, budget=0.0))
+    return replace(found, model=found.original, steps=(), changed=False)
+
+
+def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
+    """Few muGraphs, run for a moment; and the clocks: every kernel is twice as fast as its region, and makes the model `gain` times as
+    fast as it was."""
+    patch.setattr(stage, "BEST", 2)
+    patch.setattr(cpu, "SECONDS", 0.01)
+    patch.setattr(stage, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
+    patch.setattr(stage, "interleaved", clock([gain]))
+
+
+def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:
+    """`interleaved` where each comparison gives the next of these gains, the last one ever after; the models run once."""
+    left = list(gains)
+
+    def timed(sessions: Sequence[Any], inputs: Any, seconds: float) -> list[list[float]]:
+        for session in sessions:
+            session.run(inputs)
+        gain = left.pop(0) if len(left) > 1 else left[0]
+        return [[gain] * 3, [1.0] * 3]
+
+    return timed
+
+
+def run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
+    """Without the library of custom operators."""
+    return list(onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, inputs))
+
+
+def kernels(result: Result) -> int:
+    """How many kinds of regions have got a kernel, as the notes say."""
+    return sum("kernel for" in note for note in result.notes)

@@ -1,0 +1,362 @@
+"""`optimize --target cuda --kernels search` without a GPU: all but the clocks is real, the compilers and ONNX Runtime on the CPU too."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mugraphs
+import numpy as np
+import onnx
+import pytest
+from fused_models import CONFIG, kernels, plain, quick, run
+from mugraphs import leaf
+
+from taso_mirage.codegen import triton as codegen
+from taso_mirage.codegen.compile import compiled
+from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.errors import Unsupported
+from taso_mirage.fuse import backend, cuda, fused, stage
+from taso_mirage.fuse.cuda import SHIPPED, Cuda, Right, everywhere
+from taso_mirage.gpu import H100
+from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.onnx_io import save, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import term
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.plugin.export import export
+from taso_mirage.runtime import library
+from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.plan import cuda_kernel
+
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+GPU = Cuda(H100, "a stand-in for an H100", 90)
+
+
+def on_the_cpu(model: Model, target: Target = CPU, source: bool = False, check: bool = False) -> Session:
+    """What runs the functions of the nodes for CUDA."""
+    return OPENED(model, source=source, check=check)
+
+
+OPENED = runtime.opened
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result]]:
+    """A model before, and with the kernels of a search whose programs the analytic model tuned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TASO_MIRAGE_CACHE", str(tmp_path_factory.mktemp("cuda")))
+        quick(patch)
+        result = replace(plain(), target=CUDA)
+        patch.setattr(stage, "here", lambda target: GPU)
+        patch.setattr(runtime, "opened", on_the_cpu)
+        found = fused(result, CONFIG, "search")
+        patch.setattr(stage, "Search", None)
+        assert serialize(fused(result, CONFIG, "cached").model) == serialize(found.model)
+        yield result, found
+
+
+@pytest.fixture(scope="module")
+def file(searched: tuple[Result, Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("written") / "optimized.onnx"
+    save(searched[1].model, path)
+    return path
+
+
+def test_the_written_model_computes_the_same_on_a_cpu(searched: tuple[Result, Result], file: Path) -> None:
+    result, found = searched
+    assert kernels(found) == 2
+    assert found.changed
+    assert all(d.passed for d in found.differences)
+    content = file.read_bytes()
+    onnx.checker.check_model(content)
+    inputs = dict(random_inputs(result.original, 0, {}))
+    (wanted,) = run(serialize(result.original), inputs)
+    for (got,) in (run(content, inputs), Session(content).run(inputs)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def called(file: Path) -> list[dict[str, str]]:
+    """The attributes of the kernels' only nodes."""
+    functions = [f for f in onnx.load(file).functions if not f.attribute]
+    return [{a.name: a.s.decode() for a in f.node[0].attribute} for f in functions]
+
+
+def test_it_has_cubins_for_every_architecture_and_ptx(file: Path) -> None:
+    proto = onnx.load(file)
+    nodes = [n.op_type for n in proto.graph.node if n.domain == "taso_mirage"]
+    assert nodes == [f.name for f in proto.functions if not f.attribute]
+    assert {f"taso_mirage.triton.{name}" for name in nodes} < {p.key for p in proto.metadata_props}
+    for attributes in called(file):
+        lines = [line.split() for line in attributes["plan"].splitlines()]
+        images = [line for line in lines if line[0] == "image"]
+        launches = sum(line[0] == "kernel" for line in lines)
+        assert [(int(x[2]), x[3]) for x in images] == [
+            (capability, kind)
+            for capability, kind in [*((c, "cubin") for c in SHIPPED), (80, "ptx")]
+            for _ in range(launches)
+        ]
+        assert accepted(attributes)
+
+
+def accepted(attributes: dict[str, str]) -> bool:
+    """Whether the library takes a plan with its images."""
+    contents = [text.encode() for name, text in attributes.items() if name != "plan"]
+    array = (ctypes.c_char_p * len(contents))(*contents)
+    sizes = (ctypes.c_size_t * len(contents))(*map(len, contents))
+    plan, message = attributes["plan"].encode(), ctypes.create_string_buffer(2000)
+    room, count = ctypes.c_size_t(2000), ctypes.c_size_t(len(contents))
+    check = ctypes.CDLL(str(library())).taso_mirage_check
+    return not check(plan, ctypes.c_size_t(len(plan)), array, sizes, count, message, room)
+
+
+def test_tampered_code_is_found(file: Path) -> None:
+    attributes = called(file)[0]
+    image = attributes["image_0"]
+    at = len(image) // 2
+    assert not accepted(attributes | {"image_0": image[:at] + ("B" if image[at] == "A" else "A") + image[at + 1 :]})
+    assert not accepted(attributes | {"image_0": attributes["image_1"]})
+
+
+def test_the_written_model_becomes_a_plugin(file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "taso_mirage.cli", "export-plugin", str(file), "-o", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said["plugins"]) == 2
+    nodes = [n.op_type for n in onnx.load(tmp_path / "model.onnx").graph.node if n.domain == "taso_mirage"]
+    assert nodes == list(said["plugins"])
+    assert len(list((tmp_path / "triton").iterdir())) == 2
+    assert not onnx.load(tmp_path / "reference.onnx").functions
+
+
+def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> None:
+    x, mask = variable("X", Tensor("float32", (6, 5))), variable("mask", Tensor("bool", (6, 5)))
+    zero = constant(0.0, "float32")
+    goals = [Graph((mask, x), (term("where", mask, x, zero),)), Graph((x,), (term("exp", term("mul", x, x)),))]
+    kernels = []
+    for goal in goals:
+        program = codegen.program(Search(goal, Options(), H100).run(1, 100.0)[0].graph)
+        kernels.append(cuda_kernel(program, everywhere(program, 90, ())))
+    (last,) = substitute(goals[1].outputs, {x: goals[0].outputs[0]})
+    regions = [Region((mask, x), goals[0].outputs, kernels[0]), Region(goals[0].outputs, (last,), kernels[1])]
+    save(embed(standalone(Graph((x, mask), (last,)), {"": 17}), regions), tmp_path / "both.onnx")
+    made = export(tmp_path / "both.onnx", tmp_path / "plugin", {})
+    assert len(made.kernels) == 1
+    assert list(made.refused) == ["CudaKernel0"]
+    assert "input 0 is bool; a TensorRT plugin takes" in made.refused["CudaKernel0"]
+    nodes = [n.op_type for n in onnx.load(tmp_path / "plugin" / "model.onnx").graph.node]
+    assert nodes == ["Constant", "Where", *made.kernels]
+    save(embed(standalone(Graph((x, mask), goals[0].outputs), {"": 17}), regions[:1]), tmp_path / "one.onnx")
+    with pytest.raises(Unsupported, match="input 0 is bool"):
+        export(tmp_path / "one.onnx", tmp_path / "none", {})
+
+
+def test_a_model_with_free_dims_keeps_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "here", lambda target: GPU)
+    result = replace(plain("rows"), target=CUDA)
+    found = fused(result, CONFIG, "search")
+    assert found.model is result.model
+    assert "cannot be captured as a CUDA graph; fix them first: python -m" in found.notes[-1]
+
+
+def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
+    graph, goal = mugraphs.ntrans(dtype="float32")
+    kernel = cuda_kernel(codegen.program(graph), everywhere(codegen.program(graph), 90))
+    x, *others = goal.inputs
+    sizes = []
+    for count in (1, 8):
+        regions, last = [], x
+        for _ in range(count):
+            regions.append(Region.of(goal, (last, *others), kernel))
+            (last,) = regions[-1].outputs
+        sizes.append(len(serialize(embed(standalone(Graph(goal.inputs, (last,)), {"": 17}), regions))))
+    assert sizes[1] - sizes[0] < 7 * 300 < sizes[0] / 20
+
+
+# ---------------------------------------------------------------- what is shipped
+
+
+def looped(stages: int) -> Program:
+    """A program whose loop keeps `stages` iterations' tiles in shared memory."""
+    graph = mugraphs.rmsnorm_linear(rows=32, inner=4096, cols=256, grid=2, loop=32)[0]
+    schedules = [replace(launch.schedule, stages=stages) for launch in codegen.program(graph).launches]
+    return codegen.program(graph, schedules)
+
+
+def test_smaller_gpus_get_fewer_loads_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "SHIPPED", (86, 90))
+    found = {(x.capability, x.ptx): x for x in everywhere(looped(4), 90)}
+    assert found[90, False].shared > 99 * 1024
+    for key in ((86, False), (80, True)):
+        assert 0 < found[key].shared <= 99 * 1024
+
+
+def test_what_fits_on_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "SHIPPED", ())
+    monkeypatch.setattr(cuda, "SHARED", {90: 1})
+    with pytest.raises(Unsupported, match="more shared memory than a GPU of sm_90 has"):
+        everywhere(looped(2), 90)
+
+
+def test_a_gpu_that_nothing_compiles_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the one that the kernel was made on."""
+
+    def failing(program: Program, capability: int, schedules: Any = None) -> Any:
+        if capability == broken:
+            raise RuntimeError("PassManager::run failed")
+        return compiled(program, capability, schedules)
+
+    monkeypatch.setattr(cuda, "compiled", failing)
+    program, broken = codegen.program(mugraphs.ntrans(dtype="float32")[0]), 120
+    assert {x.capability for x in everywhere(program, 90)} == set(SHIPPED) - {120}
+    broken = 90
+    with pytest.raises(RuntimeError, match="PassManager"):
+        everywhere(program, 90)
+
+
+def test_a_record_keeps_the_schedules() -> None:
+    graph = mugraphs.ntrans(dtype="float32")[0]
+    record = {"mugraph": to_json(graph), "schedules": [{"warps": 2, "stages": 1, "overlap": True}]}
+    assert len(GPU.kernel(record).images) == 1
+    kernel = GPU.shipped(record)
+    images = [line.split() for line in kernel.plan.splitlines() if line.startswith("image")]
+    assert {(x[5], int(x[2]) >= 90 and x[3] == "cubin", x[8]) for x in images} == {("2", False, "0"), ("2", True, "1")}
+
+
+def test_ptx_is_that_of_the_cubin() -> None:
+    (made,) = compiled(codegen.program(mugraphs.ntrans(dtype="float32")[0]), 80)
+    assert ".target sm_80" in made.ptx
+    assert f".entry {made.symbol}(" in made.ptx
+
+
+# ---------------------------------------------------------------- tuning
+
+
+class OnGpu:
+    """As much of a torch tensor as the check needs."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def double(self) -> OnGpu:
+        return OnGpu(self.array.astype(np.float64))
+
+    def cpu(self) -> OnGpu:
+        return self
+
+    def numpy(self) -> Any:
+        return self.array
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+INTERPRETED = """
+import json, sys
+from pathlib import Path
+import torch
+from taso_mirage.codegen.compile import load
+from taso_mirage.fuse.cuda import Right, _program
+from taso_mirage.kernels.checkpoint import from_json
+
+torch.manual_seed(0)
+for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+    goal, program = from_json(goal), _program(record)
+    inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
+    results = load(program, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
+    assert Right(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
+    print(i)
+"""
+
+
+def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    chosen = []
+    for goal in fragments(plain().original, {}):
+        found = Search(goal, Options(), H100).run(2, 100.0)
+        chosen.append((to_json(goal), GPU.fastest(goal, found)))
+    (tmp_path / "chosen.json").write_text(json.dumps(chosen))
+    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "chosen.json")]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "1"]), done.stderr
+
+
+@pytest.mark.parametrize(("dtype", "off", "right"), [("float16", 1e-3, True), ("float16", 1e-2, False)])
+def test_results_are_compared_with_the_goal_in_float64(dtype: str, off: float, right: bool) -> None:
+    x, y = leaf("X", dtype, 30, 40), leaf("Y", dtype, 30, 40)
+    goal = Graph((x, y), (term("mul", term("exp", x), y), term("add", x, y)))
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(30, 40)).astype(dtype) for _ in range(2))
+    check, inputs = Right(goal), (OnGpu(a), OnGpu(b))
+    wide = a.astype(np.float64), b.astype(np.float64)
+    product, total = np.exp(wide[0]) * wide[1], wide[0] + wide[1]
+    assert check(inputs, (OnGpu((product * (1 + off)).astype(dtype)), OnGpu(total.astype(dtype)))) == right
+    assert check(inputs, (OnGpu(product.astype(dtype)), OnGpu((total * (1 + off)).astype(dtype)))) == right
+    assert not check(inputs, (OnGpu(np.full_like(product, np.nan)), OnGpu(total)))
+
+
+def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tuner itself, with a clock that says how long what it launches takes: two warps are the best."""
+    seen: list[Program] = []
+
+    def seconds(module: Any, program: Program, sets: Any, check: Any) -> float:
+        seen.append(program)
+        return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
+
+    monkeypatch.setattr(cuda.tune, "gpu", lambda: "a stand-in for an H100")
+    monkeypatch.setattr(cuda.tune, "compiled_by", lambda executor, programs, which: which)
+    monkeypatch.setattr(cuda.tune, "input_sets", lambda program: [[None]])
+    monkeypatch.setattr(cuda.tune, "_seconds", seconds)
+    monkeypatch.setattr(cuda.tune._Bench, "overlaps", lambda self: True)
+    goal = mugraphs.ntrans(rows=512, inner=256, grid=64)[1]
+    found = Search(goal, Options(), H100).run(4, 100.0)
+    record = GPU.fastest(goal, found)
+    assert [x["warps"] for x in record["schedules"]] == [2]
+    assert all(x["overlap"] for x in record["schedules"])
+    assert to_json(from_json(record["mugraph"])) == record["mugraph"]
+    assert len({cuda._functions(program) for program in seen}) > 1
+    assert all(launch.schedule.overlap for program in seen for launch in program.launches)
+
+
+def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(graph: Graph) -> Program:
+        raise Unsupported("made up")
+
+    goal = mugraphs.ntrans(dtype="float32")[1]
+    found = Search(goal, Options(), H100).run(1, 100.0)
+    monkeypatch.setattr(cuda.triton, "program", refused)
+    with pytest.raises(Unsupported, match="none of 1 muGraphs has a form in Triton"):
+        GPU.fastest(goal, found)
+
+
+def test_the_gpu_that_is_there_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu:
+        multi_processor_count = 108
+
+        def __getattr__(self, name: str) -> Any:
+            return {
+                "cuda": self,
+                "current_device": lambda: 0,
+                "get_device_capability": lambda: (8, 0),
+                "get_device_properties": lambda device: self,
+            }[name]
+
+    monkeypatch.setitem(sys.modules, "torch", Gpu())
+    monkeypatch.setattr(cuda.tune, "gpu", lambda: "NVIDIA A100")
+    found = backend.here("cuda")
+    assert (found.key, found.device.processors, found.device.shared) == ("NVIDIA A100", 108, 163 * 1024)

@@ -1,0 +1,138 @@
+"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of what to keep is made up, so that every kernel runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
+
+from taso_mirage.codegen import triton as codegen
+from taso_mirage.codegen.compile import compiled
+from taso_mirage.fuse import cuda, fused, stage
+from taso_mirage.gpu import H100
+from taso_mirage.ir import Graph
+from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.onnx_io import serialize
+from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.session import Session, working_providers
+from taso_mirage.optimize.target import CUDA
+from taso_mirage.runtime import register
+from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.plan import cuda_kernel, images
+
+pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Result]:
+    """The model with a kernel for both of its regions, as it was measured here: all are kept."""
+    measured = stage.in_turn
+
+    def timed(*args: Any) -> list[float]:
+        return [max(measured(*args)) + 1.0, 1.0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "in_turn", timed)
+        patch.setattr(stage, "BEST", 4)
+        patch.setattr(stage, "KEEP", 0.0)
+        config = replace(CONFIG, target=CUDA, seconds=0.2)
+        yield fused(plain(ROWS, config), config, "search")
+
+
+def feed(seed: int) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).normal(size=(ROWS, WIDTH)).astype(np.float32)}
+
+
+def test_kernels_are_tuned_checked_and_captured(found: Result) -> None:
+    assert kernels(found) == 2
+    assert not [note for note in found.notes if "report it" in note]
+    assert all(d.passed for d in found.differences)
+    session = Session(serialize(found.model), CUDA)
+    assert session.captures
+    assert session.bound(feed(0))() > 0
+
+
+def opened(content: bytes, profile: str = "") -> Any:
+    """A session without CUDA graphs, which several threads may use."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = bool(profile), profile
+    register(options, content, cuda=True)
+    return onnxruntime.InferenceSession(content, options, providers=["CUDAExecutionProvider"])
+
+
+def test_the_kernels_run_on_the_gpu(found: Result, tmp_path: Path) -> None:
+    content = serialize(found.model)
+    session = opened(content, str(tmp_path / "profile"))
+    (got,) = session.run(None, feed(0))
+    np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
+    events = [
+        e["args"] for e in json.loads(Path(session.end_profiling()).read_text()) if "op_name" in e.get("args", {})
+    ]
+    ran = {e["op_name"]: e["provider"] for e in events}
+    assert ran.keys() >= {"CudaKernel0", "CudaKernel1"}
+    assert set(ran.values()) == {"CUDAExecutionProvider"}
+
+
+def test_sessions_and_threads_share_nothing(found: Result) -> None:
+    content = serialize(found.model)
+    sessions = [opened(content) for _ in range(2)]
+    wanted = [run(content, feed(i))[0] for i in range(4)]
+
+    def one(i: int) -> None:
+        np.testing.assert_allclose(sessions[i % 2].run(None, feed(i % 4))[0], wanted[i % 4], rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(one, range(1000)))
+    sessions.clear()
+    one_more = Session(content, CUDA)  # after modules were unloaded
+    np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_ptx_alone_runs_too() -> None:
+    """What a GPU that is newer than all cubins does: the driver compiles the PTX when the session is created."""
+    model = plain().original
+    graph, (spot,) = next(iter(fragments(model, {}).items()))
+    program = codegen.program(Search(graph, Options(), H100).run(1, 100.0)[0].graph)
+    made = compiled(program, cuda.PORTABLE)
+    kernel = cuda_kernel(program, [i.with_ptx(c.ptx) for i, c in zip(images(made), made, strict=True)])
+    content = serialize(embed(model, [Region(spot.inputs, spot.outputs, kernel)]))
+    (got,) = Session(content, CUDA).run(feed(0))
+    np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_changed_cubin_is_refused_before_the_driver_sees_it(found: Result) -> None:
+    proto = onnx.load_from_string(serialize(found.model))
+    for function in proto.functions:
+        for attribute in (a for node in function.node for a in node.attribute if a.name.startswith("image_")):
+            attribute.s = attribute.s[:1000] + (b"B" if attribute.s[1000:1001] == b"A" else b"A") + attribute.s[1001:]
+    with pytest.raises(Exception, match=r"was changed.*load it without this library"):
+        Session(proto.SerializeToString(), CUDA)
+
+
+def test_goals_are_right_on_the_gpu_in_float64(found: Result) -> None:
+    """The check that the tuner makes of every program takes torch's tensors, and knows a wrong result."""
+    import torch
+
+    for goal in fragments(found.original, {}):
+        inputs = [torch.randn([int(n) for n in x.shape], device="cuda") for x in goal.inputs]
+        right = cuda.Right(Graph(goal.inputs, goal.outputs))
+        results = [torch.from_numpy(value).cuda() for value in _computed(goal, inputs)]
+        assert right(inputs, results)
+        assert not right(inputs, [r * 1.001 for r in results])
+
+
+def _computed(goal: Graph, inputs: list[Any]) -> list[Any]:
+    from taso_mirage.onnx_io.build import standalone
+
+    arrays = {x.attr("name"): value.cpu().numpy() for x, value in zip(goal.inputs, inputs, strict=True)}
+    return run(serialize(standalone(goal, {"": 20})), arrays)
