@@ -1,3 +1,23 @@
 """A superoptimizer for ONNX models: proved substitutions, partial equivalence and fused kernels."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taso_mirage.kernels.graph import new_graph
+    from taso_mirage.kernels.search import superoptimize
+    from taso_mirage.runtime.register import register
+
 __version__ = "0.1.0"
+__all__ = ["new_graph", "register", "superoptimize"]
+
+_PLACES = {"new_graph": "kernels.graph", "superoptimize": "kernels.search", "register": "runtime.register"}
+
+
+def __getattr__(name: str) -> Any:
+    """What a user calls from Python, imported when it is asked for: `--help` is to answer at once."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

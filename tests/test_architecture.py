@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
@@ -110,3 +112,11 @@ def test_help_imports_nothing_heavy_and_is_quick() -> None:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "taso_mirage.cli", "--help"], capture_output=True, check=True)
     assert time.perf_counter() - start < 5  # the bar is 0.3 s (bench/startup.py); this only catches a disaster
+
+
+def test_what_users_call_is_at_the_top() -> None:
+    import taso_mirage
+
+    assert all(callable(getattr(taso_mirage, name)) for name in taso_mirage.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'optimise'"):
+        _ = taso_mirage.optimise

@@ -89,6 +89,11 @@ def test_a_kernel_that_gains_nothing_is_left_out(result: Result, monkeypatch: py
     assert "of 2 kinds of regions none makes the model measurably faster" in found.notes[-1]
 
 
+def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "interleaved", lambda *args: [[2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 4.0, 4.0]])
+    assert fused(result, CONFIG, "cached").model is result.model
+
+
 def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
