@@ -212,7 +212,7 @@ def _total(found: Sequence[Surveyed]) -> str:
 
 
 def _region(i: int, each: Surveyed) -> Iterator[str]:
-    from taso_mirage.optimize.report import quantity
+    from taso_mirage.optimize.inspection import quantity
 
     region = each.region
     yield f"{i + 1}. {' '.join(n.op for n in region.operators)}"

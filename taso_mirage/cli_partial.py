@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from taso_mirage.optimize.ranking import Ranked
     from taso_mirage.optimize.report import Stages
     from taso_mirage.partial.agreement import Agreement
+    from taso_mirage.partial.families import Mutant
     from taso_mirage.partial.parts import Part
 
 WIDTH = 100
+MADE = 0.2
+"""The share of the budget after which no more mutants of several steps are made."""
 SEARCHED = 0.7
 """The share of the budget after which no more mutants are tried, and those found are verified."""
 PLACES = 3
@@ -248,11 +251,10 @@ class _Found:
 
 def _searched(about: _About, part: Part, depth: int, cost: Cost, stages: Stages, clock: _Clock) -> _Found:
     from taso_mirage.optimize.ranking import costed, proved, ranked
-    from taso_mirage.partial.families import mutants
 
     stages("mutants", 0, 0)
     program, found = part.program, []
-    every = list(mutants(program, depth))
+    every = _made(program, depth, lambda: clock.late(MADE))
     seconds = cost(program.outputs)
     for each in costed(program, every, cost, lambda: clock.late(SEARCHED)):
         found.append(each)
@@ -264,6 +266,18 @@ def _searched(about: _About, part: Part, depth: int, cost: Cost, stages: Stages,
         checked.append(each)
         stages("verify", len(checked), len(shown))
     return _Found(about, part, seconds, [*checked, *rest], len(every) - len(found))
+
+
+def _made(program: Graph, depth: int, late: Callable[[], bool]) -> list[Mutant]:
+    """The mutants of one step, and those of more until it is late: every step multiplies them."""
+    from taso_mirage.partial.families import mutants
+
+    found = []
+    for each in mutants(program, depth):
+        if len(each.families) > 1 and late():
+            break
+        found.append(each)
+    return found
 
 
 def _mutant(i: int, each: Ranked, before: float) -> Iterator[str]:

@@ -158,6 +158,21 @@ def test_two_steps_lead_to_more_mutants(model: Path) -> None:
     assert {len(m["families"]) for m in two} == {1, 2}
 
 
+def test_no_more_are_made_than_there_is_time_for(model: Path) -> None:
+    """Every step multiplies them: four took minutes before the first was looked at."""
+    found = data(model, *SIDES, "first", "--budget", 0, "--depth", 9)
+    assert (found["mutants"], found["left"]) == ([], 9)
+
+
+def test_convolutions_of_each_other_beside_each_other() -> None:
+    """The second is an operand of the first: it stays what it is."""
+    x = image(1, 4, 6, 6)
+    inner = conv(x, kernel(4, 4, 3, 3, name="u"))
+    output = term("concat", conv(inner, kernel(4, 4, 3, 3, name="v")), inner, axis=1)
+    last = parts(made(output), {})[-1].program
+    assert [len(last.inputs), sum(n.op == "conv" for n in topological(last.outputs))] == [1, 2]
+
+
 # ---------------------------------------------------------------- what is not kept
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,14 @@ from partial_programs import conv, image, kernel
 from scripts import script
 
 from taso_mirage.dims import symbol
-from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.ir import Graph, Node, Tensor, variable, weight
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
-from taso_mirage.optimize import measure, mutations
+from taso_mirage.optimize import measure, mutations, pipeline
+from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.cost import Cost, Weighted
 from taso_mirage.optimize.explanations import as_data, as_lines, explained
 from taso_mirage.optimize.html import page
 from taso_mirage.optimize.mutations import Store
@@ -27,6 +31,7 @@ from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, Result, optimize
 from taso_mirage.optimize.report import as_dict, search_facts
 from taso_mirage.optimize.session import opened
+from taso_mirage.optimize.target import Target
 from taso_mirage.partial import source
 from taso_mirage.partial.candidates import Candidate, candidates
 from taso_mirage.partial.source import Tried, programs, tried
@@ -120,6 +125,30 @@ def test_free_dims_have_no_mutants(batches_are_dear: None) -> None:
     attributes = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     free = optimize(model(x, term("conv", x, kernel(4, 3, 3, 3), **attributes)), CONFIG)
     assert not free.mutations.programs
+
+
+def test_other_options_measure_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search gives them a deadline; mutants, which come before it, had none."""
+    deadlines: list[float] = []
+
+    def seen(outputs: object, cost: object, term: Weighted, *others: object) -> mutations.Mutations:
+        deadlines.extend(each.deadline for each in term.measured)
+        return mutations.NONE
+
+    monkeypatch.setattr(pipeline, "mutations", seen)
+    monkeypatch.setattr(Target, "variants", property(lambda self: (replace(self, launch=4e-6),)))
+    start = time.monotonic()
+    optimize(side_by_side(), Config(budget=0.5, seconds=0.1))
+    assert [start < each < math.inf for each in deadlines] == [True]
+
+
+def test_a_size_that_only_the_run_shows_is_estimated() -> None:
+    """A named one behind an opaque node is none of an input's, and has no value to measure at."""
+    x = variable("x", Tensor("float32", (symbol("found"), 4)))
+    measured = Cost(Weighted(Context({"": 17}, {}), [({}, 1.0)], CostCache(None)))
+    estimated = Cost(Weighted(Context({"": 17}, {}), [({}, 1.0)], None))
+    output = (term("matmul", x, weight("w", Tensor("float32", (4, 8)))),)
+    assert measured(output) == estimated(output)
 
 
 def halved(program: Graph) -> Tried:

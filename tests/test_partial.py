@@ -15,8 +15,9 @@ from taso_mirage.dims import symbol
 from taso_mirage.equation import apply, match
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
-from taso_mirage.meanings.field import P
+from taso_mirage.meanings.field import Field, P
 from taso_mirage.ops import Op, term
+from taso_mirage.partial import agreement as partial_agreement
 from taso_mirage.partial.agreement import Agreement, agreement, compared, leaves_of
 from taso_mirage.partial.cells import Box, splits
 from taso_mirage.partial.correct import correct
@@ -103,6 +104,48 @@ def test_points_find_what_all_elements_show() -> None:
     few = agreement(original, other, limit=0)
     assert not few.whole
     assert np.array_equal(few.regions[0].passed, agreement(original, other).regions[0].passed)
+
+
+def test_trials_that_do_not_fit_side_by_side_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight of a language model's head took gigabytes for each trial."""
+    original, other = graph(conv(X, W)), graph(side_by_side(X, W))
+    monkeypatch.setattr(partial_agreement, "ELEMENTS", 3 * partial_agreement.widest(other.outputs))
+    for limit in (0, 10**9):
+        found = agreement(original, other, limit=limit)
+        assert found.regions[0].passed.max() == found.trials == 8
+        assert_region(original, other, found)
+    monkeypatch.setattr(partial_agreement, "ELEMENTS", partial_agreement.widest(other.outputs) - 1)
+    with pytest.raises(Unsupported, match="a term has 216 elements, 215 at most are compared"):
+        agreement(original, other)
+
+
+def test_many_boxes_are_compared_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depthwise convolution has a box for every channel and border; at points each took milliseconds."""
+    original, other = graph(conv(X, W)), graph(side_by_side(X, W))
+    flops = 8 * partial_agreement.field_work((*original.outputs, *other.outputs))
+    assert not agreement(original, other, limit=flops - 1).whole
+    monkeypatch.setattr(partial_agreement, "BOX", 1.0)
+    assert agreement(original, other, limit=flops - 1).whole
+    monkeypatch.setattr(partial_agreement, "MANY", 3)
+    with pytest.raises(Unsupported, match="boxes are too many to compare"):
+        agreement(original, other, limit=0)
+
+
+def test_no_trial_is_drawn_for_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what verifies a region would be what found it, where trials run in turn."""
+    drawn: list[int] = []
+
+    class Seen(Field):
+        def __init__(self, trials: int, seed: int) -> None:
+            drawn.extend(range(seed, seed + trials))
+            super().__init__(trials, seed)
+
+    original, other = graph(conv(X, W)), graph(side_by_side(X, W))
+    monkeypatch.setattr(partial_agreement, "Field", Seen)
+    monkeypatch.setattr(partial_agreement, "ELEMENTS", partial_agreement.widest(other.outputs))
+    assert isinstance(total(original, other), Total)
+    assert len(drawn) > 8
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_the_bound_is_stored() -> None:

@@ -86,3 +86,18 @@ def test_only_what_pays_is_kept() -> None:
 
 def test_it_stops_when_it_is_late() -> None:
     assert tried(programs([layers(X)])[0], everything_pays, late=lambda: True) is None
+
+
+def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
+    """After the deadline they are estimates: a program for which nothing pays would never be tried again."""
+    program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
+    asked: list[Graph] = []
+
+    def even(each: Graph) -> float:
+        asked.append(each)
+        return 1.0
+
+    made = tried(program, even)
+    assert made is not None
+    total, asked[:] = len(asked), []
+    assert tried(program, even, late=lambda: len(asked) == total) is None

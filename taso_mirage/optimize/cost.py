@@ -166,7 +166,7 @@ class Measured:
         self.deadline = math.inf
         """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
         self._known: dict[Setting, float] = {}
-        self._described: dict[Setting, str] = {}
+        self._described: dict[Setting, str | None] = {}
         self._seconds: dict[str, float | None] = {}
         self._joined: dict[tuple[Setting, Node], bool] = {}
         self._key: str | None = None
@@ -203,9 +203,9 @@ class Measured:
 
     def _measured(self, what: str, setting: Setting, copies: int) -> float | None:
         """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
-        if setting not in self._described:
-            self._described[setting] = description(setting, self.context)
-        key = f"{what} {copies} {self._described[setting]}"
+        if (described := self._description(setting)) is None:
+            return None
+        key = f"{what} {copies} {described}"
         if key not in self._seconds:
             found = self.cache.get(self.device(), key)
             if found is None and time.monotonic() > self.deadline:
@@ -216,6 +216,15 @@ class Measured:
                     self.cache.put(self.device(), key, found)
             self._seconds[key] = found
         return self._seconds[key]
+
+    def _description(self, setting: Setting) -> str | None:
+        """None where a size is one that only the run shows."""
+        if setting not in self._described:
+            try:
+                self._described[setting] = description(setting, self.context)
+            except UNMEASURABLE:
+                self._described[setting] = None
+        return self._described[setting]
 
     def _now(self, what: str, setting: Setting, copies: int) -> float | None:
         try:

@@ -198,6 +198,8 @@ class _Job:
         found = [passed]
         for target in self._variants():
             found += [replace(passed, target=target), Candidate("original", self.model, (), passed.cost, target)]
+        for each in others:
+            each.term.measure_until(budget.start + budget.seconds)
         searching = others or [self.rewriter]
         if self.config.partial:
             self.mutations = self._mutations(normal, searching[0], budget)
@@ -222,7 +224,8 @@ class _Job:
         store = Store(folder, rewriter.term.device())
         progress = partial(self.progress, "mutants")
         found = mutations(normal.graph.outputs, rewriter.cost, rewriter.term, share, store, progress)
-        budget.stop = share.stop
+        self.stop.budget = budget  # an interrupt from here on ends the whole search
+        budget.stop |= share.stop
         return found
 
     def _variants(self) -> tuple[Target, ...]:

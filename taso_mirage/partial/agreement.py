@@ -22,8 +22,18 @@ from taso_mirage.partial.restrict import Restriction
 
 WHOLE = 2 * 10**8
 """Operations in the field, at most, for which all elements are compared: tenths of a second."""
+BOX = 1 / 200
+"""The part of that which a box compared at points takes; where boxes are many, all elements are compared for more operations."""
+MANY = 2000
+"""Boxes that are compared at points, at most: seconds."""
+LONGEST = 2 * 10**10
+"""Operations in the field, at most, for which all elements are compared where there are no points: ten seconds or so."""
 WIDE = 2 * 10**9
 """Operations of the trials that are run side by side: it bounds the memory."""
+ELEMENTS = 2**26
+"""Elements of a term in the trials that are run side by side, at most: 1 GiB. A program with a larger term is not compared."""
+APART = 1000
+"""More than there are trials: none is drawn for two seeds."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -81,18 +91,25 @@ class Agreement:
 def agreement(original: Graph, mutant: Graph, trials: int = 8, seed: int = 0, limit: int = WHOLE) -> Agreement:
     """Compare two programs of fixed sizes over the same leaves; constants keep their values.
 
-    All elements are compared if that takes at most `limit` operations, else a few of each box. Raises Unsupported where a program
-    is not linear in each leaf or reads what the original does not, and where types differ.
+    All elements are compared if that takes at most `limit` operations (more where boxes are many), else a few of each box. Raises
+    Unsupported where a program is not linear in each leaf or reads what the original does not, where types differ, and where
+    comparing takes too long.
     """
     leaves = _checked(original, mutant)
     refined = _refined(original, mutant)
-    flops = field_work((*original.outputs, *mutant.outputs))
-    if flops * trials > limit:
+    flops = trials * field_work((*original.outputs, *mutant.outputs))
+    cells = sum(prod(len(own) - 1 for own in edges) for edges in refined)
+    if flops > limit * max(1.0, BOX * cells):
+        if cells > MANY:
+            raise Unsupported(
+                f"{cells} boxes are too many to compare ({MANY} at most, where all of them take {flops:.0e} operations)"
+            )
         try:
             passed = _points(original, mutant, leaves, refined, trials, seed)
             return Agreement(_regions(refined, passed, trials), trials, len(leaves), False)
-        except Unsupported:  # no restriction to points: all of it, then
-            pass
+        except Unsupported as error:  # no restriction to points: all of it, then
+            if flops > LONGEST:
+                raise Unsupported(f"comparing takes {flops:.0e} operations ({LONGEST:.0e} at most): {error}") from None
     passed = _everywhere(original, mutant, leaves, refined, trials, seed)
     return Agreement(_regions(refined, passed, trials), trials, len(leaves), True)
 
@@ -104,6 +121,11 @@ def leaves_of(outputs: Sequence[Node]) -> list[Node]:
 def field_work(outputs: Sequence[Node]) -> int:
     """Operations of one trial, which computes modulo two primes; a copied element counts as one."""
     return 2 * sum(work(n, {}).flops + count(n.tensor) for n in topological(outputs) if n.args and _one(n))
+
+
+def widest(outputs: Sequence[Node]) -> int:
+    """Elements of the largest term."""
+    return max(1, *(count(n.tensor) for n in topological(outputs) if isinstance(n.type, Tensor)))
 
 
 def _one(node: Node) -> bool:
@@ -119,6 +141,8 @@ def _checked(original: Graph, mutant: Graph) -> list[Node]:
             raise Unsupported(f"{node.op} of {node.type}: every size must be fixed, and at least 1")
     if counted := [n for n in leaves if not is_float(n.dtype)]:
         raise Unsupported(f"{counted[0].attr('name')} is {counted[0].dtype}; a program of floats is asked for")
+    if (n := widest([*original.outputs, *mutant.outputs])) > ELEMENTS:
+        raise Unsupported(f"a term has {n} elements, {ELEMENTS} at most are compared")
     for i, (a, b) in enumerate(zip(original.outputs, mutant.outputs, strict=True)):
         if a.type != b.type:
             raise Unsupported(f"output {i} has the type {a.type}, the mutant's {b.type}; a mutant keeps types")
@@ -165,9 +189,9 @@ def compared(
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """For each output and some of the trials, until all were run: which elements differ, (trials, *shape)."""
     nodes = [*left, *right]
-    wide = min(trials, max(1, WIDE // max(1, field_work(nodes))))
+    wide = max(1, min(trials, WIDE // max(1, field_work(nodes)), ELEMENTS // widest(nodes)))
     for start in range(0, trials, wide):
-        xp = Field(min(wide, trials - start), seed * trials + start)
+        xp = Field(min(wide, trials - start), seed * APART + start)
         values = interpret(nodes, xp, {n: xp.fresh(n.tensor) for n in leaves})
         for i, (a, b) in enumerate(zip(left, right, strict=True)):
             yield i, differing(values[a], values[b])
@@ -195,12 +219,15 @@ def _points(
         cells = boxes([e[-1] for e in edges], tuple(frozenset(e[1:-1]) for e in edges))
         corners = [tuple((low, min(low + 2, high)) for low, high in cell) for cell in cells]
         pairs.append([(restrict(a, c), restrict(b, c)) for c in corners])
-    xp, nodes = Field(trials, seed), [n for own in pairs for pair in own for n in pair]
-    values = interpret(nodes, xp, {n: _drawn(xp, n, read) for n, read in _read(nodes, leaves).items()})
-    found = []
-    for edges, own in zip(refined, pairs, strict=True):
-        counts = [int((~differing(values[a], values[b]).reshape(trials, -1).any(axis=1)).sum()) for a, b in own]
-        found.append(np.array(counts, np.int64).reshape([len(e) - 1 for e in edges]))
+    nodes = [n for own in pairs for pair in own for n in pair]
+    wide, read = max(1, min(trials, ELEMENTS // widest([*nodes, *leaves]))), _read(nodes, leaves)
+    found = [np.zeros([len(e) - 1 for e in edges], np.int64) for edges in refined]
+    for start in range(0, trials, wide):
+        xp = Field(min(wide, trials - start), seed * APART + start)
+        values = interpret(nodes, xp, {n: _drawn(xp, n, parts) for n, parts in read.items()})
+        for passed, own in zip(found, pairs, strict=True):
+            wrong = [differing(values[a], values[b]).reshape(xp.trials, -1).any(axis=1) for a, b in own]
+            passed += (~np.array(wrong)).sum(axis=1).reshape(passed.shape)
     return found
 
 

@@ -35,7 +35,7 @@ def mutants(original: Graph, depth: int = 1) -> Iterator[Mutant]:
                 if outputs not in seen:
                     seen.add(outputs)
                     found.append(Mutant((*each.families, name), Graph(original.inputs, outputs)))
-        yield from found
+                    yield found[-1]
         level = found
 
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from taso_mirage.dims import fixed
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, LEAVES, Graph, Node, users, variable, weight
+from taso_mirage.ir import ABSENT, LEAVES, Graph, Node, topological, users, variable, weight
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Model
@@ -76,7 +76,7 @@ def _program(node: Node, sizes: Mapping[str, int]) -> Graph | None:
 def _at_sizes(node: Node, inside: set[Node], sizes: Mapping[str, int]) -> Node:
     """A term over leaves of fixed sizes; `inside` are the operands that stay what they are."""
     done: dict[Node, Node] = {}
-    for each in (*(a for a in node.args if a in inside), node):
+    for each in (n for n in topological([node]) if n in inside or n is node):
         for a in each.args:
             if a not in done:
                 done[a] = _leaf(a, f"x{len(done)}", sizes)

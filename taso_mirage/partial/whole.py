@@ -16,14 +16,14 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import P
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.ops import get, interpret
-from taso_mirage.partial.agreement import Agreement, agreement, compared, field_work, leaves_of
+from taso_mirage.partial.agreement import ELEMENTS, Agreement, agreement, compared, field_work, leaves_of, widest
 from taso_mirage.partial.correct import correct
 from taso_mirage.verify.refused import Refused
 
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
 TRIALS, LIMIT = 8, 4 * 10**9
-"""Trials of a seed, fewer where they would take more than so many operations; one at least."""
+"""Trials of a seed, fewer where they would take more than so many operations, or have more than ELEMENTS; one at least."""
 TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
 """The criterion of the optimizer's check: TIMES the error of the original, or so many roundings of the largest element."""
 
@@ -73,7 +73,8 @@ def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = T
 def verified(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> Evidence | Refused:
     """Whether two programs over the same leaves are equal everywhere: all elements in the field for each seed, then in numbers."""
     leaves = leaves_of(original.outputs)
-    trials = max(1, min(TRIALS, LIMIT // max(1, field_work([*original.outputs, *corrected.outputs]))))
+    nodes = [*original.outputs, *corrected.outputs]
+    trials = max(1, min(TRIALS, LIMIT // max(1, field_work(nodes)), ELEMENTS // widest(nodes)))
     for seed in seeds:
         for i, wrong in compared(original.outputs, corrected.outputs, leaves, trials, seed):
             if wrong.any():
