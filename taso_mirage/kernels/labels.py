@@ -19,7 +19,7 @@ from taso_mirage.kernels.sketch import Algebra, Sketch
 from taso_mirage.kernels.trace import ALGEBRA, Labels, Term, Value, below
 from taso_mirage.kernels.variances import cancelling, variance_and_mean
 from taso_mirage.meanings.field import Field, Residues
-from taso_mirage.ops import definition, get, run
+from taso_mirage.ops import TERMS, definition, get, run
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]
 """For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
@@ -91,15 +91,22 @@ def _inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
         for each in topological([node], stop=done | dict.fromkeys(stop)):
             new = with_args(each, tuple([done.get(arg, arg) for arg in each.args]))
             inner = None if not new.args or _role(new) == "function" else _definition(new)
-            done[each] = new if inner is None else replaced(inner, new.args)
+            operands = new.args[0].args if new.op == "item" else new.args
+            done[each] = new if inner is None else replaced(inner, operands)
         return done.get(node, node)
 
     return tuple([replaced(output, ()) for output in outputs])
 
 
 def _definition(node: Node) -> Node | None:
+    """What defines a term, or the part of a term of several results that it is."""
     try:
-        return definition(node)
+        if node.op != "item":
+            return definition(node)
+        whole = node.args[0]
+        parts: tuple[Node, ...] = run(whole, TERMS, [None if a is ABSENT else a for a in whole.args])
+        index: int = node.attr("index")
+        return parts[index]
     except TasoMirageError:
         return None
 
@@ -116,12 +123,17 @@ def _scalar(node: Node) -> bool:
 def _role(node: Node) -> str:
     """algebra, function (elementwise, and no arithmetic), pointwise (elementwise over several maps of several operands) or other."""
     operands = tensors(node)
-    if not operands or not all(isinstance(a.type, Tensor) and a.tensor.shape is not None for a in node.args):
+    if (
+        not isinstance(node.type, Tensor)
+        or not operands
+        or not all(isinstance(a.type, Tensor) and a.tensor.shape is not None for a in node.args)
+    ):
         return "other"
     meaning = Labels(Unifier())
     try:
-        probes = {a: meaning.leaf(a) if a in operands else meaning.constant(a.attr("value")) for a in node.args}
-        result: Value = run(node, meaning, [probes[a] for a in node.args])
+        probes = {a: meaning.constant(a.attr("value")) for a in node.args if a is not ABSENT and _scalar(a)}
+        probes |= {a: meaning.leaf(a) for a in operands}
+        result: Value = run(node, meaning, [probes.get(a) for a in node.args])
         maps = [t for t in below(result.term) if t.op not in ("input", "constant")]
         if not maps or any(t.op not in {*ALGEBRA.values(), "scalar"} for t in maps):
             return "other"

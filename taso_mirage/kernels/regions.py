@@ -4,6 +4,8 @@ A region grows from a product, then from the folds and chains that are left, ove
 convex, also once the other regions are one term each, so that all can be replaced. A linear layer of many rows stays outside: it is bound
 by operations, and a library's product does it best. A fold after a linear layer waits for all of its columns, so a region ends
 there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut.
+What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
+is in it with all that reads them. What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, u
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.meanings.work import size, sized, work
 from taso_mirage.model import Model
-from taso_mirage.ops import definition
+from taso_mirage.ops import term
 
 Sizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
@@ -29,6 +31,8 @@ ROWS = 64
 """A linear layer of more rows is bound by operations."""
 PRODUCTS = 2
 """Products, one on the result of the other, of a region."""
+ITEM = "item"
+"""The operator that reads one of several results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class Region:
 
     @property
     def operators(self) -> list[Node]:
-        """Its terms, operands first."""
-        return [n for n in self.graph if n.args]
+        """Its terms, operands first; a term of several results is one."""
+        return [n for n in self.graph if n.args and n.op != ITEM]
 
 
 def regions(model: Model, sizes: Sizes) -> list[Region]:
@@ -74,14 +78,14 @@ def fragments(model: Model, sizes: Sizes) -> dict[Graph, list[Spot]]:
         results = growing.results(members)
         graph, leaves = _canonical(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
-        names = tuple([_name(model, n) for n in members])
+        names = tuple([_name(model, n) for n in members if n.op != ITEM])
         spot = Spot(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
         found.setdefault(graph, []).append(spot)
     return found
 
 
 def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> Region:
-    counted = [work(n, {}) for n in graph if n.args]
+    counted = [work(n, {}) for n in graph if n.args and n.op != ITEM]
     least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
     return Region(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
 
@@ -92,8 +96,12 @@ def _name(model: Model, node: Node) -> str:
 
 
 def alone(node: Node, sizes: Sizes) -> Graph:
-    """One operator over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed sizes."""
-    return _canonical([node], [node], sizes)[0]
+    """One operator, with all its results, over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed
+    sizes."""
+    results = (
+        [node] if isinstance(node.type, Tensor) else [term(ITEM, node, index=i) for i in range(len(node.type or ()))]
+    )
+    return _canonical([node, *results], results, sizes)[0]
 
 
 def moves(labelled: Labelled) -> bool:
@@ -126,7 +134,12 @@ class _Growing:
         self.region: dict[Node, list[Node]] = {}
         self.rank = self.position
         self.labels: dict[Graph, Labelled | None] = {}
-        self.kinds = {n: kind for n in self.order if (kind := self._kind(n)) is not None}
+        self.items = {n: tuple([u for u in self.users.get(n, ()) if u.op == ITEM]) for n in self.order}
+        self.kinds: dict[Node, _Kind] = {}
+        for node in self.order:
+            kind = self._kind(node)
+            if kind is not None:
+                self.kinds[node] = kind
 
     def run(self) -> list[list[Node]]:
         """All regions."""
@@ -135,7 +148,7 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
-                    if sum(self._computes(n) for n in members) > 1 or self._several(members):
+                    if self._accepted(members) and self._computes(members) > 1:
                         found.append(members)
                         self.region |= dict.fromkeys(members, members)
                         self.rank = self._ranked()
@@ -152,28 +165,41 @@ class _Growing:
     # ------------------------------------------------------------ operators
 
     def _kind(self, node: Node) -> _Kind | None:
-        """None for what is in no region."""
-        if not node.args or is_weight(node) or not isinstance(node.type, Tensor) or node.type.shape is None:
+        """None for what is in no region. What reads a result of several has the kind of a view."""
+        if not node.args or is_weight(node):
             return None
-        if not (is_float(node.dtype) or node.dtype == "bool"):
-            return None
+        if node.op == ITEM:
+            return _Kind.CHAIN if node.args[0] in self.kinds else None
+        members = self._whole(node)
+        results = members[1:] or members
         try:
-            graph, leaves = _canonical([node], [node], self.sizes)
+            graph, leaves = _canonical(members, results, self.sizes)
         except (LookupError, TypeError, TasoMirageError):
             return None
-        found = self._labelled(graph)
+        if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
+            return None
+        found = self._labelled(graph) or self._repeating(graph)
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
         return _folding(found, weights)
 
-    def _computes(self, node: Node) -> bool:
-        found = self._labelled(alone(node, self.sizes))
-        return found is not None and not moves(found)
+    def _whole(self, node: Node) -> tuple[Node, ...]:
+        """What a region has with a term: of several results that one computes, it and all that reads them."""
+        made = node.args[0] if node.op == ITEM else node
+        return made, *self.items[made]
 
-    def _several(self, members: Sequence[Node]) -> bool:
-        """Whether a member is itself a product of values with more around it, as attention is."""
-        return any(self.kinds[n] is _Kind.PRODUCT and definition(n) is not None for n in members)
+    def _computes(self, members: Sequence[Node]) -> int:
+        """How many values are computed, operators unfolded; one that only has another shape or order of its axes is the same."""
+        found = self._labelled(self.fragment(members))
+        return 0 if found is None else len({each.sketch for each in found.known} - {*found.views.values()})
+
+    def _repeating(self, graph: Graph) -> Labelled | None:
+        """The labels of one that only repeats elements, which its result has where something else hangs on all of them."""
+        result = graph.outputs[0]
+        if len(graph.outputs) > 1 or not is_float(result.dtype):
+            return None
+        return self._labelled(Graph(graph.inputs, (term("mul", result, variable("other", result.tensor)),)))
 
     def _labelled(self, graph: Graph) -> Labelled | None:
         if graph not in self.labels:
@@ -187,12 +213,12 @@ class _Growing:
 
     def _grown(self, seed: Node) -> list[Node]:
         """As many terms around `seed` as a region can have, users before operands."""
-        members = [seed]
+        members = list(self._whole(seed))
         growing = True
         while growing:
             growing = False
             for each in self._around(members):
-                wider = sorted(self._hull({*members, each}), key=self.position.__getitem__)
+                wider = sorted(self._hull({*members, *self._whole(each)}), key=self.position.__getitem__)
                 if self._accepted(wider):
                     members, growing = wider, True
                     break
@@ -214,7 +240,7 @@ class _Growing:
         return list(dict.fromkeys(free))
 
     def _hull(self, inside: set[Node]) -> set[Node]:
-        """The terms and what lies between them."""
+        """The terms and what lies between them, whole."""
         first, last = min(self.position[n] for n in inside), max(self.position[n] for n in inside)
         below, above = set[Node](), set[Node]()
         for found, next_ in ((below, lambda n: n.args), (above, lambda n: self.users.get(n, ()))):
@@ -223,7 +249,7 @@ class _Growing:
                 new = [n for n in next_(stack.pop()) if n not in found and first < self.position.get(n, -1) < last]
                 found.update(new)
                 stack += new
-        return inside | (below & above)
+        return inside | {each for n in below & above for each in self._whole(n)}
 
     def _accepted(self, members: Sequence[Node]) -> bool:
         if not all(n in self.kinds and n not in self.region for n in members):

@@ -25,7 +25,7 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.safe import Safe, safe, storable
 from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
 from taso_mirage.kernels.structures import Body, Limits, Plan, plans
-from taso_mirage.kernels.tiles import Sizes, Tiled, fastest, predicted, rank
+from taso_mirage.kernels.tiles import NEAR, Sizes, Tiled, fastest, predicted, rank
 from taso_mirage.kernels.verify import Evidence, Measured, verified
 from taso_mirage.toml import write_file
 from taso_mirage.verify.refused import Refused
@@ -280,7 +280,13 @@ class Search:
                 found += self._candidates(split, end, progress)
             except _Late:
                 break
-        return varied(sorted(found, key=lambda c: rank(c.seconds, sum(each.held for each in c.plan))))
+        return varied(sorted(found, key=self.order))
+
+    def order(self, candidate: Candidate) -> tuple[int, float, float]:
+        """What is least comes first. Where there are few threads, a split has to promise more than the model can tell apart: it never
+        fills the machine better."""
+        split = self.device.general and candidate.closure.goal.split
+        return rank(candidate.seconds * (1 + NEAR if split else 1), sum(each.held for each in candidate.plan))
 
     def accepted(self, candidate: Candidate) -> Found | None:
         """What is found if the candidate is within the restrictions and verified; equal roles are verified once."""

@@ -27,6 +27,8 @@ LOOPED = 4
 """So many bodies are looked at for each label that a first kernel may loop over."""
 ALIKE = 2
 """So many bodies are looked at that read the same classes of earlier kernels."""
+TURN = 16
+"""So many muGraphs of two kernels come with one second kernel before those with the next."""
 Choice = tuple[Mapping[int, Edge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 
@@ -150,7 +152,7 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[Body], bool] = lambd
     combines the partial results.
     """
     made = _Plans(closure, limits, keep)
-    short = [made.ending(closure.targets, n) for n in (1, 2) if n <= limits.kernels]
+    short = [made.ending(closure.targets, 1)] + ([made.two(closure.targets)] if limits.kernels > 1 else [])
     yield from islice(chain(*short), limits.plans)
     for number in range(3, limits.kernels + 1):
         yield from islice(made.ending(closure.targets, number, limits.longer), limits.plans)
@@ -172,12 +174,27 @@ class _Plans:
         for body in self.bodies(targets, min(number - 1, 2)):
             if leading == limit:
                 return
-            before: Iterator[Plan] = self.ending(body.leaves, number - 1, limit) if number > 1 else iter(((),))
-            here = [x for x in loops(body, self.closure) if x not in self.outer]
             plan = None
-            for plan in before:
-                yield from ((*plan, Kernel(body, loop)) for loop in here)
+            for plan in self._before(body, number, limit):
+                yield plan
             leading += plan is not None
+
+    def _before(self, body: Body, number: int, limit: int | None) -> Iterator[Plan]:
+        """The muGraphs of `number` kernels of which this is the last."""
+        before: Iterator[Plan] = self.ending(body.leaves, number - 1, limit) if number > 1 else iter(((),))
+        here = [x for x in loops(body, self.closure) if x not in self.outer]
+        for plan in before:
+            yield from ((*plan, Kernel(body, loop)) for loop in here)
+
+    def two(self, targets: tuple[int, ...]) -> Iterator[Plan]:
+        """The muGraphs of two kernels, some for each second one before more of any: a cap then leaves no hand-over out."""
+        left = [self._before(each, 2, None) for each in self.bodies(targets, 1)]
+        while left:
+            for each in tuple(left):
+                found = list(islice(each, TURN))
+                yield from found
+                if len(found) < TURN:
+                    left.remove(each)
 
     def bodies(self, targets: tuple[int, ...], before: int) -> list[Body]:
         key = targets, before

@@ -105,14 +105,14 @@ def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int,
     where the search finds no kernel."""
     graph = alone(node, {})
     if graph not in known:
-        if views(label(graph)):
-            known[graph] = 0.0
-            return 0.0
         try:
+            if views(label(graph)):
+                known[graph] = 0.0
+                return 0.0
             found = Search(graph, Options(max_kernels=1), device).run(1, SINGLE, progress)
         except TasoMirageError:
             found = []
-        counted = work(graph.outputs[0], {})
+        counted = work(node, {})
         roofline = device.launch + max(counted.bytes / device.bandwidth, counted.flops / device.flops)
         known[graph] = found[0].seconds if found else roofline
     return known[graph]

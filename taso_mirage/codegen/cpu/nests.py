@@ -41,6 +41,7 @@ EXPRESSIONS = {
     "less_equal": "{} <= {}",
     "greater": "{} > {}",
     "greater_equal": "{} >= {}",
+    "isnan": "{0} != {0}",
     "equal": "{} == {}",
     "not_equal": "{} != {}",
     "logical_and": "{} && {}",

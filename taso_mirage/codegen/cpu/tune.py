@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle
 from math import inf, log, prod
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ TURN = 5
 """Counted runs of a program in its turn, after one that finds its data in the caches again."""
 CLOSE = 1.2
 """What takes longer than so many times the fastest is not measured in the second half of the time."""
+LARGE, COLD = 1 << 23, 1 << 27
+"""Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the bytes that no cache holds."""
 EQUAL = 0.03
 """Times within such a share of each other are one: then fewer kernels are better, and more blocks, which threads share better on a
 machine that others use."""
@@ -90,20 +93,31 @@ def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) 
 
 
 def _calls(kernels: Sequence[Kernel]) -> list[Callable[[], None]]:
-    """A call of each on the same random inputs, and on outputs of its own."""
+    """A call of each on the same random inputs, and on outputs of its own. Inputs that no cache would keep from one run of a model to the
+    next come from memory: there are several copies, which take turns."""
     rng = np.random.default_rng(0)
-    inputs = [_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in kernels[0].graph.inputs]
+    leaves = kernels[0].graph.inputs
+    inputs = [[_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in leaves]]
+    read = sum(array.nbytes for array in inputs[0])
+    for _ in range(COLD // read if read >= LARGE else 0):
+        inputs.append([_copied(array) for array in inputs[0]])
     return [_call(each, inputs) for each in kernels]
 
 
-def _call(kernel: Kernel, inputs: Sequence[NDArray[Any]]) -> Callable[[], None]:
+def _call(kernel: Kernel, inputs: Sequence[Sequence[NDArray[Any]]]) -> Callable[[], None]:
     outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
-    pointers = kernel.pointers(inputs, outputs)
+    pointers = cycle([kernel.pointers(each, outputs) for each in inputs])
 
     def call(kept: object = (inputs, outputs)) -> None:  # pointers do not keep arrays
-        kernel.call(*pointers)
+        kernel.call(*next(pointers))
 
     return call
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    found = empty_aligned(array.shape, array.dtype)
+    found[...] = array
+    return found
 
 
 def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
