@@ -157,7 +157,7 @@ class _Stage:
         found = []
         for i, (graph, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
-            operators = tuple(n.op for n in graph if n.args)
+            operators = tuple(n.op for n in graph if n.args and n.op != "item")
             try:
                 chosen = self._chosen(graph, max(self.budget.left(), 0.0) / (len(self.kinds) - i))
                 if chosen is not None and (saved := self._saved(graph, chosen[1])) > 0:
