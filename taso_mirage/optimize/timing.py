@@ -11,7 +11,8 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time), their ratio, and the quartiles of
-    the ratio round by round. Of several sets of sizes the weighted sums; `each` has the times of every set."""
+    the ratio round by round; `wins` is the part of the rounds in which the other was faster. Of several sets of sizes the weighted
+    sums; `each` has the times of every set."""
 
     original: float
     optimized: float
@@ -20,6 +21,12 @@ class Timing:
     high: float
     runs: int
     each: tuple[Timing, ...] = ()
+    wins: float = 1.0
+
+    @property
+    def certain(self) -> bool:
+        """Whether the other was faster in so many rounds as two equal ones would not be by chance (two standard deviations)."""
+        return self.wins >= min(1.0, 0.5 + self.runs**-0.5)
 
 
 def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]) -> Timing:
@@ -31,4 +38,5 @@ def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float
         float(np.dot(shares, [np.percentile(times, 25) for times in side])) for side in (original, other)
     )
     each = tuple(compared([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
-    return Timing(quiet, other_quiet, quiet / other_quiet, low, high, rounds, each)
+    wins = float(np.mean(sums[1] < sums[0]))
+    return Timing(quiet, other_quiet, quiet / other_quiet, low, high, rounds, each, wins)
