@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Timing:
     @property
     def certain(self) -> bool:
         """Whether the other was faster in so many rounds as two equal ones would not be by chance (two standard deviations)."""
-        return self.wins >= min(1.0, 0.5 + self.runs**-0.5)
+        return self.wins >= min(1.0, 0.5 + 1 / sqrt(self.runs))
 
 
 def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]) -> Timing:
