@@ -390,3 +390,12 @@ def arguments(description: str, names: Sequence[str], default: Sequence[str]) ->
     parser.add_argument("--append", action="store_true", help="keep the file's other rows, if they are of this setting")
     parser.add_argument("-o", "--output", type=Path)
     return parser
+
+
+def chosen(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, known: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> list[Case]:
+    """The cases that were asked for, of the known models with their builders and options."""
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(known)}")
+    return [Case(name, known[name][0], batch, known[name][1]) for batch in options.batch for name in options.names]

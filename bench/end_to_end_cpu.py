@@ -112,9 +112,7 @@ def row(case: Case, options: Any, known: Machine) -> dict[str, Any]:
 def main(given: list[str] | None = None) -> None:
     parser = common.arguments(__doc__ or "", list(MODELS), DEFAULT)
     options = parser.parse_args(given)
-    if unknown := set(options.names) - set(MODELS):
-        parser.error(f"no model is named {sorted(unknown)[0]!r}; the names are {', '.join(MODELS)}")
-    cases = [Case(name, MODELS[name][0], batch, MODELS[name][1]) for batch in options.batch for name in options.names]
+    cases = common.chosen(parser, options, MODELS)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
     known = machine()

@@ -197,9 +197,7 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
     parser.add_argument("--no-tensorrt", action="store_true", help="without TensorRT")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
     options = parser.parse_args(given)
-    if unknown := set(options.names) - set(MODELS):
-        parser.error(f"no model is named {sorted(unknown)[0]!r}; the names are {', '.join(MODELS)}")
-    cases = [Case(name, MODELS[name][0], batch, MODELS[name][1]) for batch in options.batch for name in options.names]
+    cases = common.chosen(parser, options, MODELS)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
     device = runtime.device(target)

@@ -140,13 +140,14 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
     inputs = random_inputs(original, 0)
     session = runtime.opened(original, where)
     wanted, least = session.run(inputs)[0], rounds(session, inputs)
-    rows, kept = list[dict[str, Any]](), list[Candidate]()
+    rows, kept, left_out = list[dict[str, Any]](), list[Candidate](), list[str]()
     for candidate in usable:
         whole, bare = (
             _opened(model_of(replace(graph, outputs=g.outputs), arrays), where)
             for g in (candidate.corrected, candidate.mutant.graph)
         )
         if whole is None or bare is None or not close(whole.run(inputs)[0], wanted, options.dtype):
+            left_out.append("the runtime does not take it" if whole is None or bare is None else "its result differs")
             continue
         # three at a time: the threads of more sessions are in each other's way
         times = runtime.interleaved([session, whole, bare], inputs, options.seconds / len(usable), least)
@@ -154,7 +155,7 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
         kept.append(candidate)
     times = runtime.interleaved([session], inputs, options.seconds / 4, least)
     found = {"case": f"{name} b{batch}", "us": _us(times[0]), "mutants": len({c.mutant for c in usable}),
-             "refused": sum(isinstance(c, Refused) for c in made), "search_seconds": round(found_in, 2)}  # fmt: skip
+             "refused": sum(isinstance(c, Refused) for c in made), "left_out": left_out, "search_seconds": round(found_in, 2)}  # fmt: skip
     for kind, exact in (("exact", True), ("corrected", False)):
         those = [(r, c) for r, c in zip(rows, kept, strict=True) if c.agreement.total == exact]
         best = max(those, key=lambda each: each[0]["ratio"], default=None)
@@ -279,7 +280,10 @@ def show(kind: str, r: dict[str, Any]) -> None:
               f"{r['mutation_seconds']['warm']} s warm) {r['note']}", flush=True)  # fmt: skip
     elif kind == "parts" and "us" in r:
         best = [f"{k} {r[k]['ratio']:.3f} ({', '.join(r[k]['families'])})" for k in ("exact", "corrected") if k in r]
-        print(f"{r['case']:48} {r['us']:9.0f} us, {r['mutants']} mutants: {'; '.join(best)}", flush=True)
+        print(
+            f"{r['case']:48} {r['us']:9.0f} us, {r['mutants']} mutants: {'; '.join(best)} {'; '.join(r['left_out'])}",
+            flush=True,
+        )
     else:
         print(f"{r['case']}: {r['note']}", flush=True)
 

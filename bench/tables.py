@@ -179,11 +179,9 @@ def partial(found: dict[str, Any]) -> list[str]:
                 _mutant(row, "corrected"),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| model, us | original | without mutants | with | ratio (quartiles) | mutants, programs | pay alone, taken | cold and warm s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    if found["models"]:
+        head = "| model, us | original | without mutants | with | ratio (quartiles) | mutants, programs | pay alone, taken | s cold, warm |"
+        lines += ["", head, "|---|---:|---:|---:|---:|---:|---:|---:|"]
     for row in found["models"]:
         if "ratio" in row:
             low, high = row["quartiles"]

@@ -27,6 +27,24 @@ def inline_attributes(built: ir.Model) -> None:
                     node.attributes[name] = ir.AttrTensor(name, in_memory(attribute.value))
 
 
+def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:
+    """A model around another graph with all else of the old one, its functions as copies."""
+    made = ir.Model(
+        graph,
+        ir_version=old.ir_version,
+        producer_name=old.producer_name,
+        producer_version=old.producer_version,
+        domain=old.domain,
+        model_version=old.model_version,
+        doc_string=old.doc_string,
+        functions=[f.clone() for f in old.functions.values()],
+        metadata_props=dict(old.metadata_props),
+        device_configurations=old.device_configurations,
+    )
+    made.meta.update(old.meta)
+    return made
+
+
 def copy_value(old: ir.Value) -> ir.Value:
     """A graph input as it was."""
     shape = None if old.shape is None else old.shape.copy()

@@ -12,7 +12,15 @@ from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.model import Model, Origin
-from taso_mirage.onnx_io.copies import copy_attribute, copy_value, in_memory, inline_attributes, placed, recapture
+from taso_mirage.onnx_io.copies import (
+    copy_attribute,
+    copy_model,
+    copy_value,
+    in_memory,
+    inline_attributes,
+    placed,
+    recapture,
+)
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import Call, get
@@ -79,30 +87,13 @@ class _Writer:
             opset_imports=self.domains,
             metadata_props=dict(old.metadata_props),
         )
-        return self._model(graph)
+        return copy_model(self.header, graph)
 
     def _graph_inputs(self, inputs: Mapping[str, ir.Value | None]) -> list[ir.Value]:
         if self.header.ir_version >= 4:
             return [v for v in inputs.values() if v is not None]
         every: dict[str, ir.Value | None] = {**inputs, **self.initializers}  # every initializer is an input too
         return [v for v in every.values() if v is not None]
-
-    def _model(self, graph: ir.Graph) -> ir.Model:
-        old = self.header
-        built = ir.Model(
-            graph,
-            ir_version=old.ir_version,
-            producer_name=old.producer_name,
-            producer_version=old.producer_version,
-            domain=old.domain,
-            model_version=old.model_version,
-            doc_string=old.doc_string,
-            functions=[f.clone() for f in old.functions.values()],
-            metadata_props=dict(old.metadata_props),
-            device_configurations=old.device_configurations,
-        )
-        built.meta.update(old.meta)
-        return built
 
     # ------------------------------------------------------------ names
 

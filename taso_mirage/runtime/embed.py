@@ -15,6 +15,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Model
+from taso_mirage.onnx_io.copies import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import get
 from taso_mirage.runtime import functions
@@ -127,19 +128,9 @@ def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | No
 
 def _header(old: ir.Model) -> ir.Model:
     """It shares its graph with the old one, which nobody changes."""
-    made = ir.Model(
-        old.graph,
-        ir_version=max(old.ir_version, FUNCTIONS_SINCE),
-        producer_name=old.producer_name,
-        producer_version=old.producer_version,
-        domain=old.domain,
-        model_version=old.model_version,
-        doc_string=old.doc_string,
-        functions=[f.clone() for f in old.functions.values()],
-        metadata_props={**old.metadata_props, FORMAT_KEY: str(FORMAT)},
-        device_configurations=old.device_configurations,
-    )
-    made.meta.update(old.meta)
+    made = copy_model(old, old.graph)
+    made.ir_version = max(old.ir_version, FUNCTIONS_SINCE)
+    made.metadata_props[FORMAT_KEY] = str(FORMAT)
     return made
 
 
