@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,10 @@ def build(cases: Iterable[Case], folder: Path, small: bool) -> None:
 # ---------------------------------------------------------------- ours
 
 
-def stages(model: Model, config: Config, mode: str) -> tuple[dict[str, Result], dict[str, float], list[str]]:
-    """The results after the substitutions and after the kernels, the seconds that each took, and what went wrong.
+def stages(
+    model: Model, config: Config, mode: str, budget: float
+) -> tuple[dict[str, Result], dict[str, float], list[str]]:
+    """The results after the substitutions and after the kernels (`budget` is theirs), the seconds that each took, and what went wrong.
 
     Where the kernels' stage fails, its result is that of the substitutions.
     """
@@ -108,7 +110,7 @@ def stages(model: Model, config: Config, mode: str) -> tuple[dict[str, Result], 
     searched = time.perf_counter()
     wrong: list[str] = []
     try:
-        whole = fused(result, config, mode)
+        whole = fused(result, replace(config, budget=budget), mode)
     except Exception as error:  # the substitutions alone are worth a row
         whole, wrong = result, [f"no kernels: {type(error).__name__}: {runtime.first_line(error)}"]
     took = {SUBSTITUTIONS: searched - start, KERNELS: time.perf_counter() - searched}
@@ -282,7 +284,7 @@ def measured(
     model: Model, config: Config, options: argparse.Namespace, peers: Mapping[str, Peer], machine: Machine, left: Left
 ) -> dict[str, Any]:
     """A model's row: its stages, then all in turn on the same inputs."""
-    found, took, wrong = stages(model, config, options.kernels)
+    found, took, wrong = stages(model, config, options.kernels, options.kernel_budget)
     sessions, same = opened(model, config, found)
     inputs = random_inputs(model, 0)
     there, absent = present(peers, inputs)
@@ -384,7 +386,8 @@ def arguments(description: str, names: Sequence[str], default: Sequence[str]) ->
     parser.add_argument("--build", type=Path, metavar="DIR", help="write the models there, and end")
     parser.add_argument("--small", action="store_true", help="small configurations, for a try")
     parser.add_argument("--seconds", type=float, default=6.0, help="timing of each model")
-    parser.add_argument("--budget", type=float, default=20.0, help="search of each model, and again of its kernels")
+    parser.add_argument("--budget", type=float, default=20.0, help="search of each model")
+    parser.add_argument("--kernel-budget", type=float, default=60.0, help="search and choice of its kernels")
     parser.add_argument("--kernels", default="search", help="as in `taso-mirage optimize`")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--append", action="store_true", help="keep the file's other rows, if they are of this setting")

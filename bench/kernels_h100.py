@@ -1,4 +1,4 @@
-"""Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch: eager, torch.compile max-autotune, and SDPA.
+"""Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile max-autotune, and SDPA) and FlashInfer.
 
     python bench/kernels_h100.py [ROW ...] [--no-peers] [--programs 50] [--workers N] [--append]
 
@@ -19,7 +19,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,15 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import flashinfer_peer  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
 from taso_mirage.codegen.gpu.program import Program  # noqa: E402
+from taso_mirage.codegen.workers import Workers  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.gpu import H100  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
@@ -84,12 +88,17 @@ def _sdpa(q: Any, k: Any, v: Any, mask: Any = None, scale: float = 1.0) -> Any:
     return found[0]
 
 
+PREPARE: dict[str, Function] = {
+    "qknorm": lambda q, k, v: (rms(q), rms(k), v),
+    "rotary_attention": lambda q, r, cos, sin, k, v: (q * cos + r * sin, k, v),
+}
+"""What is computed before the attention."""
 SDPA: dict[str, Function] = {
     "gqa": _sdpa,
     "long_attention": _sdpa,
     "masked_attention": lambda q, k, v, m: _sdpa(q, k, v, m, q.shape[-1] ** -0.5),
-    "qknorm": lambda q, k, v: _sdpa(rms(q), rms(k), v),
-    "rotary_attention": lambda q, r, cos, sin, k, v: _sdpa(q * cos + r * sin, k, v),
+    "qknorm": lambda *inputs: _sdpa(*PREPARE["qknorm"](*inputs)),
+    "rotary_attention": lambda *inputs: _sdpa(*PREPARE["rotary_attention"](*inputs)),
 }
 
 
@@ -177,7 +186,7 @@ def checker(eager: Function, errors: list[float]) -> tune.Check:
 
 
 def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterator[tuple[str, float]]:
-    """Every peer with its seconds a call; a peer that fails has no figure."""
+    """Every peer with its seconds a call; a peer that fails or is wrong has no figure."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -192,6 +201,7 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
             kinds.append((label, SDPA[row.name], arranged, backend))
             if SDPA[row.name] is not _sdpa and backend is SDPBackend.FLASH_ATTENTION:
                 kinds.append((f"{label}, compiled", compiled(SDPA[row.name]), arranged, backend))
+        kinds += [(*each, None) for each in _flashinfer(row.name, arranged)]
     for label, call, inputs, backend in kinds:
         torch._dynamo.reset()
         try:
@@ -199,21 +209,30 @@ def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterato
                 result = call(*inputs[0])
                 if not check(sets[0], (result.reshape(eager_shape(row, sets[0])),)):
                     print(f"  {label} is wrong", flush=True)
+                    continue
                 yield label, tune.measured(call, inputs)
         except Exception as error:  # a peer that fails has no figure
             print(f"  {label}: {str(error).splitlines()[0][:120]}", flush=True)
+
+
+def _flashinfer(name: str, arranged: Sequence[Sequence[Any]]) -> list[flashinfer_peer.Kind]:
+    try:
+        return list(flashinfer_peer.kinds(name, arranged, PREPARE.get(name)))
+    except Exception as error:  # it is not there, or does not go with this PyTorch
+        print(f"  no FlashInfer: {type(error).__name__}: {str(error)[:120]}", flush=True)
+        return []
 
 
 def eager_shape(row: Row, inputs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(EAGER[row.name](*[x.to("meta") for x in inputs]).shape)
 
 
-def measured(row: Row, programs: Sequence[Program], executor: Executor, with_peers: bool) -> tuple[dict[str, Any], Any]:
+def measured(row: Row, programs: Sequence[Program], compiler: Workers, with_peers: bool) -> tuple[dict[str, Any], Any]:
     """One row, and all trials."""
     errors: list[float] = []
     check = checker(EAGER[row.name], errors)
     start = time.perf_counter()
-    best = tune.tuned(programs, executor=executor, check=check)
+    best = tune.tuned(programs, compiler=compiler, check=check)
     seconds = time.perf_counter() - start
     sets = tune.input_sets(best.program)
     others = dict(peers(row, sets, check)) if with_peers else {}
@@ -299,12 +318,13 @@ def main() -> None:
     chosen = [row for row in ROWS if not options.rows or row.name in options.rows or row.case in options.rows]
     chosen = [row for row in chosen if not (options.missing and row.case in rows)]
     trials: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(Workers(options.workers)) as compiler:
         asked = [(row, executor.submit(searched, row, options.programs)) for row in chosen]
         for row, future in asked:
             programs = future.result()
             try:
-                found, best = measured(row, programs, executor, not options.no_peers)
+                found, best = measured(row, programs, compiler, not options.no_peers)
             except Exception as error:  # the other rows are wanted all the same
                 print(f"{row.case}: {type(error).__name__}: {error}", flush=True)
                 continue

@@ -99,7 +99,9 @@ def tanh(xp, x):
 
 def error_function(x):
     """The Gauss error function."""
-    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(np.asarray(x).dtype)
+    from scipy.special import erf as wide  # here: it takes a third of a second, and few models need it
+
+    return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
 
 
 @op(onnx="Erf", since=9)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -600,19 +600,27 @@ def test_overlapping_launches_wait_on_hopper_alone() -> None:
             assert b"generated.py" not in each.cubin  # a path would make every build another one
 
 
-def test_a_program_that_does_not_compile_in_time_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(program: Program) -> bool:
-        if program == programs[1]:
-            stop.wait(30)
-        return program != programs[2]
+def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that does not compile is passed over."""
+
+    def compiler(program: Program) -> Future[bool]:
+        return pool.submit(lambda: program != programs[2] and (program != programs[0] or last.wait(30)))
+
+    def seconds(module: object, candidate: Program, sets: object, check: object) -> float:
+        measured.append(candidate)
+        last.set()
+        return 1.0 + len(measured)
 
     programs = [codegen.program(mugraphs.ntrans(dtype=d)[0]) for d in ("float16", "bfloat16", "float32")]
-    stop = Event()
-    monkeypatch.setattr(tune, "precompiled", slow)
-    monkeypatch.setattr(tune, "PATIENCE", 0.5)
-    with ThreadPoolExecutor(3) as executor:
-        assert tune.compiled_by(executor, programs, [0, 1, 2]) == [0]
-        stop.set()
+    last, measured = Event(), list[Program]()
+    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(tune, "input_sets", lambda program: [])
+    monkeypatch.setattr(tune, "_seconds", seconds)
+    monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
+    with ThreadPoolExecutor(3) as pool:
+        found = tune.tuned(programs[:3], compiler=compiler, late=lambda: True)
+    assert [t.seconds for t in found.trials[:2]] == [3.0, 2.0]
+    assert programs[2] not in measured
 
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

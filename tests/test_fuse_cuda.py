@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import subprocess
 import sys
@@ -278,7 +279,7 @@ torch.manual_seed(0)
 for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
     goal, program = from_json(goal), _program(record)
     inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
-    results = load(program, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
+    results = load(program.source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
     assert Right(goal)(inputs, results if isinstance(results, tuple) else (results,)), i
     print(i)
 """
@@ -289,7 +290,7 @@ def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(tmp_
     chosen = []
     for goal in fragments(plain().original, {}):
         found = Search(goal, Options(), H100).run(2, 100.0)
-        chosen.append((to_json(goal), GPU.fastest(goal, found)))
+        chosen.append((to_json(goal), GPU.fastest(goal, found, math.inf)))
     (tmp_path / "chosen.json").write_text(json.dumps(chosen))
     command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "chosen.json")]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
@@ -319,13 +320,13 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
         return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
 
     monkeypatch.setattr(cuda.tune, "gpu", lambda: "a stand-in for an H100")
-    monkeypatch.setattr(cuda.tune, "compiled_by", lambda executor, programs, which: which)
+    monkeypatch.setattr(cuda.tune._Bench, "_compiled", lambda self, programs, which: which)
     monkeypatch.setattr(cuda.tune, "input_sets", lambda program: [[None]])
     monkeypatch.setattr(cuda.tune, "_seconds", seconds)
     monkeypatch.setattr(cuda.tune._Bench, "overlaps", lambda self: True)
     goal = mugraphs.ntrans(rows=512, inner=256, grid=64)[1]
     found = Search(goal, Options(), H100).run(4, 100.0)
-    record = GPU.fastest(goal, found)
+    record = GPU.fastest(goal, found, math.inf)
     assert [x["warps"] for x in record["schedules"]] == [2]
     assert all(x["overlap"] for x in record["schedules"])
     assert to_json(from_json(record["mugraph"])) == record["mugraph"]
@@ -341,7 +342,7 @@ def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.Monke
     found = Search(goal, Options(), H100).run(1, 100.0)
     monkeypatch.setattr(cuda.triton, "program", refused)
     with pytest.raises(Unsupported, match="none of 1 muGraphs has a form in Triton"):
-        GPU.fastest(goal, found)
+        GPU.fastest(goal, found, math.inf)
 
 
 def test_the_gpu_that_is_there_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,7 +68,8 @@ def opened(content: bytes, profile: str = "") -> Any:
     options = onnxruntime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = bool(profile), profile
     register(options, content, cuda=True)
-    return onnxruntime.InferenceSession(content, options, providers=["CUDAExecutionProvider"])
+    exact = {"use_tf32": "0"}
+    return onnxruntime.InferenceSession(content, options, providers=[("CUDAExecutionProvider", exact)])
 
 
 def test_the_kernels_run_on_the_gpu(found: Result, tmp_path: Path) -> None:
@@ -96,6 +98,36 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
     sessions.clear()
     one_more = Session(content, CUDA)  # after modules were unloaded
     np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def held() -> tuple[int, int]:
+    """Bytes of this process in the machine's memory, and of all in the GPU's."""
+    import torch
+
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    free, whole = torch.cuda.mem_get_info()
+    return pages * os.sysconf("SC_PAGE_SIZE"), whole - free
+
+
+@pytest.mark.slow
+def test_ten_thousand_runs_and_a_hundred_sessions_leak_nothing(found: Result) -> None:
+    """Run it with the GPU to itself."""
+    content = serialize(found.model)
+    wanted = [run(content, feed(i))[0] for i in range(4)]
+
+    def lived(runs: int) -> None:
+        session = opened(content)
+        for i in range(runs):
+            np.testing.assert_allclose(session.run(None, feed(i % 4))[0], wanted[i % 4], rtol=1e-4, atol=1e-5)
+
+    def all_of_them(lives: int) -> tuple[int, int]:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lived, [100] * lives))
+        return held()
+
+    first, last = all_of_them(20), all_of_them(100)
+    assert last[0] - first[0] < 64 << 20
+    assert last[1] - first[1] < 64 << 20
 
 
 def test_ptx_alone_runs_too() -> None:

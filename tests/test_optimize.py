@@ -20,7 +20,7 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
-from taso_mirage.optimize import pipeline
+from taso_mirage.optimize import check, pipeline
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.check import difference, first_bad
@@ -354,6 +354,26 @@ def test_shared_weight_terms_fold_in_linear_time() -> None:
     for _ in range(60):
         big = term("add", big, term("relu", big))
     assert fold_weights(model((x(300, 300),), (term("add", x(300, 300), big),)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Whatever the blocks, and wherever infinities and unknown references are."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(check, "BLOCK", int(rng.integers(1, 40)))
+    exact = rng.normal(size=(5, 13)) * 10.0 ** rng.integers(-3, 4)
+    old = (exact * (1 + 1e-3 * rng.normal(size=exact.shape))).astype(np.float16)
+    new = (exact * (1 + 2e-3 * rng.normal(size=exact.shape))).astype(np.float16)
+    old[1, 3] = new[1, 3] = np.inf
+    exact[2, 4] = np.nan
+    finite = np.isfinite(old)
+    target = np.where(np.isfinite(exact), exact, old.astype(np.float64))[finite]
+    found = difference("c", "y", new, old, exact)
+    assert found.error == np.abs(new[finite] - target).max()
+    assert found.own == np.abs(old[finite] - target).max()
+    assert found.bound == 4 * found.own + 4 * float(np.finfo(np.float16).eps) * np.abs(target).max()
+    new[1, 3] = -np.inf
+    assert not difference("c", "y", new, old, exact).passed
 
 
 def test_check_criterion() -> None:

@@ -36,10 +36,10 @@ class Compiled:
     overlap: bool = False
 
 
-def load(program: Program, folder: Path, name: str = "generated") -> ModuleType:
-    """The program's module, from a file in `folder`. It imports triton and torch."""
+def load(source: str, folder: Path, name: str = "generated") -> ModuleType:
+    """The module of a program's source, from a file in `folder`. It imports triton and torch."""
     path = folder / f"{name}.py"
-    path.write_text(program.source)
+    path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RuntimeUnavailable(f"{path} cannot be imported")
@@ -57,7 +57,7 @@ def compiled(program: Program, capability: int = 90, schedules: tuple[Schedule, 
     Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable without Triton.
     """
     with TemporaryDirectory() as folder:  # Triton reads the source from the file again
-        module = load(program, Path(folder))
+        module = load(program.source, Path(folder))
         chosen = schedules or tuple(each.schedule for each in program.launches)
         return [
             _compiled(module, program, each, s, capability) for each, s in zip(program.launches, chosen, strict=True)

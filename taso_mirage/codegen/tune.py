@@ -7,8 +7,8 @@ the L2 cache, so that weights come from memory as they do in a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
@@ -27,8 +27,6 @@ RESIDENT = 32
 """Blocks of a processor at a time, at most."""
 FINALISTS = 4
 """So many programs, of different grids or loops, get other schedules."""
-PATIENCE = 60.0
-"""Seconds for the compilers of some programs together."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
 LONG = 256
@@ -37,6 +35,8 @@ OPTIONS = "OPTIONS = ("
 """Where the schedules are in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
+Compiler = Callable[[Program], "Future[bool]"]
+"""Compiles a program in another process, into Triton's cache (`workers.Workers` is one); the result is whether that can be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,44 +107,69 @@ def tuned(
     programs: Sequence[Program],
     cache: Cache | None = None,
     device: Device = H100,
-    executor: Executor | None = None,
+    compiler: Compiler | None = None,
     check: Check | None = None,
+    late: Callable[[], bool] = lambda: False,
 ) -> Tuned:
     """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
     the model. What does not compile or fit, or whose results `check` refuses, is passed over;
     Unsupported is raised where nothing is left.
 
-    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned, one launch after the other. The
-    processes of `executor` compile ahead, into Triton's cache.
+    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned together, one launch after the other, until
+    it is `late`. Without a `compiler` this process compiles, one program after the other.
     """
     try:
         target = gpu()
     except RuntimeUnavailable:
-        return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, measured=False)
+        return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, False, late)
     with TemporaryDirectory() as folder:
-        bench = _Bench(target, Path(folder), cache, executor, check)
+        bench = _Bench(target, Path(folder), cache, compiler, check)
         overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
-        return _tuned(overlapping, bench.seconds, device, measured=True)
+        return _tuned(overlapping, bench.seconds, device, True, late)
 
 
 def _tuned(
-    programs: Sequence[Program], cost: Callable[[Sequence[Program]], list[float]], device: Device, measured: bool
+    programs: Sequence[Program],
+    cost: Callable[[Sequence[Program]], list[float]],
+    device: Device,
+    measured: bool,
+    late: Callable[[], bool],
 ) -> Tuned:
     trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
     different: dict[object, Trial] = {}
     for trial in sorted(trials, key=lambda t: t.seconds):
         different.setdefault(tuple((x.grid, x.loop) for x in trial.program.launches), trial)
-    for best in islice(different.values(), FINALISTS):
-        for i in range(len(best.program.launches) if math.isfinite(best.seconds) else 0):
-            launch = best.program.launches[i]
-            others = [scheduled(best.program, i, s) for s in schedules(launch, device)[1:]]
-            found = [Trial(*pair) for pair in zip(others, cost(others), strict=True)]
-            trials += found
-            best = min([best, *found], key=lambda t: t.seconds)
+    finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
+    for i in range(max((len(trial.program.launches) for trial in finalists), default=0)):
+        if late():
+            break
+        finalists = _rescheduled(finalists, i, cost, device, trials)
     best = min(trials, key=lambda t: t.seconds)
     if not math.isfinite(best.seconds):
         raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
     return Tuned(best.program, best.seconds, measured, tuple(trials))
+
+
+def _rescheduled(
+    finalists: Sequence[Trial],
+    i: int,
+    cost: Callable[[Sequence[Program]], list[float]],
+    device: Device,
+    trials: list[Trial],
+) -> list[Trial]:
+    """Each finalist with the best schedule for its launch `i`; what was tried is added to `trials`."""
+    tried = [
+        (k, scheduled(trial.program, i, schedule))
+        for k, trial in enumerate(finalists)
+        if i < len(trial.program.launches)
+        for schedule in schedules(trial.program.launches[i], device)[1:]
+    ]
+    found = [Trial(program, seconds) for (_, program), seconds in zip(tried, cost([p for _, p in tried]), strict=True)]
+    trials += found
+    best = list(finalists)
+    for (k, _), trial in zip(tried, found, strict=True):
+        best[k] = min(best[k], trial, key=lambda t: t.seconds)
+    return best
 
 
 def overlapped(program: Program) -> Program:
@@ -158,9 +183,9 @@ class _Bench:
     """The GPU: programs in, seconds out."""
 
     def __init__(
-        self, target: str, folder: Path, cache: Cache | None, executor: Executor | None, check: Check | None
+        self, target: str, folder: Path, cache: Cache | None, compiler: Compiler | None, check: Check | None
     ) -> None:
-        self.target, self.folder, self.cache, self.executor, self.check = target, folder, cache, executor, check
+        self.target, self.folder, self.cache, self.compiler, self.check = target, folder, cache, compiler, check
         self.modules: dict[str, ModuleType] = {}
         self.sets: list[list[Any]] = []
 
@@ -171,46 +196,53 @@ class _Bench:
         return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
 
     def seconds(self, programs: Sequence[Program]) -> list[float]:
-        """Seconds of each program: from the cache, else compiled by the executor and measured one after the other."""
+        """Seconds of each program: from the cache, else compiled and measured one after the other."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
-        missing = [i for i, seconds in enumerate(known) if seconds is None]
-        fine = missing if self.executor is None else compiled_by(self.executor, programs, missing)
         found = [math.inf if seconds is None else seconds for seconds in known]
-        for i in fine:
+        for i in self._compiled(programs, [i for i, seconds in enumerate(known) if seconds is None]):
             found[i] = self._measured(programs[i])
             if self.cache is not None and math.isfinite(found[i]):
                 self.cache.put(self.target, names[i], found[i])
         return found
 
+    def _compiled(self, programs: Sequence[Program], which: Sequence[int]) -> Iterator[int]:
+        """Those of some programs that compile, each as soon as it is: the others are compiled while it is measured."""
+        if self.compiler is None:
+            yield from which
+            return
+        futures = {self.compiler(programs[i]): i for i in which}
+        for future in as_completed(futures):
+            if future.result():
+                yield futures[future]
+
     def _measured(self, program: Program) -> float:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:
-            self.modules[functions] = load(program, self.folder, f"generated_{len(self.modules)}")
+            self.modules[functions] = load(program.source, self.folder, f"generated_{len(self.modules)}")
         self.sets = self.sets or input_sets(program)
         return _seconds(self.modules[functions], program, self.sets, self.check)
 
 
-def compiled_by(executor: Executor, programs: Sequence[Program], which: Sequence[int]) -> list[int]:
-    """Those of some programs that compile within PATIENCE; a process that is not done by then goes on, but nobody waits for it."""
-    futures = {executor.submit(precompiled, programs[i]): i for i in which}
-    done, late = wait(futures, PATIENCE)
-    for future in late:
-        future.cancel()
-    return sorted(futures[future] for future in done if future.result())
+def job(program: Program) -> dict[str, Any]:
+    """What compiling a program takes, as JSON has it."""
+    launches = [
+        [x.name, [program.buffer(b).dtype for b in x.buffers], list(x.grid), x.options] for x in program.launches
+    ]
+    return {"source": program.source, "launches": launches}
 
 
-def precompiled(program: Program) -> bool:
+def warmed(job: Mapping[str, Any]) -> bool:
     """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it can be done."""
     import torch
 
     with TemporaryDirectory() as folder:
-        module = load(program, Path(folder))
-        for launch in program.launches:
-            types = [getattr(torch, program.buffer(b).dtype) for b in launch.buffers]
+        module = load(job["source"], Path(folder))
+        for name, dtypes, grid, options in job["launches"]:
+            types = [getattr(torch, dtype) for dtype in dtypes]
             try:
-                getattr(module, launch.name).warmup(*types, grid=launch.grid, **launch.options)
+                getattr(module, name).warmup(*types, grid=tuple(grid), **options)
             except Exception as error:
                 if not _is_triton(error):
                     raise

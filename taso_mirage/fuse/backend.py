@@ -30,8 +30,9 @@ class Backend(Protocol):
     def fixed(self) -> str:
         """Why a model with free dims can have no kernels; empty where it can."""
 
-    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
-        """The fastest of some muGraphs for a goal, measured here. Raises TasoMirageError where none can be run."""
+    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
+        """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on nothing more is tried. Raises
+        TasoMirageError where none can be run."""
 
     def kernel(self, record: Record) -> Kernel:
         """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,
@@ -39,6 +40,9 @@ class Backend(Protocol):
 
     def shipped(self, record: Record) -> Kernel:
         """The same for all machines that a model may come to."""
+
+    def close(self) -> None:
+        """End what was started for measuring."""
 
 
 BACKENDS = {"cpu": "taso_mirage.fuse.cpu", "cuda": "taso_mirage.fuse.cuda"}

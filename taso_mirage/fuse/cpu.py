@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from taso_mirage.codegen.cpu.tune import tuned
@@ -15,7 +16,7 @@ from taso_mirage.optimize import session as runtime
 from taso_mirage.runtime.plan import Kernel, cpu_kernel
 
 SECONDS = 1.0
-"""For running the muGraphs of a region in turn."""
+"""For running the muGraphs of a region in turn, at most."""
 
 
 class Cpu:
@@ -27,9 +28,10 @@ class Cpu:
     def __init__(self) -> None:
         self.key = runtime.device()
 
-    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
+    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The quickest of those that have C++."""
-        best = tuned([f.graph for f in found], cores(), SECONDS)[0]
+        seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
+        best = tuned([f.graph for f in found], cores(), seconds)[0]
         return {"mugraph": to_json(best.kernel.graph)}
 
     def kernel(self, record: Record) -> Kernel:
@@ -37,6 +39,9 @@ class Cpu:
         return cpu_kernel(from_json(record["mugraph"]))
 
     shipped = kernel
+
+    def close(self) -> None:
+        """Nothing was started."""
 
 
 def here() -> Cpu:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import numpy as np
 from taso_mirage.codegen import triton, tune
 from taso_mirage.codegen.compile import Compiled, compiled
 from taso_mirage.codegen.gpu.program import Program, Schedule
+from taso_mirage.codegen.workers import Workers
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.fuse.backend import Record
 from taso_mirage.gpu import H100, Device
@@ -37,11 +39,13 @@ LEAST = 99
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """The GPU that is there: what the model knows of it, its name with the versions of what compiles, and its compute capability."""
+    """The GPU that is there: what the model knows of it, its name with the versions of what compiles, its compute capability, and
+    what compiles for the tuner."""
 
     device: Device
     key: str
     capability: int
+    compiler: Workers = field(default_factory=lambda: Workers(os.cpu_count() or 1))
 
     @property
     def fixed(self) -> str:
@@ -51,7 +55,7 @@ class Cuda:
             "fix them first: python -m onnxruntime.tools.make_dynamic_shape_fixed"
         )
 
-    def fastest(self, goal: Graph, found: Sequence[Found]) -> Record:
+    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The quickest program with its best schedules, of those whose results are right in float64."""
         known: dict[str, tuple[Graph, Program]] = {}
         for each in found:
@@ -62,12 +66,13 @@ class Cuda:
             known.setdefault(_functions(program), (each.graph, program))
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
-        executor = ThreadPoolExecutor(os.cpu_count())
-        try:
-            programs = [program for _, program in known.values()]
-            best = tune.tuned(programs, device=self.device, executor=executor, check=Right(goal)).program
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+        best = tune.tuned(
+            [program for _, program in known.values()],
+            device=self.device,
+            compiler=self.compiler,
+            check=Right(goal),
+            late=lambda: time.monotonic() > end,
+        ).program
         schedules = [asdict(launch.schedule) for launch in best.launches]
         return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
 
@@ -80,6 +85,9 @@ class Cuda:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         program = _program(record)
         return cuda_kernel(program, everywhere(program, self.capability))
+
+    def close(self) -> None:
+        self.compiler.close()
 
 
 def _program(record: Record) -> Program:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.regions import Spot, fragments
 from taso_mirage.kernels.search import Options, Search
+from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
@@ -86,8 +88,9 @@ def fused(
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
 
-    `mode`: "search", or "cached" for the regions that were searched on this machine before. The searches together may take the budget of
-    `config`; `stop` ends them, and what was measured to be faster until then is kept.
+    `mode`: "search", or "cached" for the regions that were searched on this machine before. Search and choice of the fastest kernels
+    together take the budget of `config`, and no more than what had begun when it ended; `stop` ends them, and what was measured to be
+    faster until then is kept.
     """
     check_mode(mode, config.measure)
     if mode == "off":
@@ -127,7 +130,8 @@ class _Stage:
         self.kinds = self._kinds()
 
     def run(self) -> Result:
-        model = self._placed(self._worth())
+        with closing(self.backend):
+            model = self._placed(self._worth())
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
@@ -140,12 +144,19 @@ class _Stage:
     # ------------------------------------------------------------ kernels
 
     def _kinds(self) -> dict[Graph, list[Spot]]:
-        """The regions, or none where looking for them fails."""
+        """The regions, those that may save most first; or none where looking for them fails."""
         try:
-            return fragments(self.result.model, self.sizes)
+            found = fragments(self.result.model, self.sizes).items()
         except Exception as error:
             self._report("the regions", error)
             return {}
+        return dict(sorted(found, key=lambda kind: -self._possible(*kind)))
+
+    def _possible(self, graph: Graph, spots: Sequence[Spot]) -> float:
+        """Seconds of the starts of operators, and of what goes through memory between them, in all places together."""
+        inner = [n for n in graph if n.args and n.op != "item"]
+        moved = 2 * sum(size(n.type) for n in inner if n not in graph.outputs)
+        return len(spots) * ((len(inner) - 1) * self.backend.device.launch + moved / self.backend.device.bandwidth)
 
     def _report(self, what: str, error: Exception) -> None:
         """A bug, which must not cost what was found before."""
@@ -174,10 +185,11 @@ class _Stage:
         known = self._read(path)
         if known is not None or self.mode == "cached" or share <= 0:
             return known
-        found = Search(graph, Options(), self.backend.device).run(BEST, share, self._searching)
+        start = time.monotonic()
+        found = Search(graph, Options(), self.backend.device).run(BEST, share / 2, self._searching)
         if not found:
             return None
-        record = self.backend.fastest(graph, found)
+        record = self.backend.fastest(graph, found, start + share)
         write_file(path, json.dumps(record))
         return record, self.backend.kernel(record)
 

@@ -13,12 +13,14 @@ that rounding turned, or a definition that is wrong), and the optimized model mu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.cpu import cores
 from taso_mirage.dims import learn
 from taso_mirage.errors import InvalidModel, InvalidOption, TasoMirageError
 from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype
@@ -33,6 +35,8 @@ FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 SEEDS = (1, 2, 3)
+BLOCK = 1 << 15
+"""Elements that are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,23 @@ def cases(
     What the original itself does not take (a size that its signature allows, integers that are no ids) is left out. Inputs of
     types for which no random value can be made must be given.
     """
-    exact = Reference(model)
+    exact, taken = Reference(model), list(_taken(model, session, base, given, others))
+    with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
+        references = pool.map(exact, [inputs for _, inputs, _ in taken])
+        for (name, inputs, outputs), reference in zip(taken, references, strict=True):
+            yield Case(name, inputs, outputs, reference)
+
+
+def _taken(
+    model: Model,
+    session: Session,
+    base: Mapping[str, int],
+    given: Sequence[Arrays],
+    others: Sequence[Mapping[str, int]],
+) -> Iterator[tuple[str, Arrays, list[Any]]]:
+    """The names and inputs of `cases`, and the original's outputs."""
     for i, inputs in enumerate(given):
-        yield Case(f"the given inputs {i + 1}", inputs, session.run(inputs), exact(inputs))
+        yield f"the given inputs {i + 1}", inputs, session.run(inputs)
     try:
         drawn = [(f"random inputs {seed}", random_inputs(model, seed, base)) for seed in SEEDS]
         drawn += [(f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[0], sizes)) for sizes in others]
@@ -106,17 +124,16 @@ def cases(
             return
         raise
     for name, inputs in drawn:
-        yield Case(name, inputs, session.run(inputs), exact(inputs))
+        yield name, inputs, session.run(inputs)
     more = [("random inputs with wide integers", wide)] if _has_integers(model) else []
     for sizes in sizes_to_try(model, base)[1:]:
         if sizes not in others:
             more.append((f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[-1] + 2, sizes)))
     for name, inputs in more:
         try:
-            outputs = session.run(inputs)
+            yield name, inputs, session.run(inputs)
         except RunFailed:
             continue
-        yield Case(name, inputs, outputs, exact(inputs))
 
 
 def _has_integers(model: Model) -> bool:
@@ -190,22 +207,49 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
     if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
         return Difference(case, output, np.inf, 0.0, 0.0)
-    wide_new, wide_old = new.astype(np.float64), old.astype(np.float64)
-    finite = np.isfinite(wide_old)
-    if (
-        not np.array_equal(wide_new[~finite], wide_old[~finite], equal_nan=True)
-        or not np.isfinite(wide_new[finite]).all()
-    ):
+    most = _maxima(new, old, exact if exact.shape == old.shape else old)
+    if most is None:
         return Difference(case, output, np.inf, 0.0, 0.0)
-    target = np.where(np.isfinite(exact), exact, wide_old)[finite] if exact.shape == old.shape else wide_old[finite]
     width = old.dtype.itemsize
-    unit = _epsilon(old.dtype) * _largest(target)
-    own = _largest(wide_old[finite] - target)
-    if own > PLAUSIBLE.get(width, 16.0) * unit:  # the evaluation is no reference here
-        bound = FLOOR[width] * _epsilon(old.dtype) * _largest(wide_old[finite])
-        return Difference(case, output, _largest(wide_new[finite] - wide_old[finite]), own, bound)
-    error = _largest(wide_new[finite] - target)
-    return Difference(case, output, error, own, FACTOR * own + FLOOR[width] * unit)
+    unit = _epsilon(old.dtype) * most.target
+    if most.own > PLAUSIBLE.get(width, 16.0) * unit:  # the evaluation is no reference here
+        return Difference(case, output, most.apart, most.own, FLOOR[width] * _epsilon(old.dtype) * most.old)
+    return Difference(case, output, most.error, most.own, FACTOR * most.own + FLOOR[width] * unit)
+
+
+@dataclass(slots=True)
+class _Maxima:
+    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized - original, exact, original."""
+
+    error: float = 0.0
+    own: float = 0.0
+    apart: float = 0.0
+    target: float = 0.0
+    old: float = 0.0
+
+
+def _maxima(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> _Maxima | None:
+    """None where an element is finite in one of both and not in the other, or not finite and another. Block by block, so that logits of
+    half a gigabyte stay in the cache."""
+    found = _Maxima()
+    flat = [np.ravel(a) for a in (new, old, exact)]
+    for start in range(0, old.size, BLOCK):
+        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
+        finite = np.isfinite(o)
+        if not finite.all():
+            if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
+                return None
+            n, o, r = n[finite], o[finite], r[finite]
+        if not np.isfinite(n).all():
+            return None
+        known = np.isfinite(r)
+        r = r if known.all() else np.where(known, r, o)
+        found.error = max(found.error, _largest(n - r))
+        found.own = max(found.own, _largest(o - r))
+        found.apart = max(found.apart, _largest(n - o))
+        found.target = max(found.target, _largest(r))
+        found.old = max(found.old, _largest(o))
+    return found
 
 
 def _epsilon(dtype: Any) -> float:
