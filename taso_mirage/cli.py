@@ -78,14 +78,17 @@ def optimize(
         list[Path] | None,
         typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
     ] = None,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds that the search may take.")] = 60.0,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds that the searches of graphs and of kernels may take.")
+    ] = 60.0,
     kernels: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="off, search (fused kernels for regions, on cpu and cuda, within the budget again), or cached (what was searched here "
-            "before). They run where taso_mirage.runtime.register was called; elsewhere the model runs without them."
+            help="off, search (fused kernels for regions), or cached (what was searched here before); search if left out, unless the "
+            "model is to be portable, or nothing is measured here. Kernels run where taso_mirage.register was called; elsewhere the "
+            "model runs without them."
         ),
-    ] = "off",
+    ] = None,
     mutants: Annotated[
         bool, typer.Option("--partial/--no-partial", help="Try mutants with corrections of costly operators (PET).")
     ] = True,
@@ -110,18 +113,18 @@ def optimize(
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
-    from taso_mirage.fuse import check_mode, fused
+    from taso_mirage.fuse import check_mode, optimized, usual_mode
     from taso_mirage.onnx_io import load, save
     from taso_mirage.onnx_io.files import check_writable
     from taso_mirage.optimize import explanations, html, report
     from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
-    from taso_mirage.optimize.pipeline import optimize as run
     from taso_mirage.optimize.shapes import parse_shapes
     from taso_mirage.optimize.target import target as named
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
-    check_mode(kernels, measure, target)
+    if kernels is not None:
+        check_mode(kernels, measure, target)
     if scheduler is not None and not measure:
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)
@@ -142,7 +145,7 @@ def optimize(
         partial=mutants,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
-        result = fused(run(loaded, config, stages, stop), config, kernels, stages, stop)
+        result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
     if page is not None:

@@ -1,9 +1,14 @@
-"""The CPU: its cores, and what the analytic model knows of it, which chooses the muGraphs that are compiled; a measurement decides."""
+"""The CPU: its cores, its C++ compiler, and what the analytic model knows of it, which chooses what is compiled; a measurement decides."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from functools import cache
+from importlib.util import find_spec
 
+from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.gpu import Device
 
 CPU = Device(
@@ -31,3 +36,18 @@ streams rows of two kibibytes or more."""
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def compiler() -> tuple[str, ...]:
+    """The command of a C++ compiler: $CXX, g++, clang++, or that of the package ziglang."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return (found,)
+    if find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise RuntimeUnavailable(
+        "there is no C++ compiler, which kernels for the CPU and their library need; install g++ or clang++, `pip install ziglang`, "
+        "or set CXX. The model runs without them too: load it without `register`, and its functions compute the same"
+    )

@@ -18,8 +18,8 @@ import pytest
 from mugraphs import Pair, kernel, leaf
 
 from taso_mirage.codegen.cpp import generate_all, generate_cpp, vector_header
-from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build, compiler
-from taso_mirage.cpu import CPU
+from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build
+from taso_mirage.cpu import CPU, compiler
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.graph import new_graph
@@ -449,13 +449,6 @@ def test_what_has_no_code_says_so() -> None:
         generate_cpp(Graph((x,), (term("relu", x),)), "two words")
 
 
-def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeUnavailable, match=r"install g\+\+"):
-        compiler()
-
-
 def test_what_does_not_compile_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"cannot compile .*\.cpp"):
         build("this is no C++", tmp_path)
@@ -517,7 +510,7 @@ def test_no_sanitizer_complains(name: str, tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(generate_cpp(graph) + main)
     flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     program = tmp_path / "main"
-    subprocess.run([compiler(), *flags, "-o", str(program), str(tmp_path / "main.cpp")], check=True)
+    subprocess.run([*compiler(), *flags, "-o", str(program), str(tmp_path / "main.cpp")], check=True)
     environment = {"ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([str(program)], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")

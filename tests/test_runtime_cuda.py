@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.cpu.native import compiler
 from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.cpu import compiler
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph
 from taso_mirage.runtime import library
@@ -357,7 +357,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.cpp").write_text(DRIVER)
     command = [
-        compiler(),
+        *compiler(),
         "-std=c++17",
         "-shared",
         "-fPIC",
@@ -368,7 +368,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, check=True)
     (folder / "harness.cpp").write_text(HARNESS)
     files = [str(folder / "harness.cpp"), str(CPP / "plan.cpp"), str(CPP / "cuda.cpp")]
-    harness = [compiler(), "-std=c++17", f"-I{CPP}", *SANITIZED, "-o", str(folder / "harness"), *files, "-ldl"]
+    harness = [*compiler(), "-std=c++17", f"-I{CPP}", *SANITIZED, "-o", str(folder / "harness"), *files, "-ldl"]
     subprocess.run(harness, check=True)
     return folder
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from taso_mirage.codegen.cpu.native import compiler
+from taso_mirage.cpu import compiler
 from taso_mirage.ir import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
@@ -121,7 +121,7 @@ def test_a_program_without_python_runs_the_kernels(shipped: Path) -> None:
         pytest.skip("this wheel of onnxruntime has no libonnxruntime.so")
     (shipped / "program.cpp").write_text(PROGRAM)
     command = [
-        compiler(),
+        *compiler(),
         "-std=c++17",
         f"-I{CPP}",
         "-o",

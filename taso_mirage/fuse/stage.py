@@ -30,7 +30,7 @@ from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import cases, compare, shown
 from taso_mirage.optimize.measure import in_turn
-from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, passes_checker
+from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, optimize, passes_checker
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Arrays, Session, interleaved
 from taso_mirage.optimize.shapes import learned
@@ -42,6 +42,10 @@ from taso_mirage.toml import write_file
 
 Progress = Callable[[str, int, int], None]
 MODES = ("off", "cached", "search")
+CLEAR = 0.03
+"""A difference of two models that a short look is enough for."""
+SHARE = 0.4
+"""Of the budget."""
 BEST = 24
 """muGraphs of a region that are compiled and run."""
 ALONE = 0.2
@@ -66,6 +70,10 @@ class Fused:
         return [Region(s.inputs, s.outputs, self.kernel) for s in self.spots]
 
 
+def nothing(stage: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
 def check_mode(mode: str, measure: bool, target: str = CPU.name) -> None:
     """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none; and RuntimeUnavailable where this
     machine cannot make kernels for the target of this name."""
@@ -79,11 +87,27 @@ def check_mode(mode: str, measure: bool, target: str = CPU.name) -> None:
         here(target)
 
 
+def optimized(
+    model: Model, config: Config, mode: str, progress: Progress = nothing, stop: Stop | None = None
+) -> Result:
+    """`optimize`, and then `fused`: both share the budget of `config`, and kernels have SHARE of it at least."""
+    if mode == "off":
+        return optimize(model, config, progress, stop)
+    result = optimize(model, replace(config, budget=(1 - SHARE) * config.budget), progress, stop)
+    left = config.budget - result.seconds.get("search", 0.0)
+    return fused(result, replace(config, budget=max(left, SHARE * config.budget)), mode, progress, stop)
+
+
+def usual_mode(config: Config) -> str:
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here or the model is to be portable."""
+    return "off" if config.portable or not config.measure or config.scheduler is not None else "search"
+
+
 def fused(
     result: Result,
     config: Config,
     mode: str,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = nothing,
     stop: Stop | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
@@ -230,7 +254,7 @@ class _Stage:
                 break
             try:
                 tried = self._opened(self._with([*kept, kind]))
-                timing = self._timed(session, tried, self.config.seconds / 2)
+                timing = self._compared(session, tried)
             except TasoMirageError:
                 continue  # a region that cannot be one node
             if timing.ratio >= KEEP and timing.certain:
@@ -253,6 +277,12 @@ class _Stage:
         fitting = (given for given in self.config.inputs if sizes == {**sizes, **learned(original, [given])})
         return next(fitting, None) or random_inputs(original, 0, sizes)
 
+    def _compared(self, before: Session, after: Session) -> Timing:
+        """A first look, and a longer one where that leaves it open which is faster."""
+        first = self._timed(before, after, self.config.seconds / 8)
+        clear = first.ratio < 1 - CLEAR or (first.ratio > 1 + CLEAR and first.certain)
+        return first if clear else self._timed(before, after, self.config.seconds / 2)
+
     def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
         """At every set of sizes, in its share of the time."""
         times = [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
@@ -273,6 +303,9 @@ class _Stage:
             return _noted(
                 result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
             )
+        self.notes.append(
+            "kernels run where taso_mirage.register was called (docs/shipping.md), the model's own operators elsewhere"
+        )
         if self.sizes:
             self.notes.append(
                 f"kernels run at {shown(self.sizes)}; at all other sizes the model runs its own operators"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
+from taso_mirage.cpu import compiler
 from taso_mirage.errors import RuntimeUnavailable
 
 LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu cuda shapes library".split())
@@ -72,21 +71,6 @@ def _object(text: str, command: Sequence[str], folder: Path) -> Path:
             _run([*command, "-c", "-o", f"{place}/made", str(source)])
             (Path(place) / "made").replace(made)
     return made
-
-
-@cache
-def compiler() -> tuple[str, ...]:
-    """The command of a C++ compiler: $CXX, g++, clang++, or that of the package ziglang."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return (found,)
-    if find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "c++")
-    raise RuntimeUnavailable(
-        "there is no C++ compiler, which kernels for the CPU and their library need; install g++ or clang++, `pip install ziglang`, "
-        "or set CXX. The model runs without them too: load it without `register`, and its functions compute the same"
-    )
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.codegen.cpp import generate_cpp
+from taso_mirage.cpu import compiler
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir import Graph
 
@@ -30,15 +30,6 @@ LINE = 64
 """Bytes of a cache line."""
 
 
-def compiler() -> str:
-    """The path of a C++ compiler: $CXX, g++ or clang++."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
-    raise RuntimeUnavailable("there is no C++ compiler; install g++ or clang++, or set CXX to one")
-
-
 def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE) -> Path:
     """The shared library of a source, compiled once: its name is a hash of the source, the compiler and the flags.
 
@@ -46,7 +37,7 @@ def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE
     """
     folder = folder or _cache()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [compiler(), *FLAGS, *flags]
+    command = [*compiler(), *FLAGS, *flags]
     key = hashlib.blake2b("\0".join([source, *command]).encode(), digest_size=16).hexdigest()
     library = folder / f"{key}.so"
     if library.exists():

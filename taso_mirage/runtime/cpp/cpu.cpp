@@ -13,7 +13,7 @@ namespace cpu {
 namespace {
 
 std::mutex mutex;
-std::vector<void*> libraries;  // never closed: sessions may use them
+std::vector<void*>& libraries = *new std::vector<void*>;  // never closed, nor destroyed: sessions may use them
 
 #ifdef __x86_64__
 // What the processor has and the system saves: compilers' own tables are not filled everywhere.

@@ -45,9 +45,10 @@ struct Driver {
   Result (*FuncSetAttribute)(void*, int, int);
   Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*GetErrorString)(Result, const char**);
-  Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these three
+  Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these four
   Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
   Result (*FuncLoad)(void*);
+  Result (*CtxGetId)(void*, unsigned long long*);
 };
 
 template <class Function>
@@ -75,6 +76,7 @@ const Driver& driver() {
     find(library, "cuLaunchKernelEx", made.LaunchKernelEx, false);
     find(library, "cuFuncGetParamInfo", made.FuncGetParamInfo, false);
     find(library, "cuFuncLoad", made.FuncLoad, false);
+    find(library, "cuCtxGetId", made.CtxGetId, false);
     return made;
   }();
   return found;
@@ -91,6 +93,12 @@ void* current() {
   void* found = nullptr;
   succeed(driver().CtxGetCurrent(&found), "the CUDA driver cannot say which context this thread has");
   return found;
+}
+
+// A number that no other context of this process has; 0 where the driver gives none.
+unsigned long long number(void* context) {
+  unsigned long long found = 0;
+  return driver().CtxGetId != nullptr && driver().CtxGetId(context, &found) == 0 ? found : 0;
 }
 
 int of_device(int device, int which) {
@@ -231,6 +239,7 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
   int device = 0;
   found->context = current();
   if (found->context == nullptr) throw Problem("this thread has no CUDA context");
+  found->id = number(found->context);
   succeed(driver().CtxGetDevice(&device), "there is no CUDA device");
   const int capability = 10 * of_device(device, CAPABILITY_MAJOR) + of_device(device, CAPABILITY_MINOR);
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
@@ -248,6 +257,11 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
     found->functions.back() = made;
   }
   return found;
+}
+
+bool Loaded::here() const {
+  void* const now = current();
+  return now == context && number(now) == id;
 }
 
 Loaded::~Loaded() {

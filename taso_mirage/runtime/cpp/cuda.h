@@ -33,8 +33,12 @@ class Loaded {
   // memory asked for, so that a CUDA graph can capture it.
   void launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const;
 
+  // Whether this thread's context is the one that they were loaded in.
+  bool here() const;
+
   std::vector<Function> functions;
   void* context = nullptr;
+  unsigned long long id = 0;  // of the context: another may come to have its address
 };
 
 // The kernels of a plan for the device of this thread's CUDA context. `attribute` gives the text of image number i; only those that fit are read.

@@ -3,6 +3,7 @@
 // takes where this library, or the device, is not there.
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -85,7 +86,7 @@ struct Node {
   std::string who;
   Plan plan;
   cpu::Function function{};
-  std::unique_ptr<cuda::Loaded> loaded;
+  const cuda::Loaded* loaded = nullptr;
   OrtAllocator* allocator = nullptr;
   std::vector<std::vector<int64_t>> shapes;  // of the outputs, where no size has a name
   bool fixed = true;
@@ -95,8 +96,38 @@ struct Node {
   }
 };
 
+// Kernels that were loaded, with what they were loaded from.
+struct Known {
+  std::string text;  // of the plan
+  Plan plan;
+  std::map<size_t, std::string> images;  // the attributes that the device needed
+  std::unique_ptr<cuda::Loaded> loaded;
+};
+
+// The kernels of a plan for the context of this thread, loaded once for all nodes and sessions, and kept as long as the process: a CUDA graph
+// that captured them is destroyed after the session's nodes, and while any thread captures, unloading would break its capture.
+const cuda::Loaded* loaded(const std::string& text, const OrtKernelInfo* info) {
+  static std::mutex mutex;
+  static auto& all = *new std::vector<std::unique_ptr<Known>>;
+  const auto image = [info](size_t i) { return attribute(info, "image_" + std::to_string(i)); };
+  const auto same = [&](const Known& known) {
+    if (known.text != text || !known.loaded->here()) return false;
+    for (const auto& [i, content] : known.images)
+      if (image(i) != content) return false;
+    return true;
+  };
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const auto& known : all)
+    if (same(*known)) return known->loaded.get();
+  auto made = std::make_unique<Known>(Known{text, plan::parse(text), {}, nullptr});
+  made->loaded = cuda::load(made->plan, [&](size_t i) { return made->images[i] = image(i); });
+  all.push_back(std::move(made));
+  return all.back()->loaded.get();
+}
+
 void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
-  node.plan = plan::parse(attribute(info, "plan"));
+  const std::string text = attribute(info, "plan");
+  node.plan = plan::parse(text);
   if (node.plan.cuda != (op.provider != nullptr))
     throw Problem(std::string("its plan is for ") + (node.plan.cuda ? "cuda" : "cpu") + ", the node runs on " + (op.provider ? op.provider : "the CPU"));
   for (const plan::Type& each : node.plan.outputs)
@@ -106,7 +137,7 @@ void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
   if (node.plan.cuda) {
     if (!cuda::has_context()) throw Problem("there is no CUDA context; the session must have the CUDA provider");
     try {
-      node.loaded = cuda::load(node.plan, [info](size_t i) { return attribute(info, "image_" + std::to_string(i)); });
+      node.loaded = loaded(text, info);
     } catch (const Problem& problem) {
       throw Problem(problem.what() + std::string(WITHOUT));
     }
@@ -259,14 +290,15 @@ Op make(const char* stem, size_t number, const char* provider) {
   return op;
 }
 
+// Never destroyed: a session may outlive the destructors of this library.
 const std::vector<Op>& operators() {
-  static const std::vector<Op> found = [] {
+  static const auto& found = *new std::vector<Op>([] {
     std::vector<Op> made;
     for (size_t i = 0; i < NAMES; ++i) made.push_back(make("CpuKernel", i, nullptr));
     for (const char* provider : {"CUDAExecutionProvider", "CudaPluginExecutionProvider"})
       for (size_t i = 0; i < NAMES; ++i) made.push_back(make("CudaKernel", i, provider));
     return made;
-  }();
+  }());
   return found;
 }
 
