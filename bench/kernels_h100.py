@@ -37,7 +37,6 @@ from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
 from taso_mirage.codegen.gpu.program import Program  # noqa: E402
-from taso_mirage.codegen.workers import Workers  # noqa: E402
 from taso_mirage.errors import Unsupported  # noqa: E402
 from taso_mirage.gpu import H100  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
@@ -227,7 +226,9 @@ def eager_shape(row: Row, inputs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(EAGER[row.name](*[x.to("meta") for x in inputs]).shape)
 
 
-def measured(row: Row, programs: Sequence[Program], compiler: Workers, with_peers: bool) -> tuple[dict[str, Any], Any]:
+def measured(
+    row: Row, programs: Sequence[Program], compiler: tune.Compiler, with_peers: bool
+) -> tuple[dict[str, Any], Any]:
     """One row, and all trials."""
     errors: list[float] = []
     check = checker(EAGER[row.name], errors)
@@ -319,7 +320,7 @@ def main() -> None:
     chosen = [row for row in chosen if not (options.missing and row.case in rows)]
     trials: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(Workers(options.workers)) as compiler:
+    with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
         asked = [(row, executor.submit(searched, row, options.programs)) for row in chosen]
         for row, future in asked:
             programs = future.result()

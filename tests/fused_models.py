@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from taso_mirage.fuse import cpu, stage
+from taso_mirage.fuse import cpu, searches, stage
 from taso_mirage.ir import Graph, Tensor, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
@@ -45,7 +45,7 @@ def plain(rows: int | str = ROWS, config: Config = CONFIG) -> Result:
 def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     """Few muGraphs, run for a moment; and the clocks: every kernel is twice as fast as its region, and makes the model `gain` times as
     fast as it was."""
-    patch.setattr(stage, "BEST", 2)
+    patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(stage, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
     patch.setattr(stage, "interleaved", clock([gain]))

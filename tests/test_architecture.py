@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
-    {"dims", "toml"},
+    {"dims", "toml", "workers"},
     {"ir"},
     {"mugraph", "gpu"},
     {"meanings", "cpu"},

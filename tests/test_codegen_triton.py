@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
@@ -603,8 +603,9 @@ def test_overlapping_launches_wait_on_hopper_alone() -> None:
 def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that does not compile is passed over."""
 
-    def compiler(program: Program) -> Future[bool]:
-        return pool.submit(lambda: program != programs[2] and (program != programs[0] or last.wait(30)))
+    def compiler(job: Mapping[str, Any]) -> Future[bool]:
+        source = job["source"]
+        return pool.submit(lambda: source != programs[2].source and (source != programs[0].source or last.wait(30)))
 
     def seconds(module: object, candidate: Program, sets: object, check: object) -> float:
         measured.append(candidate)

@@ -17,7 +17,7 @@ from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, plain, quick, run
 
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
-from taso_mirage.fuse import backend, check_mode, cpu, fused, stage
+from taso_mirage.fuse import backend, check_mode, cpu, fused, searches, stage
 from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
@@ -76,7 +76,7 @@ def test_the_model_runs_with_its_kernels_and_without_them(
 def test_what_was_searched_before_is_not_searched_again(
     result: Result, searched: tuple[Result, Result, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(stage, "Search", None)
+    monkeypatch.setattr(searches, "Search", None)
     assert serialize(fused(result, CONFIG, "cached").model) == serialize(searched[1].model)
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "empty"))
     assert not carries_kernels(serialize(fused(result, CONFIG, "cached").model))
@@ -156,7 +156,7 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
         raise ZeroDivisionError("made up")
 
     (cache_path().parent / "kernels").rename(cache_path().parent / "away")
-    monkeypatch.setattr(stage, "Search", broken)
+    monkeypatch.setattr(searches, "Search", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2

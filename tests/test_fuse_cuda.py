@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.errors import Unsupported
-from taso_mirage.fuse import backend, cuda, fused, stage
+from taso_mirage.fuse import backend, cuda, fused, searches, stage
 from taso_mirage.fuse.cuda import SHIPPED, Cuda, Right, everywhere
 from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
@@ -66,7 +67,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result,
         patch.setattr(stage, "here", lambda target: GPU)
         patch.setattr(runtime, "opened", on_the_cpu)
         found = fused(result, CONFIG, "search")
-        patch.setattr(stage, "Search", None)
+        patch.setattr(searches, "Search", None)
         assert serialize(fused(result, CONFIG, "cached").model) == serialize(found.model)
         yield result, found
 
@@ -332,6 +333,24 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
     assert to_json(from_json(record["mugraph"])) == record["mugraph"]
     assert len({cuda._functions(program) for program in seen}) > 1
     assert all(launch.schedule.overlap for program in seen for launch in program.launches)
+
+
+def test_processes_find_what_a_search_here_finds() -> None:
+    goals = [mugraphs.ntrans(dtype=dtype)[1] for dtype in ("float16", "float32")]
+
+    def interrupted(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        closing(searches.Searches(goals, H100, 100.0, 1)) as ahead,
+        closing(searches.Searches((), H100, 0.0, 0)) as here,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            ahead(goals[0], 100.0, interrupted)
+        for goal in goals:
+            found, wanted = (each(goal, 100.0, lambda stage, done, total: None) for each in (ahead, here))
+            assert [f.as_json() for f in found] == [f.as_json() for f in wanted]
+            assert len(found) == searches.BEST
 
 
 def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

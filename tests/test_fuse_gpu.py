@@ -18,7 +18,7 @@ from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.fuse import cuda, fused, stage
+from taso_mirage.fuse import cuda, fused, searches, stage
 from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.regions import fragments
@@ -44,7 +44,7 @@ def found() -> Iterator[Result]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "in_turn", timed)
-        patch.setattr(stage, "BEST", 4)
+        patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
         yield fused(plain(ROWS, config), config, "search")

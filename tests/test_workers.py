@@ -1,52 +1,66 @@
-"""Processes that compile for the tuner: they answer, one that breaks costs no other, and they end."""
+"""Processes of our own: they answer, one that breaks costs no other, and they end."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 import pytest
 
-from taso_mirage.codegen.gpu.program import Program
-from taso_mirage.codegen.workers import Workers
+from taso_mirage.workers import Workers
 
-pytest.importorskip("torch", reason="the extra `triton` needs torch")
+
+def done(job: Mapping[str, Any]) -> Any:
+    """What the processes of these tests do."""
+    what = job["what"]
+    if what == "print":
+        print("no answer", end="")
+    if what == "raise":
+        raise ValueError
+    if what == "end":
+        os._exit(1)
+    while what == "hang":
+        pass
+    return {"said": job["what"], "by": os.getpid()}
+
+
+def made(limit: float = 60.0) -> Workers:
+    return Workers("test_workers:done", 1, limit, ("json",))
 
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    with closing(Workers(1)) as made:
-        yield made
+    with closing(made()) as found:
+        yield found
 
 
-def program(source: str) -> Program:
-    """Nothing to launch: importing the source is all there is to do."""
-    return Program(source, (), ())
+def answers(workers: Workers, *jobs: str) -> list[Any]:
+    return [workers({"what": job}).result(60) for job in jobs]
 
 
 def test_a_process_answers_again_and_again(workers: Workers) -> None:
-    printing = program("print('true or false', end='')")
-    assert [workers(printing).result(60) for _ in range(3)] == [True] * 3
-    assert len(workers._started) == 1
+    found = answers(workers, "print", "a\nb", "print")
+    assert [each["said"] for each in found] == ["print", "a\nb", "print"]
+    assert {each["by"] for each in found} == {workers._started[0].pid}
 
 
 def test_a_process_that_ends_is_replaced(workers: Workers) -> None:
-    broken, killed = program("raise ValueError"), program("import os; os._exit(1)")
-    found = [workers(p).result(60) for p in (broken, program(""), killed, program(""))]
-    assert found == [False, True, False, True]
+    found = answers(workers, "raise", "a", "end", "b")
+    assert [each and each["said"] for each in found] == [None, "a", None, "b"]
 
 
 def test_what_takes_too_long_ends_its_process() -> None:
-    with closing(Workers(1, limit=0.5)) as workers:
-        found = [workers(program(source)).result(60) for source in ("", "while True: pass", "")]
-    assert found == [True, False, True]
+    with closing(made(0.5)) as workers:
+        assert [each and each["said"] for each in answers(workers, "a", "hang", "b")] == ["a", None, "b"]
 
 
 def test_closing_does_not_wait_for_what_hangs(workers: Workers) -> None:
-    hanging = workers(program("import time; time.sleep(1000)"))
+    hanging = workers({"what": "hang"})
     while not workers._started:
         time.sleep(0.01)
     workers.close()
-    assert not hanging.result(10)
+    assert hanging.result(10) is None
     assert all(process.poll() is not None for process in workers._started)

@@ -22,6 +22,7 @@ from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
 from taso_mirage.codegen.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.gpu import H100, Device
+from taso_mirage.workers import Workers
 
 RESIDENT = 32
 """Blocks of a processor at a time, at most."""
@@ -35,8 +36,15 @@ OPTIONS = "OPTIONS = ("
 """Where the schedules are in a program's source."""
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
-Compiler = Callable[[Program], "Future[bool]"]
-"""Compiles a program in another process, into Triton's cache (`workers.Workers` is one); the result is whether that can be done."""
+Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
+"""Does a `job` in another process (`compilers` makes one); the result is whether the program compiles."""
+LIMIT = 15.0
+"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
+
+
+def compilers(count: int) -> Workers:
+    """Processes that compile programs into Triton's cache."""
+    return Workers(f"{__name__}:{warmed.__name__}", count, LIMIT, ("torch", "triton"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,7 @@ class _Bench:
         if self.compiler is None:
             yield from which
             return
-        futures = {self.compiler(programs[i]): i for i in which}
+        futures = {self.compiler(job(programs[i])): i for i in which}
         for future in as_completed(futures):
             if future.result():
                 yield futures[future]

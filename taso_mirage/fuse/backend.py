@@ -30,6 +30,10 @@ class Backend(Protocol):
     def fixed(self) -> str:
         """Why a model with free dims can have no kernels; empty where it can."""
 
+    @property
+    def searching(self) -> int:
+        """How many processes may search while `fastest` measures; none where they would be in its way."""
+
     def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on nothing more is tried. Raises
         TasoMirageError where none can be run."""

@@ -24,6 +24,7 @@ class Cpu:
 
     device: Device = CPU
     fixed = ""
+    searching = 0
 
     def __init__(self) -> None:
         self.key = runtime.device()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy as np
 from taso_mirage.codegen import triton, tune
 from taso_mirage.codegen.compile import Compiled, compiled
 from taso_mirage.codegen.gpu.program import Program, Schedule
-from taso_mirage.codegen.workers import Workers
+from taso_mirage.cpu import cores
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.fuse.backend import Record
 from taso_mirage.gpu import H100, Device
@@ -26,6 +25,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.ops import interpret
 from taso_mirage.optimize.check import FLOOR
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
+from taso_mirage.workers import Workers
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
 """A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was made on."""
@@ -45,7 +45,7 @@ class Cuda:
     device: Device
     key: str
     capability: int
-    compiler: Workers = field(default_factory=lambda: Workers(os.cpu_count() or 1))
+    compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
 
     @property
     def fixed(self) -> str:
@@ -54,6 +54,11 @@ class Cuda:
             "it has free dims, and a model that chooses by its sizes cannot be captured as a CUDA graph; "
             "fix them first: python -m onnxruntime.tools.make_dynamic_shape_fixed"
         )
+
+    @property
+    def searching(self) -> int:
+        """The GPU measures while all cores search."""
+        return cores()
 
     def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The quickest program with its best schedules, of those whose results are right in float64."""
@@ -150,7 +155,7 @@ def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPE
     Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
     `capability`.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as executor:
+    with ThreadPoolExecutor(cores()) as executor:
         made = {c: executor.submit(_fitting, program, c, SHARED.get(c, LEAST)) for c in {*others, capability}}
         portable = executor.submit(_fitting, program, PORTABLE, LEAST) if others else None
     if not made[capability].result():

@@ -18,10 +18,10 @@ from pathlib import Path
 from taso_mirage import __version__
 from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.fuse.backend import BACKENDS, Backend, Record, here
+from taso_mirage.fuse.searches import Searches
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.regions import Spot, fragments
-from taso_mirage.kernels.search import Options, Search
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
@@ -46,8 +46,6 @@ CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 SHARE = 0.4
 """Of the budget."""
-BEST = 24
-"""muGraphs of a region that are compiled and run."""
 ALONE = 0.2
 """Seconds for running a region alone, as operators and as a kernel."""
 KEEP = 1.01
@@ -154,7 +152,7 @@ class _Stage:
         self.kinds = self._kinds()
 
     def run(self) -> Result:
-        with closing(self.backend):
+        with closing(self.backend), closing(self._searches()) as self.searches:
             model = self._placed(self._worth())
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
@@ -180,7 +178,7 @@ class _Stage:
         """Seconds of the starts of operators, and of what goes through memory between them, in all places together."""
         inner = [n for n in graph if n.args and n.op != "item"]
         moved = 2 * sum(size(n.type) for n in inner if n not in graph.outputs)
-        return len(spots) * ((len(inner) - 1) * self.backend.device.launch + moved / self.backend.device.bandwidth)
+        return len(spots) * (len(inner) * self.backend.device.launch + moved / self.backend.device.bandwidth)
 
     def _report(self, what: str, error: Exception) -> None:
         """A bug, which must not cost what was found before."""
@@ -190,11 +188,13 @@ class _Stage:
     def _worth(self) -> list[Fused]:
         """What is faster than the runtime's operators on its own, the largest gain over all places first."""
         found = []
+        possible = [self._possible(*kind) for kind in self.kinds.items()]
         for i, (graph, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
+            share = possible[i] / sum(possible[i:])
             operators = tuple(n.op for n in graph if n.args and n.op != "item")
             try:
-                chosen = self._chosen(graph, max(self.budget.left(), 0.0) / (len(self.kinds) - i))
+                chosen = self._chosen(graph, max(self.budget.left(), 0.0) * share)
                 if chosen is not None and (saved := self._saved(graph, chosen[1])) > 0:
                     found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots)))
             except (_Ended, TasoMirageError):
@@ -203,14 +203,18 @@ class _Stage:
                 self._report(" ".join(operators), error)
         return sorted(found, key=lambda f: -f.saved)
 
+    def _searches(self) -> Searches:
+        missing = [graph for graph in self.kinds if not self._path(graph).exists()] if self.mode == "search" else []
+        return Searches(missing, self.backend.device, self.budget.left() / 3, self.backend.searching)
+
     def _chosen(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
         """The fastest kernel for a region, from the disk where it was found before."""
-        path = self.cache / f"{self._key(graph)}.json"
+        path = self._path(graph)
         known = self._read(path)
         if known is not None or self.mode == "cached" or share <= 0:
             return known
         start = time.monotonic()
-        found = Search(graph, Options(), self.backend.device).run(BEST, share / 2, self._searching)
+        found = self.searches(graph, share / 2, self._searching)
         if not found:
             return None
         record = self.backend.fastest(graph, found, start + share)
@@ -225,11 +229,11 @@ class _Stage:
         except (OSError, ValueError, LookupError, TypeError, TasoMirageError):
             return None
 
-    def _key(self, graph: Graph) -> str:
-        """What a choice hangs on: the region's structure and shapes, the machine, and this version."""
+    def _path(self, graph: Graph) -> Path:
+        """The file of a choice; its name is what it hangs on: the region's structure and shapes, the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         said = "\0".join([program, self.target.name, self.backend.key, __version__])
-        return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
 
     def _searching(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:

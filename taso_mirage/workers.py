@@ -1,9 +1,9 @@
-"""Processes that compile ahead for the tuner: Triton holds the interpreter's lock while it works, so threads would wait for each other.
+"""Processes of our own for what holds the interpreter's lock: compilers, and searches. Those of `multiprocessing` run the user's script
+again in every one.
 
-    python -m taso_mirage.codegen.workers SECONDS
+    python -m taso_mirage.workers MODULE:FUNCTION SECONDS [MODULE ...]
 
-reads a job a line and answers each with `true` or `false`: whether it compiles; one that takes longer ends the process. They are
-processes of our own, and not those of `multiprocessing`, which run the user's script again in every one.
+imports the modules, reads a job a line (JSON), and answers each with what the function makes of it. One that takes longer ends the process.
 """
 
 from __future__ import annotations
@@ -14,30 +14,26 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
-
-from taso_mirage.codegen.gpu.program import Program
-from taso_mirage.codegen.tune import job, warmed
-
-LIMIT = 15.0
-"""Seconds for a program, which takes one or two: past that the compiler has lost its way, and the process ends."""
 
 
 class Workers:
-    """Up to `count` processes, each started when there is work for it; what takes longer than `limit` seconds does not compile."""
+    """Up to `count` processes, each started when there is work for it, that call `function` ("module:name") with jobs; `first` names
+    modules to import before the `limit` of seconds for a job counts."""
 
-    def __init__(self, count: int, limit: float = LIMIT) -> None:
-        self.limit = limit
+    def __init__(self, function: str, count: int, limit: float, first: Sequence[str] = ()) -> None:
+        self.arguments = [function, str(limit), *first]
         self._threads = ThreadPoolExecutor(count)
         self._own = threading.local()
         self._started: list[subprocess.Popen[str]] = []
 
-    def __call__(self, program: Program) -> Future[bool]:
-        """Compile a program into Triton's cache; the result is whether it can be done."""
-        return self._threads.submit(self._asked, job(program))
+    def __call__(self, job: Mapping[str, Any]) -> Future[Any]:
+        """The answer to a job; None if it took too long, or the process ended."""
+        return self._threads.submit(self._asked, job)
 
     def close(self) -> None:
         """End all, those that are still at work too."""
@@ -49,7 +45,7 @@ class Workers:
             with suppress(OSError), process:  # which closes its pipes
                 pass
 
-    def _asked(self, job: Mapping[str, Any]) -> bool:
+    def _asked(self, job: Mapping[str, Any]) -> Any:
         process = self._process()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -59,10 +55,11 @@ class Workers:
             answer = process.stdout.readline()
         except OSError:
             answer = ""
-        if not answer:  # it has ended
-            _kill(process)
-            process.wait()
-        return answer == "true\n"
+        if answer.endswith("\n"):
+            return json.loads(answer)
+        _kill(process)
+        process.wait()
+        return None
 
     def _process(self) -> subprocess.Popen[str]:
         """This thread's process; another one where that has ended."""
@@ -70,7 +67,7 @@ class Workers:
         if process is None or process.poll() is not None:
             path = os.pathsep.join(p for p in sys.path if p)
             process = subprocess.Popen(
-                [sys.executable, "-m", "taso_mirage.codegen.workers", str(self.limit)],
+                [sys.executable, "-m", "taso_mirage.workers", *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -89,15 +86,19 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def main() -> None:
-    import torch  # noqa: F401  # before the clock runs
-
-    limit, answers, sys.stdout = float(sys.argv[1]), sys.stdout, sys.stderr  # what compilers print is no answer
+def main(function: str, limit: str, *first: str) -> None:
+    for name in first:
+        import_module(name)
+    module, _, name = function.partition(":")
+    call = getattr(import_module(module), name)
+    answers, sys.stdout = sys.stdout, sys.stderr  # what others print is no answer
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, limit)  # which ends the process, whatever holds the interpreter's lock
-        print(json.dumps(warmed(json.loads(line))), file=answers, flush=True)
+        signal.setitimer(
+            signal.ITIMER_REAL, float(limit)
+        )  # which ends the process, whatever holds the interpreter's lock
+        print(json.dumps(call(json.loads(line))), file=answers, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

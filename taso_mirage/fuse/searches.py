@@ -1,0 +1,56 @@
+"""The muGraphs of a model's regions: all regions are searched at once, in processes, where the CPU is not what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict
+from typing import Any
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.gpu import Device
+from taso_mirage.ir import Graph
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.search import Found, Options, Search
+from taso_mirage.workers import Workers
+
+BEST = 24
+"""muGraphs of a region that are compiled and run."""
+LATE = 30.0
+"""Seconds past its share after which a search is ended with nothing: it ends by itself between two candidates."""
+ASKED = 0.2
+"""Seconds between two looks whether there was an interrupt."""
+
+
+class Searches:
+    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is searched when it is asked for."""
+
+    def __init__(self, goals: Iterable[Graph], device: Device, seconds: float, count: int) -> None:
+        self.device = device
+        self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None
+        said = {"device": asdict(device), "seconds": seconds, "best": BEST}
+        self.futures: dict[Graph, Future[Any]] = (
+            {} if self.workers is None else {goal: self.workers(said | {"goal": to_json(goal)}) for goal in goals}
+        )
+
+    def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[Found]:
+        """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
+        future = self.futures.get(goal)
+        if future is None:
+            return Search(goal, Options(), self.device).run(BEST, seconds, progress)
+        while not wait([future], ASKED).done:
+            progress("search", 0, 0)
+        return [Found.of_json(each, goal) for each in future.result() or ()]
+
+    def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+
+
+def searched(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a process does for a goal."""
+    try:
+        found = Search(from_json(job["goal"]), Options(), Device(**job["device"])).run(job["best"], job["seconds"])
+    except TasoMirageError:
+        return []
+    return [each.as_json() for each in found]
