@@ -92,7 +92,7 @@ def timed(model: Model, result: Result, seconds: float) -> dict[str, Any]:
             chosen = ", ".join(f"{k}={v}" for k, v in target.options if k not in dict(CUDA.options))
             sessions[f"onnxruntime, {chosen}"] = runtime.opened(model, target, source=True)
     ours = runtime.opened(result.model, result.target, source=not result.steps)
-    times = runtime.interleaved([*sessions.values(), ours], random_inputs(model, 0), seconds)
+    times = runtime.interleaved([*sessions.values(), ours], random_inputs(model, 0), seconds, patience=np.inf)
     quiet = [float(np.percentile(t, 25)) * 1e6 for t in times]
     ratios = np.asarray(times[0]) / np.asarray(times[-1])
     low, high = np.percentile(ratios, (25, 75))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,20 @@ def test_check_criterion() -> None:
     assert difference("c", "y", integers, integers, integers).passed
     assert not difference("c", "y", integers + 1, integers, integers).passed
     assert not difference("c", "y", integers.astype(np.int32), integers, integers).passed
+
+
+@pytest.mark.parametrize(("takes", "patience", "rounds"), [(1.0, 4.0, 5), (1.0, np.inf, 15), (0.04, 4.0, 12)])
+def test_slow_models_run_a_few_times(takes: float, patience: float, rounds: int) -> None:
+    class Slow:
+        def prepared(self, inputs: object) -> Callable[[], float]:
+            return lambda: takes
+
+    seconds = 0.25 if takes < 1 else 0.0
+    clock = iter([0.0] + [1.0] * 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.time, "perf_counter", lambda: next(clock))
+        times = runtime.interleaved([Slow()], {}, seconds, patience=patience)  # type: ignore[list-item]
+    assert [len(t) for t in times] == [rounds]
 
 
 def test_bisection_finds_the_first_bad_step() -> None:

@@ -225,17 +225,26 @@ def _weight_bytes(model: Model) -> int:
 SETTLED = 0.003
 """Seconds that the threads of a session that just ran keep spinning; runs of another session begun meanwhile are not counted."""
 
+FEW = 5
+"""Rounds of slow models."""
 
-def interleaved(sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15) -> list[list[float]]:
+
+def interleaved(
+    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15, patience: float = 4.0
+) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
 
     A turn is a run to warm up and one that counts; of a fast model a block of runs, of which the median counts once the other
-    sessions' threads have settled.
+    sessions' threads have settled. There are `least` rounds; of models so slow that these would take more than `patience` times the
+    `seconds`, fewer, down to FEW: their times vary less.
     """
     runs = [session.prepared(inputs) for session in sessions]
+    round_takes = 0.0
     for run in runs:
         run()
-        run()
+        round_takes += 2 * run()
+    if patience * seconds < least * round_takes:
+        least = max(min(least, FEW), int(patience * seconds / round_takes))
     times: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds
     rounds = 0
