@@ -151,6 +151,31 @@ def test_a_damaged_file_is_searched_again(result: Result, searched: tuple[Result
     assert all(file.read_text().endswith("}") and len(file.read_text()) > 100 for file in files)
 
 
+def test_a_choice_that_had_too_little_time_is_made_again_when_there_is_more(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(share: float) -> None:
+        for file in (cache_path().parent / "kernels").iterdir():
+            file.write_text(json.dumps({**json.loads(file.read_text()), stage.CUT: share}))
+
+    class Counted(searches.Search):
+        def __init__(self, *args: Any) -> None:
+            asked.append(args[0])
+            super().__init__(*args)
+
+    asked: list[Any] = []
+    monkeypatch.setattr(searches, "Search", Counted)
+    cut(1e6)
+    assert kernels(fused(result, CONFIG, "search")) == 2
+    assert not asked
+    cut(1e-3)
+    assert kernels(fused(result, CONFIG, "cached")) == 2
+    assert not asked
+    assert kernels(fused(result, CONFIG, "search")) == 2
+    assert len(asked) == 2
+    assert not any(stage.CUT in file.read_text() for file in (cache_path().parent / "kernels").iterdir())
+
+
 def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise ZeroDivisionError("made up")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -42,6 +43,8 @@ from taso_mirage.toml import write_file
 
 Progress = Callable[[str, int, int], None]
 MODES = ("off", "cached", "search")
+CUT = "cut short at"
+"""In the record of a choice: the seconds that it had, where they were not enough."""
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 SHARE = 0.4
@@ -204,30 +207,40 @@ class _Stage:
         return sorted(found, key=lambda f: -f.saved)
 
     def _searches(self) -> Searches:
-        missing = [graph for graph in self.kinds if not self._path(graph).exists()] if self.mode == "search" else []
-        return Searches(missing, self.backend.device, self.budget.left() / 3, self.backend.searching)
+        wanted = [graph for graph in self.kinds if CUT in (self._record(graph) or (CUT,))]
+        ahead = wanted if self.mode == "search" else []
+        return Searches(ahead, self.backend.device, self.budget.left() / 3, self.backend.searching)
 
     def _chosen(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
-        """The fastest kernel for a region, from the disk where it was found before."""
-        path = self._path(graph)
-        known = self._read(path)
-        if known is not None or self.mode == "cached" or share <= 0:
-            return known
-        start = time.monotonic()
+        """The fastest kernel for a region, from the disk where it was found before: in a time that was enough, or no less than half of
+        that of now."""
+        known = self._record(graph)
+        again = self.mode == "search" and share > 0 and (known is None or 2 * known.get(CUT, math.inf) < share)
+        if known is not None and not again:
+            try:
+                return known, self.backend.kernel(known)
+            except (ValueError, LookupError, TypeError, TasoMirageError):
+                again = self.mode == "search" and share > 0  # a damaged file
+        return self._searched(graph, share) if again else None
+
+    def _searched(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
+        end = time.monotonic() + share
         found = self.searches(graph, share / 2, self._searching)
         if not found:
             return None
-        record = self.backend.fastest(graph, found, start + share)
-        write_file(path, json.dumps(record))
+        record = dict(self.backend.fastest(graph, found, end))
+        if time.monotonic() > end:
+            record[CUT] = share
+        write_file(self._path(graph), json.dumps(record))
         return record, self.backend.kernel(record)
 
-    def _read(self, path: Path) -> tuple[Record, Kernel] | None:
-        """A kernel from a file; None where there is none, or none that can be read: it is searched again."""
+    def _record(self, graph: Graph) -> Record | None:
+        """What lies on disk; None where nothing does, or nothing that can be read."""
         try:
-            record = json.loads(path.read_text())
-            return record, self.backend.kernel(record)
-        except (OSError, ValueError, LookupError, TypeError, TasoMirageError):
+            found = json.loads(self._path(graph).read_text())
+        except (OSError, ValueError):
             return None
+        return found if isinstance(found, dict) else None
 
     def _path(self, graph: Graph) -> Path:
         """The file of a choice; its name is what it hangs on: the region's structure and shapes, the machine, and this version."""
