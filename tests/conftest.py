@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports onnxruntime
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is not part of the package
 
 

@@ -335,7 +335,8 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
     assert all(launch.schedule.overlap for program in seen for launch in program.launches)
 
 
-def test_processes_find_what_a_search_here_finds() -> None:
+def test_processes_find_what_a_search_here_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "Search", Search)  # which other tests of this file do without
     goals = [mugraphs.ntrans(dtype=dtype)[1] for dtype in ("float16", "float32")]
 
     def interrupted(stage: str, done: int, total: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -394,6 +397,15 @@ def test_check_criterion() -> None:
     assert difference("c", "y", integers, integers, integers).passed
     assert not difference("c", "y", integers + 1, integers, integers).passed
     assert not difference("c", "y", integers.astype(np.int32), integers, integers).passed
+
+
+def test_nothing_is_sent_from_a_process_that_optimizes() -> None:
+    """The runtime's thread for usage data is not started; who wants it says so."""
+    script = "import os; import taso_mirage.optimize.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    for own, wanted in (({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")):
+        env = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | own
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == wanted
 
 
 @pytest.mark.parametrize(("takes", "patience", "rounds"), [(1.0, 4.0, 5), (1.0, np.inf, 15), (0.04, 4.0, 12)])

@@ -1,7 +1,12 @@
-"""ONNX Runtime: the only module that imports it. Sessions, single runs, and interleaved timing."""
+"""ONNX Runtime: the only module that imports it. Sessions, single runs, and interleaved timing.
+
+From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in processes that import this module first:
+models are their users' own, and the thread is in the way of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +27,7 @@ from taso_mirage.onnx_io.files import checked
 from taso_mirage.optimize.target import CPU, TARGETS, Target
 from taso_mirage.runtime.register import carries_kernels, register
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 Arrays = Mapping[str, NDArray[Any]]
 
 
