@@ -96,7 +96,7 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one, range(1000)))
     sessions.clear()
-    one_more = Session(content, CUDA)  # after modules were unloaded
+    one_more = Session(content, CUDA)  # after the other sessions ended
     np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
