@@ -15,7 +15,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import node_count
 from taso_mirage.ops import get
-from taso_mirage.optimize.session import SETTLED, Arrays, Session, device, optimized, version
+from taso_mirage.optimize.session import SETTLED, Arrays, Session, device, optimized, pause_between, version
 from taso_mirage.optimize.target import Target
 
 CHAIN = 20
@@ -34,9 +34,11 @@ def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1)
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the machine meets all alike."""
     runs = [_runner(content, target, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
+    pause = pause_between(len(runs), target)
     end = time.perf_counter() + budget
     while len(times[0]) < LEAST or (time.perf_counter() < end and len(times[0]) < MOST):
         for run, taken in zip(runs, times, strict=True):
+            time.sleep(pause)
             _settle(run)
             taken += [run() for _ in range(BLOCK)]
     return [float(np.percentile(t, 25)) for t in times]
@@ -75,7 +77,7 @@ def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
 
 
 def _settle(run: Callable[[], float]) -> None:
-    """Warm up, at least until the threads of the session before no longer spin."""
+    """Warm up."""
     end = time.perf_counter() + SETTLED
     run()
     while time.perf_counter() < end:

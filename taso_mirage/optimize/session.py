@@ -229,8 +229,10 @@ def _weight_bytes(model: Model) -> int:
 
 
 SETTLED = 0.003
-"""Seconds that the threads of a session that just ran keep spinning; runs of another session begun meanwhile are not counted."""
-
+"""Seconds that a model runs before a run counts, where others ran before it."""
+SPINNING = 0.06
+"""Seconds that the threads of a session that just ran keep spinning. On a CPU others share the cores with them (half the speed on two
+cores), for twice as long where they run."""
 FEW = 5
 """Rounds of slow models."""
 
@@ -240,11 +242,12 @@ def interleaved(
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
 
-    A turn is a run to warm up and one that counts; of a fast model a block of runs, of which the median counts once the other
-    sessions' threads have settled. There are `least` rounds; of models so slow that these would take more than `patience` times the
+    A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts; of a fast model a block of runs, of
+    which the median counts. There are `least` rounds; of models so slow that these would take more than `patience` times the
     `seconds`, fewer, down to FEW: their times vary less.
     """
     runs = [session.prepared(inputs) for session in sessions]
+    pause = pause_between(len(sessions), getattr(sessions[0], "target", CPU))  # a peer has none
     round_takes = 0.0
     for run in runs:
         run()
@@ -257,14 +260,20 @@ def interleaved(
     while rounds < least or (time.perf_counter() < end and rounds < 2000):
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:
+            time.sleep(pause)
             times[i].append(_turn(runs[i]))
         rounds += 1
     return times
 
 
+def pause_between(count: int, target: Target) -> float:
+    """Seconds before a turn of one of several sessions."""
+    return 0.0 if count == 1 or target.gpu else SPINNING
+
+
 def _turn(run: Callable[[], float]) -> float:
     start = time.perf_counter()
-    first = run()  # with cold caches and the other session's threads: not counted
+    first = run()  # with cold caches: not counted
     if first > 10 * SETTLED:
         return run()
     counted: list[float] = []
