@@ -15,9 +15,10 @@ import onnxruntime
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, plain, quick, run
 
+from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
-from taso_mirage.fuse import backend, check_mode, cpu, fused, searches, stage
+from taso_mirage.fuse import backend, check_mode, cpu, fused, optimized, searches, stage, usual_mode
 from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
@@ -199,6 +200,39 @@ def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch
     assert "0.500 times as fast as the original" in found.notes[-1]
 
 
+def test_a_model_that_is_slower_without_the_library_is_not_kept(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who registers nothing loses nothing: each kind pays, and all together, but not their functions."""
+    monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 2.0, 0.5]))
+    found = fused(result, CONFIG, "cached")
+    assert found.model is result.model
+    assert "where their library is not registered the model would be 0.500 times as fast" in found.notes[-1]
+
+
+def test_kernels_are_checked_without_the_library_too(result: Result, searched: tuple[Result, Result, Path]) -> None:
+    found = fused(result, CONFIG, "cached")
+    cases = [d.case for d in found.differences]
+    assert all(cases.count(case) == 2 for case in set(cases))
+
+
+def test_without_a_compiler_the_model_is_optimized_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody asked for kernels, so none is an error; who asks is told before anything starts."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    compilers.compiler.cache_clear()
+    try:
+        found = optimized(plain().original, replace(CONFIG, budget=1.0), usual_mode(CONFIG))
+        assert any(note.startswith("no kernels: there is no C++ compiler") for note in found.notes)
+        with pytest.raises(RuntimeUnavailable, match=r"no C\+\+ compiler"):
+            check_mode("search", True, "cpu")
+    finally:
+        compilers.compiler.cache_clear()
+
+
 # ---------------------------------------------------------------- free dims
 
 
@@ -251,7 +285,7 @@ def test_several_sets_of_sizes_are_all_timed(result: Result, monkeypatch: pytest
     before = plain("rows", config)
     monkeypatch.setattr(stage, "interleaved", timed)
     found = fused(before, config, "cached")
-    assert seen == [ROWS, 5] * 3
+    assert seen == [ROWS, 5] * 4  # each of two kinds, both together, and both without the library
     assert found.timing is not None
     assert found.timing.ratio == pytest.approx(3 * 0.75 + 1 * 0.25)
 

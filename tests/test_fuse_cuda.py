@@ -49,7 +49,9 @@ pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = Cuda(H100, "a stand-in for an H100", 90)
 
 
-def on_the_cpu(model: Model, target: Target = CPU, source: bool = False, check: bool = False) -> Session:
+def on_the_cpu(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+) -> Session:
     """What runs the functions of the nodes for CUDA."""
     return OPENED(model, source=source, check=check)
 

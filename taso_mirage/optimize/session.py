@@ -43,21 +43,22 @@ class Session:
     """A model loaded at ONNX Runtime's full optimization level.
 
     On CUDA a run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; `captures` says
-    whether it does. With `alone` a model that would run partly on the CPU is refused.
+    whether it does. With `alone` a model that would run partly on the CPU is refused; without `library` kernels that a model carries
+    do not run, but their functions.
     """
 
-    def __init__(self, source: bytes | str, target: Target = CPU, alone: bool = False) -> None:
+    def __init__(self, source: bytes | str, target: Target = CPU, alone: bool = False, library: bool = True) -> None:
         self.target, self.captures = target, target.gpu
         self._graphs = count(1)
         if target.gpu:
             _load_libraries()
         try:
-            self._session = _inference_session(source, target, self.captures, alone)
+            self._session = _inference_session(source, target, self.captures, alone, library)
         except RunFailed:
             if not target.gpu or alone:
                 raise
             self.captures = False  # parts run on the CPU: no graph can be captured
-            self._session = _inference_session(source, target, False, False)
+            self._session = _inference_session(source, target, False, False, library)
         if target.provider not in self._session.get_providers():
             raise RuntimeUnavailable(
                 f"ONNX Runtime has no working {target.provider} on this machine; `taso-mirage doctor` shows what works"
@@ -155,7 +156,7 @@ def _dtype(text: str) -> str:
 
 def optimized(content: bytes, target: Target, path: str) -> None:
     """Write the model that the runtime makes of a model, with its fusions and layouts, to a file."""
-    _inference_session(content, target, False, False, path)
+    _inference_session(content, target, False, False, True, path)
 
 
 def _graph(annotation: str) -> Any:
@@ -179,7 +180,9 @@ def _load_libraries() -> None:
             onnxruntime.preload_dlls()
 
 
-def _inference_session(source: bytes | str, target: Target, captures: bool, alone: bool, dump: str = "") -> Any:
+def _inference_session(
+    source: bytes | str, target: Target, captures: bool, alone: bool, library: bool, dump: str = ""
+) -> Any:
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
@@ -190,7 +193,7 @@ def _inference_session(source: bytes | str, target: Target, captures: bool, alon
         options.optimized_model_filepath = dump
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    if carries_kernels(source):
+    if library and carries_kernels(source):
         register(options, source, cuda=target.gpu)
     provider: Any = target.provider
     if target.gpu:
@@ -206,8 +209,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
 
 
-def opened(model: Model, target: Target = CPU, source: bool = False, check: bool = False) -> Session:
-    """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked.
+def opened(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+) -> Session:
+    """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked. `library`: see `Session`.
 
     A model above 1.5 GB goes through a file.
     """
@@ -215,13 +220,13 @@ def opened(model: Model, target: Target = CPU, source: bool = False, check: bool
         content = serialize(model, source)
         if check:
             checked(content)
-        return Session(content, target)
+        return Session(content, target, library=library)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save(model, path, source)
         if check:
             checked(str(path))
-        return Session(str(path), target)
+        return Session(str(path), target, library=library)
 
 
 def _weight_bytes(model: Model) -> int:
