@@ -1,0 +1,73 @@
+"""How well two sessions on one model are told to be equal: with the pause before every turn that the optimizer makes, and without.
+
+    python bench/clocks.py [NAME ...] [--models DIR] [--seconds 6]
+
+Prints and writes bench/results/clocks-cpuN.json: lower quartiles in microseconds and the quartiles of the ratio of both sessions round
+by round, which would all be 1 on a machine without noise. ONNX Runtime's threads spin for a while after a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import models  # noqa: E402
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.model import random_inputs  # noqa: E402
+from taso_mirage.onnx_io import from_ir  # noqa: E402
+from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.optimize.target import CPU  # noqa: E402
+
+
+def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A model against itself, first without pauses."""
+    file = None if options.models is None else options.models / f"{name}.onnx"
+    proto = onnx.load(file) if file is not None and file.exists() else models.build(name, small=False)
+    model = from_ir(ir.from_proto(proto))
+    inputs, sessions = random_inputs(model, 0), [runtime.opened(model, CPU, source=True) for _ in range(2)]
+    found: dict[str, Any] = {"case": name}
+    for kind, pause in (("without", 0.0), ("with", runtime.SPINNING)):
+        runtime.SPINNING = pause
+        first, second = (np.asarray(t) for t in runtime.interleaved(sessions, inputs, options.seconds))
+        found[kind] = {
+            "us": [round(float(np.percentile(t, 25)) * 1e6, 1) for t in (first, second)],
+            "ratio_quartiles": np.percentile(first / second, (25, 50, 75)).round(3).tolist(),
+            "rounds": len(first),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["light_squeezenet", "resnet18"])
+    parser.add_argument("--models", type=Path, help="a folder of NAME.onnx")
+    parser.add_argument("--seconds", type=float, default=6.0, help="each comparison")
+    options = parser.parse_args()
+    rows = []
+    for name in options.names:
+        rows.append(row(name, options))
+        print(rows[-1], flush=True)
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    result = {
+        "bench": "clocks",
+        "device": runtime.device(CPU),
+        "pause": runtime.SPINNING,
+        "versions": versions,
+        "rows": rows,
+    }
+    path = ROOT / "bench" / "results" / f"clocks-cpu{runtime.cores()}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
