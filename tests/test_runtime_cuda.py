@@ -274,6 +274,12 @@ int cuLaunchKernelEx(const Config* c, void* function, void** arguments, void**) 
   return 0;
 }
 int cuGetErrorString(int, const char** text) { *text = "illegal address"; return 0; }
+int cuStreamCreate(void** found, unsigned) { static size_t made = 0x60; *found = reinterpret_cast<void*>(++made); return 0; }
+int cuStreamDestroy_v2(void* stream) { printf("end of stream %p\n", stream); return 0; }
+int cuEventCreate(void** found, unsigned) { static size_t made = 0x70; *found = reinterpret_cast<void*>(++made); return 0; }
+int cuEventDestroy_v2(void* event) { printf("end of event %p\n", event); return 0; }
+int cuEventRecord(void* event, void* stream) { printf("record %p on %p\n", event, stream); return 0; }
+int cuStreamWaitEvent(void* stream, void* event, unsigned) { printf("wait of %p for %p\n", stream, event); return 0; }
 }
 """
 HARNESS = r"""
@@ -433,6 +439,51 @@ def test_kernels_are_launched_in_order_on_the_stream_with_scratch_between(driver
         "output 7",
         "unload",
         "unload",
+    ]
+
+
+def lanes_kernel() -> Kernel:
+    """Two kernels with scratch memory between, and beside them two more of the same inputs."""
+    first, second = SPLIT.launches
+    names = {b.name: f"{b.name}_beside" for b in SPLIT.buffers if b.role != "input"}
+    beside = [
+        replace(each, name=f"kernel_{i + 2}", buffers=tuple(names.get(b, b) for b in each.buffers))
+        for i, each in enumerate((first, second))
+    ]
+    program = replace(
+        SPLIT,
+        buffers=(*SPLIT.buffers, *(replace(b, name=names[b.name]) for b in SPLIT.buffers if b.name in names)),
+        launches=(first, beside[0], second, beside[1]),
+        results=(*SPLIT.results, *(names[r] for r in SPLIT.results)),
+    )
+    images = [
+        Image(i, 90, cubin(body=launch.name.encode()), launch.name, 4, 1024, 0, True)
+        for i, launch in enumerate(program.launches)
+    ]
+    return cuda_kernel(program, images)
+
+
+def test_kernels_that_share_no_memory_run_beside_each_other(driver: Path, tmp_path: Path) -> None:
+    """The second lane waits for what was on the stream before, and what comes later for both; its first kernel overlaps with nothing."""
+    found = launched(driver, tmp_path, lanes_kernel(), kernel_0=6, kernel_1=4, kernel_2=6, kernel_3=4, ARGUMENTS=4)
+    shown = [
+        " ".join(line.split()[:2] + line.split()[9:13]) if line.startswith("launch") else line
+        for line in found
+        if not line.startswith(("load", "set", "output"))
+    ]
+    assert shown == [
+        "record 0x71 on 0x55",
+        "launch kernel_0 stream 0x55 overlap 1:",
+        "launch kernel_1 stream 0x55 overlap 1:",
+        "wait of 0x61 for 0x71",
+        "launch kernel_2 stream 0x61 overlap 0:",
+        "launch kernel_3 stream 0x61 overlap 1:",
+        "record 0x72 on 0x61",
+        "wait of 0x55 for 0x72",
+        "end of stream 0x61",
+        "end of event 0x72",
+        "end of event 0x71",
+        *["unload"] * 4,
     ]
 
 

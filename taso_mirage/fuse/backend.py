@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
+from taso_mirage.kernels.lanes import Lane
 from taso_mirage.kernels.search import Found
 from taso_mirage.runtime.plan import Kernel
 
@@ -34,9 +35,16 @@ class Backend(Protocol):
     def searching(self) -> int:
         """How many processes may search while `fastest` measures; none where they would be in its way."""
 
+    @property
+    def lanes(self) -> int:
+        """How many lanes a region may have, which run beside each other; 1 where they would run one after the other."""
+
     def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on nothing more is tried. Raises
         TasoMirageError where none can be run."""
+
+    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+        """The choices for a goal's lanes as one for the goal. Raises what `kernel` does for a damaged record."""
 
     def kernel(self, record: Record) -> Kernel:
         """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,

@@ -11,6 +11,7 @@ from taso_mirage.fuse.backend import Record
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.lanes import Lane, together
 from taso_mirage.kernels.search import Found
 from taso_mirage.optimize import session as runtime
 from taso_mirage.runtime.plan import Kernel, cpu_kernel
@@ -25,6 +26,7 @@ class Cpu:
     device: Device = CPU
     fixed = ""
     searching = 0
+    lanes = 1
 
     def __init__(self) -> None:
         self.key = runtime.device()
@@ -34,6 +36,10 @@ class Cpu:
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
         best = tuned([f.graph for f in found], cores(), seconds)[0]
         return {"mugraph": to_json(best.kernel.graph)}
+
+    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+        """One muGraph of them all."""
+        return {"mugraph": to_json(together(goal, parts, [from_json(each["mugraph"]) for each in records])[0])}
 
     def kernel(self, record: Record) -> Kernel:
         """C++ that is compiled where the model is loaded."""

@@ -13,13 +13,14 @@ import numpy as np
 
 from taso_mirage.codegen import triton, tune
 from taso_mirage.codegen.compile import Compiled, compiled
-from taso_mirage.codegen.gpu.program import Program, Schedule
+from taso_mirage.codegen.gpu.program import Program, Schedule, kernels
 from taso_mirage.cpu import cores
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.fuse.backend import Record
 from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.lanes import Lane, together
 from taso_mirage.kernels.search import Found
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.ops import interpret
@@ -46,6 +47,7 @@ class Cuda:
     key: str
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
+    lanes: int = 4
 
     @property
     def fixed(self) -> str:
@@ -80,6 +82,14 @@ class Cuda:
         ).program
         schedules = [asdict(launch.schedule) for launch in best.launches]
         return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
+
+    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+        """One muGraph of them all, each kernel with its schedule: the runtime launches those that share no memory beside each other."""
+        graphs = [from_json(each["mugraph"]) for each in records]
+        graph, origins = together(goal, parts, graphs)
+        known = [dict(zip(kernels(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
+        places = [origins[node] for node in kernels(graph)]
+        return {"mugraph": to_json(graph), "schedules": [known[lane][node] for lane, node in places]}
 
     def kernel(self, record: Record) -> Kernel:
         """Cubins for the GPU that is there."""

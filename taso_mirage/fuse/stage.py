@@ -22,6 +22,8 @@ from taso_mirage.fuse.backend import BACKENDS, Backend, Record, here
 from taso_mirage.fuse.searches import Searches
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.lanes import lanes
 from taso_mirage.kernels.regions import Spot, fragments
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
@@ -170,7 +172,7 @@ class _Stage:
     def _kinds(self) -> dict[Graph, list[Spot]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
-            found = fragments(self.result.model, self.sizes).items()
+            found = fragments(self.result.model, self.sizes, self.backend.lanes).items()
         except Exception as error:
             self._report("the regions", error)
             return {}
@@ -206,23 +208,38 @@ class _Stage:
         return sorted(found, key=lambda f: -f.saved)
 
     def _searches(self) -> Searches:
-        wanted = [graph for graph in self.kinds if CUT in (self._record(graph) or (CUT,))]
+        goals = dict.fromkeys(lane.graph for graph in self.kinds for lane in lanes(label(graph)))
+        wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
         ahead = wanted if self.mode == "search" else []
         return Searches(ahead, self.backend.device, self.budget.left() / 3, self.backend.searching)
 
     def _chosen(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
-        """The fastest kernel for a region, from the disk where it was found before: in a time that was enough, or no less than half of
-        that of now."""
-        known = self._record(graph)
-        again = self.mode == "search" and share > 0 and (known is None or 2 * known.get(CUT, math.inf) < share)
-        if known is not None and not again:
+        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
+        parts = lanes(label(graph))
+        for anew in (False, True):
+            choices = [self._choice(lane.graph, share / len(parts), anew) for lane in parts]
+            records = [choice[0] for choice in choices if choice is not None]
+            if len(records) < len(parts):
+                return None
             try:
-                return known, self.backend.kernel(known)
+                record = records[0] if len(parts) == 1 else self.backend.joined(graph, parts, records)
+                return record, self.backend.kernel(record)
             except (ValueError, LookupError, TypeError, TasoMirageError):
-                again = self.mode == "search" and share > 0  # a damaged file
-        return self._searched(graph, share) if again else None
+                if all(choice[1] for choice in choices if choice is not None):
+                    raise
+        return None  # from damaged files, where nothing is searched
 
-    def _searched(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
+    def _choice(self, graph: Graph, share: float, anew: bool) -> tuple[Record, bool] | None:
+        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk where it was found before, in a time that
+        was enough, or no less than half of that of now."""
+        known = self._record(graph)
+        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        if self.mode != "search" or share <= 0 or (enough and not anew):
+            return None if known is None or anew else (known, False)
+        searched = self._searched(graph, share)
+        return None if searched is None else (searched, True)
+
+    def _searched(self, graph: Graph, share: float) -> Record | None:
         end = time.monotonic() + share
         found = self.searches(graph, share / 2, self._searching)
         if not found:
@@ -231,7 +248,7 @@ class _Stage:
         if time.monotonic() > end:
             record[CUT] = share
         write_file(self._path(graph), json.dumps(record))
-        return record, self.backend.kernel(record)
+        return record
 
     def _record(self, graph: Graph) -> Record | None:
         """What lies on disk; None where nothing does, or nothing that can be read."""
@@ -321,7 +338,7 @@ class _Stage:
                 result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
             )
         elsewhere = self._timed(original, without, self.config.seconds / 2).ratio
-        if elsewhere < 1 / KEEP:
+        if elsewhere * KEEP < 1:
             return _noted(
                 result,
                 f"no kernels: where their library is not registered the model would be {elsewhere:.3f} times as fast as the original",

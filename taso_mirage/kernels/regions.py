@@ -3,7 +3,8 @@
 A region grows from a product, then from the folds and chains that are left, over operators that have labels (`labels.label`). It is
 convex, also once the other regions are one term each, so that all can be replaced. A linear layer of many rows stays outside: it is bound
 by operations, and a library's product does it best. A fold after a linear layer waits for all of its columns, so a region ends
-there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut.
+there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut;
+where kernels can run beside each other, results of other labels are lanes (`lanes.py`), of which no two compute the same product.
 What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
 is in it with all that reads them. What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
 """
@@ -20,13 +21,14 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, users, variable
 from taso_mirage.kernels.labels import Labelled, label
+from taso_mirage.kernels.lanes import groups
 from taso_mirage.meanings.work import size, sized, work
 from taso_mirage.model import Model
 from taso_mirage.ops import term
 
 Sizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
-"""A region has at most so many operators and inputs."""
+"""A region has at most so many operators, and a lane of it so many inputs."""
 ROWS = 64
 """A linear layer of more rows is bound by operations."""
 PRODUCTS = 2
@@ -70,9 +72,9 @@ class Spot:
     names: tuple[str, ...]
 
 
-def fragments(model: Model, sizes: Sizes) -> dict[Graph, list[Spot]]:
-    """The graphs of all regions, in the order of their first places, each with its places."""
-    growing = _Growing(model.graph.outputs, sizes)
+def fragments(model: Model, sizes: Sizes, lanes: int = 1) -> dict[Graph, list[Spot]]:
+    """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places."""
+    growing = _Growing(model.graph.outputs, sizes, lanes)
     found: dict[Graph, list[Spot]] = {}
     for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
@@ -127,8 +129,8 @@ class _Kind(Enum):
 class _Growing:
     """Regions as they grow, each a list of terms in the model's order."""
 
-    def __init__(self, outputs: Sequence[Node], sizes: Sizes) -> None:
-        self.order, self.wanted, self.sizes = topological(outputs), set(outputs), sizes
+    def __init__(self, outputs: Sequence[Node], sizes: Sizes, lanes: int) -> None:
+        self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -148,7 +150,7 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
-                    if self._accepted(members) and self._computes(members) > 1:
+                    if self._accepted(members) and self._computes(self.fragment(members)) > 1:
                         found.append(members)
                         self.region |= dict.fromkeys(members, members)
                         self.rank = self._ranked()
@@ -189,9 +191,9 @@ class _Growing:
         made = node.args[0] if node.op == ITEM else node
         return made, *self.items[made]
 
-    def _computes(self, members: Sequence[Node]) -> int:
+    def _computes(self, graph: Graph) -> int:
         """How many values are computed, operators unfolded; one that only has another shape or order of its axes is the same."""
-        found = self._labelled(self.fragment(members))
+        found = self._labelled(graph)
         return 0 if found is None else len({each.sketch for each in found.known} - {*found.views.values()})
 
     def _repeating(self, graph: Graph) -> Labelled | None:
@@ -225,13 +227,28 @@ class _Growing:
         return self._trimmed(members)
 
     def _trimmed(self, members: list[Node]) -> list[Node]:
-        """Without the last terms of chains that only add a result: what uses them can compute them."""
+        """Without the last terms of chains, and the lanes, that only add a result: what uses them can compute them."""
         for each in members[::-1]:
             rest = [n for n in members if n is not each]
             last = self.kinds[each] is _Kind.CHAIN and not any(each in n.args for n in rest)
             if last and rest and len(self.results(rest)) < len(self.results(members)):
                 members = rest
+        for lane, _ in self._lanes(members):
+            rest = [n for n in members if n not in lane]
+            if rest and all(self.kinds[n] is _Kind.CHAIN for n in lane) and self._accepted(rest):
+                members = rest  # a chain that others read too is no lane: it is computed before
         return members
+
+    def _lanes(self, members: Sequence[Node]) -> list[tuple[list[Node], Graph]]:
+        """What each lane computes, in the model's order, and its graph; what several share is in all of them."""
+        found, results = self._labelled(self.fragment(members)), self.results(members)
+        outside = {a for n in members for a in n.args}.difference(members)
+        made = []
+        for places in [] if found is None else groups(found):
+            own = [results[i] for i in places]
+            inside = topological(own, stop=outside)
+            made.append((inside, _canonical(inside, own, self.sizes)[0]))
+        return made
 
     def _around(self, members: Sequence[Node]) -> list[Node]:
         above = [u for n in members for u in self.users.get(n, ())]
@@ -257,10 +274,23 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if len(graph.inputs) > INPUTS or not all(is_float(o.dtype) for o in graph.outputs):
+        if len(graph.inputs) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
             return False
-        found = self._labelled(graph)
-        return found is not None and len({frozenset(x for axis in axes for x in axis) for axes in found.outputs}) == 1
+        return self._labelled(graph) is not None and self._beside(self._lanes(members))
+
+    def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
+        """Whether there are few lanes, each with few inputs and with what computes, and no product is in two of them."""
+        if len(lanes) > self.lanes:
+            return False
+        products: set[Node] = set()
+        for lane, graph in lanes:
+            own = {n for n in lane if self.kinds[n] in (_Kind.PRODUCT, _Kind.LINEAR)}
+            if len(graph.inputs) > INPUTS or not own.isdisjoint(products):
+                return False
+            if len(lanes) > 1 and self._computes(graph) < 1:
+                return False
+            products |= own
+        return True
 
     def _runs_through(self, members: Sequence[Node]) -> bool:
         """Whether no path has too many products, or a fold that waits for a linear layer."""

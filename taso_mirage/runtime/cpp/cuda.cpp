@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <set>
 
 namespace cuda {
 namespace {
@@ -12,6 +13,7 @@ using Result = int;
 
 constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  // of a device
 constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8;                            // of a function
+constexpr unsigned NON_BLOCKING = 1, UNTIMED = 2;                              // of a stream, of an event
 constexpr int SERIALIZATION = 6;                                               // programmatic stream serialization, of a launch
 constexpr unsigned SHARED_ALWAYS = 48 * 1024;
 constexpr unsigned WARP = 32;
@@ -45,6 +47,12 @@ struct Driver {
   Result (*FuncSetAttribute)(void*, int, int);
   Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*GetErrorString)(Result, const char**);
+  Result (*StreamCreate)(void**, unsigned);
+  Result (*StreamDestroy)(void*);
+  Result (*StreamWaitEvent)(void*, void*, unsigned);
+  Result (*EventCreate)(void**, unsigned);
+  Result (*EventRecord)(void*, void*);
+  Result (*EventDestroy)(void*);
   Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these four
   Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
   Result (*FuncLoad)(void*);
@@ -73,6 +81,12 @@ const Driver& driver() {
     find(library, "cuFuncSetAttribute", made.FuncSetAttribute);
     find(library, "cuLaunchKernel", made.LaunchKernel);
     find(library, "cuGetErrorString", made.GetErrorString);
+    find(library, "cuStreamCreate", made.StreamCreate);
+    find(library, "cuStreamDestroy_v2", made.StreamDestroy);
+    find(library, "cuStreamWaitEvent", made.StreamWaitEvent);
+    find(library, "cuEventCreate", made.EventCreate);
+    find(library, "cuEventRecord", made.EventRecord);
+    find(library, "cuEventDestroy_v2", made.EventDestroy);
     find(library, "cuLaunchKernelEx", made.LaunchKernelEx, false);
     find(library, "cuFuncGetParamInfo", made.FuncGetParamInfo, false);
     find(library, "cuFuncLoad", made.FuncLoad, false);
@@ -213,7 +227,53 @@ void check_ptx(std::string_view content) {
   if (content.find('\0') != std::string_view::npos || content.find(".version") == std::string_view::npos) throw Problem("it is no PTX");
 }
 
+bool share(const plan::Kernel& one, const plan::Kernel& other) {
+  for (const plan::Argument& a : one.arguments)
+    for (const plan::Argument& b : other.arguments)
+      if (a.role != plan::Role::input && a.role == b.role && a.index == b.index) return true;
+  return false;
+}
+
+// The number of each kernel's lane: kernels that share scratch memory or an output are in one, the others run beside each other.
+std::vector<size_t> lanes_of(const plan::Plan& plan) {
+  std::vector<size_t> lane;
+  for (size_t i = 0; i < plan.kernels.size(); ++i) {
+    lane.push_back(i);
+    for (size_t before = 0; before < i; ++before) {
+      if (!share(plan.kernels[before], plan.kernels[i])) continue;
+      const size_t old = lane[i], joined = lane[before];
+      for (size_t& each : lane)
+        if (each == old) each = joined;
+    }
+  }
+  return lane;
+}
+
 }  // namespace
+
+// Streams beside one of the caller's, and the events that order them.
+struct Loaded::Beside {
+  std::vector<void*> streams, ends;
+  void* start = nullptr;
+
+  Beside() = default;
+  void open(size_t count) {
+    streams.resize(count, nullptr);
+    ends.resize(count, nullptr);
+    succeed(driver().EventCreate(&start, UNTIMED), "no event can be made");
+    for (void*& each : streams) succeed(driver().StreamCreate(&each, NON_BLOCKING), "no stream can be made");
+    for (void*& each : ends) succeed(driver().EventCreate(&each, UNTIMED), "no event can be made");
+  }
+  ~Beside() {
+    for (void* each : streams)
+      if (each != nullptr) driver().StreamDestroy(each);
+    for (void* each : ends)
+      if (each != nullptr) driver().EventDestroy(each);
+    if (start != nullptr) driver().EventDestroy(start);
+  }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+};
 
 bool present() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -236,6 +296,7 @@ void check(const plan::Image& image, std::string_view content) {
 
 std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::string(size_t)>& attribute) {
   auto found = std::make_unique<Loaded>();
+  found->lanes = lanes_of(plan);
   int device = 0;
   found->context = current();
   if (found->context == nullptr) throw Problem("this thread has no CUDA context");
@@ -264,39 +325,72 @@ bool Loaded::here() const {
   return now == context && number(now) == id;
 }
 
+Loaded::Loaded() = default;
+
 Loaded::~Loaded() {
   if (functions.empty()) return;
   try {
     const Within within(context);
+    beside.clear();
     for (const Function& each : functions) driver().ModuleUnload(each.module);
-  } catch (const Problem&) {  // the context is gone, and the modules with it
+  } catch (const Problem&) {  // the context is gone, and all that was made in it
   }
 }
 
 void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const {
   const Within within(context);
-  for (size_t i = 0; i < functions.size(); ++i) {
-    const plan::Kernel& kernel = plan.kernels[i];
-    const plan::Image& image = *functions[i].image;
-    const std::vector<unsigned> grid = kernel.blocks(sizes);
-    std::vector<const void*> values;
-    for (const plan::Argument& a : kernel.arguments) values.push_back(tensors[static_cast<size_t>(a.role)][a.index]);
-    values.resize(values.size() + image.hidden, nullptr);
-    std::vector<void*> arguments;
-    for (const void*& value : values) arguments.push_back(&value);
-    const unsigned threads = image.warps * WARP;
-    Result result;
-    if (image.overlap) {
-      Attribute attribute{};
-      attribute.id = SERIALIZATION;
-      attribute.value.allowed = 1;
-      const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, &attribute, 1};
-      result = driver().LaunchKernelEx(&config, functions[i].function, arguments.data(), nullptr);
-    } else {
-      result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, arguments.data(), nullptr);
-    }
-    succeed(result, image.symbol + " cannot be launched");
+  const std::set<size_t> numbers(lanes.begin(), lanes.end());
+  if (numbers.size() < 2) {
+    for (size_t i = 0; i < functions.size(); ++i) start(plan, i, tensors, sizes, stream, true);
+    return;
   }
+  // One thread at a time, so that no other records an event between a record and a wait; streams of their own for every stream of the
+  // caller, because one that is being captured must not be used for anything else.
+  const std::lock_guard<std::mutex> one(guard);
+  std::unique_ptr<Beside>& side = beside[stream];
+  if (side == nullptr) {
+    auto made = std::make_unique<Beside>();
+    made->open(numbers.size() - 1);
+    side = std::move(made);
+  }
+  succeed(driver().EventRecord(side->start, stream), "an event cannot be recorded");
+  size_t number = 0;
+  for (const size_t lane : numbers) {
+    void* const own = number == 0 ? stream : side->streams[number - 1];
+    if (number > 0) succeed(driver().StreamWaitEvent(own, side->start, 0), "a stream cannot wait");
+    bool first = number > 0;
+    for (size_t i = 0; i < functions.size(); ++i) {
+      if (lanes[i] != lane) continue;
+      start(plan, i, tensors, sizes, own, !first);
+      first = false;
+    }
+    if (number > 0) succeed(driver().EventRecord(side->ends[number - 1], own), "an event cannot be recorded");
+    ++number;
+  }
+  for (void* const end : side->ends) succeed(driver().StreamWaitEvent(stream, end, 0), "a stream cannot wait");
+}
+
+void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const {
+  const plan::Kernel& kernel = plan.kernels[i];
+  const plan::Image& image = *functions[i].image;
+  const std::vector<unsigned> grid = kernel.blocks(sizes);
+  std::vector<const void*> values;
+  for (const plan::Argument& a : kernel.arguments) values.push_back(tensors[static_cast<size_t>(a.role)][a.index]);
+  values.resize(values.size() + image.hidden, nullptr);
+  std::vector<void*> arguments;
+  for (const void*& value : values) arguments.push_back(&value);
+  const unsigned threads = image.warps * WARP;
+  Result result;
+  if (image.overlap && overlap) {
+    Attribute attribute{};
+    attribute.id = SERIALIZATION;
+    attribute.value.allowed = 1;
+    const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, &attribute, 1};
+    result = driver().LaunchKernelEx(&config, functions[i].function, arguments.data(), nullptr);
+  } else {
+    result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, arguments.data(), nullptr);
+  }
+  succeed(result, image.symbol + " cannot be launched");
 }
 
 }  // namespace cuda

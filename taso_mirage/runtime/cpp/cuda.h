@@ -1,7 +1,9 @@
 // Launching compiled kernels through the CUDA driver, which is opened when the first node is created: no CUDA toolkit is needed.
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,21 +26,31 @@ struct Function {
 // The kernels of one node on one device. Launches may come from several threads.
 class Loaded {
  public:
-  Loaded() = default;
+  Loaded();
   ~Loaded();
   Loaded(const Loaded&) = delete;
   Loaded& operator=(const Loaded&) = delete;
 
-  // Put all kernels onto the stream, in order; `tensors` are the addresses of inputs, outputs and scratch buffers. Nothing is awaited and no
-  // memory asked for, so that a CUDA graph can capture it.
+  // Put all kernels onto the stream, in order, where they share memory that one of them writes, else beside each other: what is put there
+  // later waits for all. `tensors` are the addresses of inputs, outputs and scratch buffers. Nothing is awaited and no memory asked for, so
+  // that a CUDA graph can capture it.
   void launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const;
 
   // Whether this thread's context is the one that they were loaded in.
   bool here() const;
 
   std::vector<Function> functions;
+  std::vector<size_t> lanes;  // of the functions: those of other lanes do not wait for each other
   void* context = nullptr;
   unsigned long long id = 0;  // of the context: another may come to have its address
+
+ private:
+  struct Beside;
+
+  void start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const;
+
+  mutable std::mutex guard;
+  mutable std::map<void*, std::unique_ptr<Beside>> beside;  // by the caller's stream
 };
 
 // The kernels of a plan for the device of this thread's CUDA context. `attribute` gives the text of image number i; only those that fit are read.

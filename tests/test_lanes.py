@@ -1,0 +1,214 @@
+"""Regions whose results have different labels: lanes, searched apart, that run beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fused_models import CONFIG, kernels, quick, run
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.fuse import backend, fused, stage
+from taso_mirage.fuse.cuda import Cuda
+from taso_mirage.gpu import H100
+from taso_mirage.ir import Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.lanes import lanes, together
+from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.search import superoptimize
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.model import Array, Model
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import interpret, term
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.pipeline import Result, optimize
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.target import CPU, CUDA, Target
+
+ROWS, WIDTH = 2, 32
+OPSETS = {"": 23, "com.microsoft": 1}
+GPU = Cuda(H100, "a stand-in for an H100", 90)
+
+
+def w(name: str, *shape: int) -> Node:
+    return weight(name, Tensor("float32", shape))
+
+
+def x(name: str, *shape: int) -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def model(*outputs: Node) -> Model:
+    leaves = Graph((), outputs)
+    rng = np.random.default_rng(0)
+    arrays = {
+        n.attr("name"): Array((rng.normal(size=n.shape) / 4).astype(np.float32)) for n in leaves if n.op == "weight"
+    }
+    graph = Graph(tuple(n for n in leaves if n.op == "input"), outputs)
+    return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, OPSETS, arrays)))))
+
+
+def norm() -> tuple[Node, Node]:
+    """A norm of a sum, and the sum."""
+    made = term("skip_rms_norm_sum", x("x", 1, ROWS, WIDTH), x("skip", 1, ROWS, WIDTH), w("scale", WIDTH))
+    return term("item", made, index=0), term("item", made, index=1)
+
+
+def projections() -> tuple[Node, ...]:
+    """Queries, keys and values of one norm, and the sum that the next one reads."""
+    normed, total = norm()
+    linear = [term("matmul", normed, w(name, WIDTH, n)) for name, n in (("wq", 24), ("wk", 16), ("wv", 16))]
+    return *linear, total
+
+
+def operators(graph: Graph) -> list[str]:
+    return [n.op for n in graph if n.args and n.op != "item"]
+
+
+def only(made: Model, count: int) -> Graph:
+    (goal,) = fragments(made, {}, count)
+    return goal
+
+
+def test_results_of_other_labels_are_lanes_of_one_region() -> None:
+    goal = only(model(*projections()), 4)
+    parts = lanes(label(goal))
+    assert [operators(p.graph) for p in parts] == [["skip_rms_norm_sum", "matmul"]] * 3 + [["skip_rms_norm_sum"]]
+    assert sorted(i for part in parts for i in part.results) == [0, 1, 2, 3]
+    assert parts[1].graph == parts[2].graph != parts[0].graph  # so they are searched once
+    assert parts[1].inputs != parts[2].inputs
+
+
+def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
+    for count, wanted in ((1, {1}), (3, {3}), (4, {4})):
+        assert {len(lanes(label(goal))) for goal in fragments(model(*projections()), {}, count)} == wanted
+
+
+def test_no_two_lanes_compute_the_same_product() -> None:
+    """The first product is a result too, and what the second one is made of."""
+    first = term("sigmoid", term("matmul", x("x", ROWS, WIDTH), w("w0", WIDTH, 24)))
+    second = term("sigmoid", term("matmul", first, w("w1", 24, 16)))
+    for goal in fragments(model(first, second), {}, 4):
+        assert operators(goal).count("matmul") == 1
+
+
+def test_a_chain_that_others_read_is_no_lane() -> None:
+    mask = term("mul", term("exp", x("x", 1, 20)), x("z", 1, 20))
+    scores = term("add", term("matmul", x("q", 3, 8), x("k", 8, 20)), mask)
+    goals = [operators(g) for g in fragments(model(term("softmax", scores, axis=1), term("neg", mask)), {}, 4)]
+    assert ["matmul", "add", "softmax"] in goals
+
+
+# ---------------------------------------------------------------- muGraphs
+
+
+def joined() -> tuple[Graph, dict[str, Any]]:
+    goal = only(model(*projections()), 4)
+    parts = lanes(label(goal))
+    records = []
+    for i, part in enumerate(parts):
+        found = superoptimize(part.graph, best=1, budget=20, device=H100)[0].graph
+        count = sum(n.op == "kernel" for n in found)
+        records.append({"mugraph": to_json(found), "schedules": [{"warps": 2**i, "stages": 1}] * count})
+    return goal, dict(GPU.joined(goal, parts, records))
+
+
+def test_the_mugraphs_of_lanes_are_one_that_computes_the_goal() -> None:
+    goal, record = joined()
+    graph = from_json(record["mugraph"])
+    assert [n.tensor for n in graph.inputs] == [n.tensor for n in goal.inputs]
+    rng = np.random.default_rng(1)
+    given = [rng.normal(size=n.shape) for n in goal.inputs]
+    results = []
+    for each in (goal, graph):
+        leaves = dict(zip(each.inputs, map(EXACT.load, given), strict=True))
+        values = interpret(each.outputs, EXACT, leaves)
+        results.append([values[o] for o in each.outputs])
+    assert len(results[0]) == 4
+    for wanted, got in zip(*results, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
+def test_every_kernel_keeps_its_schedule() -> None:
+    goal, record = joined()
+    graph, parts = from_json(record["mugraph"]), lanes(label(goal))
+    made = [n for n in graph if n.op == "kernel"]
+    assert len(made) == 4
+    for i, part in enumerate(parts):
+        output = graph.outputs[part.results[0]]
+        kernel = output.args[0] if output.op == "item" else output
+        assert record["schedules"][made.index(kernel)]["warps"] == 2**i
+    with pytest.raises((TasoMirageError, ValueError)):
+        GPU.joined(goal, parts, [record] * 4)
+
+
+def test_lanes_of_other_goals_do_not_go_together() -> None:
+    goal = only(model(*projections()), 4)
+    parts = lanes(label(goal))
+    with pytest.raises((TypeError, ValueError)):
+        together(goal, parts, [parts[0].graph] * 4)
+
+
+# ---------------------------------------------------------------- the stage
+
+
+def opened(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+) -> Session:
+    """What runs the functions of the nodes for CUDA."""
+    return OPENED(model, source=source, check=check)
+
+
+OPENED = runtime.opened
+
+
+def test_a_region_of_lanes_is_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    quick(monkeypatch)
+    made = model(*projections())
+    plain = replace(optimize(made, replace(CONFIG, measure=False, budget=0.0)), model=made, steps=(), changed=False)
+    monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(runtime, "opened", opened)
+    found = fused(replace(plain, target=CUDA), CONFIG, "search")
+    assert kernels(found) == 1, found.notes
+    assert all(d.passed for d in found.differences)
+    assert [n.op for n in found.model.nodes() if n.args and n.op != "item"] == ["opaque"]
+    assert len(list(tmp_path.glob("kernels/*.json"))) == 3  # keys and values are one
+    content = serialize(found.model)
+    inputs = {n.attr("name"): np.ones(n.shape, np.float32) for n in made.graph.inputs}
+    for got, wanted in zip(run(content, inputs), run(serialize(made), inputs), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    again = fused(replace(plain, target=CUDA), CONFIG, "cached")
+    assert serialize(again.model) == content
+
+
+def test_a_damaged_lane_is_searched_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    quick(monkeypatch)
+    made = model(*projections())
+    plain = replace(optimize(made, replace(CONFIG, measure=False, budget=0.0)), model=made, steps=(), changed=False)
+    monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(runtime, "opened", opened)
+
+    def found(mode: str) -> Result:
+        return fused(replace(plain, target=CUDA), CONFIG, mode)
+
+    wanted = serialize(found("search").model)
+    sorted(tmp_path.glob("kernels/*.json"))[0].write_text('{"mugraph": {"mugraph": 1, "program": ["nonsense"]}}')
+    assert kernels(found("cached")) == 0
+    assert serialize(found("search").model) == wanted
+    assert serialize(found("cached").model) == wanted
+
+
+def test_every_back_end_says_how_many_lanes_it_has() -> None:
+    from taso_mirage.fuse.cpu import Cpu
+
+    assert set(backend.BACKENDS) == {"cpu", "cuda"}
+    assert (Cpu.lanes, GPU.lanes) == (1, 4)
