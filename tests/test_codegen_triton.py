@@ -649,6 +649,56 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     assert len(calls) == len(found.trials)  # whether results are right was not asked then
 
 
+SHARED_CACHE = """
+import json, os, subprocess, sys
+from pathlib import Path
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from taso_mirage.codegen import tune
+from taso_mirage.codegen.compile import compiled, load
+from taso_mirage.codegen import triton as codegen
+import mugraphs
+
+class Driver:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Driver())
+if len(sys.argv) > 1:
+    assert tune.warmed(json.loads(sys.argv[1]))
+    sys.exit()
+first, second = (tune.overlapped(codegen.program(mugraphs.ntrans(dtype=d)[0])) for d in ("float16", "bfloat16"))
+started_with = dict(os.environ)
+compiled(first, 90)  # ahead of time, as a kernel that was chosen is
+subprocess.run([sys.executable, __file__, json.dumps(tune.job(second))], env=started_with, check=True)
+hits = []
+triton.knobs.compilation.listener = lambda **said: hits.append(said["cache_hit"])
+for i, program in enumerate((first, second)):
+    module = load(program.source, Path(sys.argv[0]).parent, f"loaded_{i}")
+    inputs = [torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in program.buffers if b.role == "input"]
+    try:
+        module.launch(*inputs, options=[launch.options for launch in program.launches])
+    except AttributeError:  # the driver launches nothing
+        pass
+print(*hits)
+"""
+
+
+def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
+    """Neither before nor after this process has compiled ahead of time. What Triton's cache goes by has settings in it, and one that was
+    set later than the tuner's processes were started made this process compile all that they had compiled."""
+    pytest.importorskip("torch")
+    (tmp_path / "main.py").write_text(SHARED_CACHE)
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
+    env |= {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(tmp_path / "main.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr[-2000:]
+
+
 def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
     torch = pytest.importorskip("torch")
     wide = codegen.program(idle_loop()[0])
@@ -666,6 +716,17 @@ def test_what_is_not_written_is_not_the_result_of_another_program() -> None:
     assert tune._seconds(cast(ModuleType, Unwritten()), wide, [[None, None]], check) == math.inf
     assert asked == [True]
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_measuring_does_not_import_the_compiler_of_torch() -> None:
+    """It takes seconds."""
+    pytest.importorskip("torch")
+    script = (
+        "import sys, torch; from taso_mirage.codegen.tune import _into_nan; "
+        "assert _into_nan(lambda: torch.empty(3), ()).isnan().all(); assert 'torch._inductor' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_where_every_program_is_refused_none_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,11 @@ class Compiled:
 
 
 def load(source: str, folder: Path, name: str = "generated") -> ModuleType:
-    """The module of a program's source, from a file in `folder`. It imports triton and torch."""
+    """The module of a program's source, from a file in `folder`. It imports triton.
+
+    What is compiled names no lines, which would name the folder: no two builds would be equal. The setting is part of the key in Triton's
+    cache, so all processes that share the cache have to have it.
+    """
     path = folder / f"{name}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -48,6 +52,7 @@ def load(source: str, folder: Path, name: str = "generated") -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise RuntimeUnavailable(f"{error.name} is not installed; pip install 'taso-mirage[triton]' torch") from None
+    module.triton.knobs.compilation.disable_line_info = True
     return module
 
 
@@ -78,7 +83,6 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
     source = ASTSource(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
-    triton.knobs.compilation.disable_line_info = True  # it names the folder, so that no two builds would be equal
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     x, y, z = (*launch.grid, 1, 1, 1)[:3]
     metadata = made.metadata

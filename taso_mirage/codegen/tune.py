@@ -313,12 +313,12 @@ def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """The results of a call whose new tensors are full of NaN: what it does not write would else be an earlier program's, and right."""
     import torch
 
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` imports the compiler of torch: 8 s
     try:
         return call(*inputs)
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def _is_triton(error: Exception) -> bool:

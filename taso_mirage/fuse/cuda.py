@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -36,17 +36,22 @@ SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 22
 """KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical specifications)."""
 LEAST = 99
 """KiB that it can have everywhere from PORTABLE on."""
+LONGEST = 60.0
+"""Seconds for compiling a region's kernels for one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
     """The GPU that is there: what the model knows of it, its name with the versions of what compiles, its compute capability, and
-    what compiles for the tuner."""
+    what compiles, for the tuner and for all GPUs that a model may come to."""
 
     device: Device
     key: str
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
+    shipper: Workers = field(
+        default_factory=lambda: Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))
+    )
     lanes: int = 4
 
     @property
@@ -99,10 +104,18 @@ class Cuda:
     def shipped(self, record: Record) -> Kernel:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         program = _program(record)
+        wait([self.shipper({"record": record, "capability": c}) for c in {*SHIPPED, self.capability}])
         return cuda_kernel(program, everywhere(program, self.capability))
 
     def close(self) -> None:
         self.compiler.close()
+        self.shipper.close()
+
+
+def shippable(job: Mapping[str, Any]) -> bool:
+    """Compile a record's kernels for a compute capability into Triton's cache, in a process: the compiler holds Python's lock."""
+    capability = job["capability"]
+    return bool(_fitting(_program(job["record"]), capability, SHARED.get(capability, LEAST)))
 
 
 def _program(record: Record) -> Program:
