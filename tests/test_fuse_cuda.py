@@ -237,7 +237,7 @@ def test_a_record_keeps_the_schedules() -> None:
     graph = mugraphs.ntrans(dtype="float32")[0]
     record = {"mugraph": to_json(graph), "schedules": [{"warps": 2, "stages": 1, "overlap": True}]}
     assert len(GPU.kernel(record).images) == 1
-    kernel = GPU.shipped(record)
+    (kernel,) = GPU.shipped([record])
     images = [line.split() for line in kernel.plan.splitlines() if line.startswith("image")]
     assert {(x[5], int(x[2]) >= 90 and x[3] == "cubin", x[8]) for x in images} == {("2", False, "0"), ("2", True, "1")}
 

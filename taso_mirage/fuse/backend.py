@@ -50,7 +50,7 @@ class Backend(Protocol):
         """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,
         ValueError."""
 
-    def shipped(self, record: Record) -> Kernel:
+    def shipped(self, records: Sequence[Record]) -> list[Kernel]:
         """The same for all machines that a model may come to."""
 
     def close(self) -> None:

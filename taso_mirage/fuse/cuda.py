@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -43,15 +44,12 @@ LONGEST = 60.0
 @dataclass(frozen=True, slots=True)
 class Cuda:
     """The GPU that is there: what the model knows of it, its name with the versions of what compiles, its compute capability, and
-    what compiles, for the tuner and for all GPUs that a model may come to."""
+    what compiles for the tuner."""
 
     device: Device
     key: str
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
-    shipper: Workers = field(
-        default_factory=lambda: Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))
-    )
     lanes: int = 4
 
     @property
@@ -101,15 +99,16 @@ class Cuda:
         program = _program(record)
         return cuda_kernel(program, everywhere(program, self.capability, ()))
 
-    def shipped(self, record: Record) -> Kernel:
+    def shipped(self, records: Sequence[Record]) -> list[Kernel]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
-        program = _program(record)
-        wait([self.shipper({"record": record, "capability": c}) for c in {*SHIPPED, self.capability}])
-        return cuda_kernel(program, everywhere(program, self.capability))
+        every = {*SHIPPED, self.capability}
+        with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
+            wait([workers({"record": record, "capability": c}) for record in records for c in every])
+        programs = [_program(record) for record in records]
+        return [cuda_kernel(program, everywhere(program, self.capability)) for program in programs]
 
     def close(self) -> None:
         self.compiler.close()
-        self.shipper.close()
 
 
 def shippable(job: Mapping[str, Any]) -> bool:

@@ -296,7 +296,10 @@ class _Stage:
                 said = f"kernel for {' '.join(kind.operators)} in {len(kind.spots)} places"
                 self.notes.append(f"{said}: the model is {timing.ratio:.3f} times as fast as before")
             del tried  # a large model is not to be there more often than it must
-        return self._with([replace(kind, kernel=self.backend.shipped(kind.record)) for kind in kept]) if kept else None
+        shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
+        return (
+            self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
+        )
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
         return embed(self.result.model, [region for kind in kinds for region in kind.regions], self.sizes)
