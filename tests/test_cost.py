@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from taso_mirage.optimize.explanations import explained
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.remote import executor
-from taso_mirage.optimize.target import CPU
+from taso_mirage.optimize.target import CPU, CUDA, Target
 
 
 class Here(Executor):
@@ -221,6 +222,26 @@ def test_measurements_elsewhere_are_kept_apart(tmp_path: Path) -> None:
     tanh = Setting(term("tanh", x(4)))
     assert here.seconds(tanh) < 0.5
     assert there.seconds(tanh) == 1.0
+
+
+def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options for convolutions change nothing for other operators: a model is searched with each set of them."""
+    asked: list[tuple[str, Target]] = []
+
+    def seconds(content: bytes, target: Target) -> float:
+        asked.append(("+".join(n.op_type for n in onnx.load_from_string(content).graph.node), target))
+        return 1.0
+
+    monkeypatch.setattr(measure, "seconds", seconds)
+    monkeypatch.setattr(measure, "device_key", lambda target: str(target.options))
+    cache = CostCache(None)
+    conv = term("conv", x(1, 4, 512, 512), w(4, 4, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
+    for target in (CUDA, *CUDA.variants):
+        cost = Measured(replace(CONTEXT, target=target), cache)
+        assert [cost.seconds(Setting(each)) for each in (term("softmax", x(512, 512), axis=1), conv)] == [1.0, 1.0]
+    assert [each for each in asked if "Softmax" in each[0]] == [("Softmax", CUDA)]
+    assert [target for name, target in asked if "Conv" in name] == [CUDA, *CUDA.variants]
+    assert CPU.running(["tanh"]) == CPU
 
 
 QUIET = {"dashboard_address": None, "silence_logs": logging.CRITICAL}

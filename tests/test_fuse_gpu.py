@@ -46,6 +46,7 @@ def found() -> Iterator[Result]:
         patch.setattr(stage, "in_turn", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
+        patch.setattr(stage, "AS_FAST", 0.0)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
         yield fused(plain(ROWS, config), config, "search")
 

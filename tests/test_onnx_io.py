@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -23,11 +24,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.model import Model
-from taso_mirage.onnx_io import from_proto, load, save, serialize
+from taso_mirage.model import Model, random_inputs
+from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.ops import interpret
+from taso_mirage.optimize.session import Session
 
+ROOT = Path(__file__).parent.parent
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
@@ -910,3 +913,33 @@ def test_a_model_of_2_5_gigabytes(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "big.onnx.data").stat().st_size >= rows * 4 * count
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
     assert len(load(tmp_path / "out" / "big.onnx").weights) == count
+
+
+@pytest.mark.parametrize("source", [False, True])
+def test_large_weights_go_to_the_runtime_from_where_they_are(source: bool) -> None:
+    """Nothing of the model that was read changes, and no weight is copied at the second look."""
+    made = load(ROOT / "models" / "mini_transformer.onnx")
+    whole = serialize(made, source)
+    content, apart = serialize_apart(made, source, above=1000)
+    assert len(content) < len(whole) / 2
+    assert sum(a.nbytes for a in apart.values()) > len(whole) / 2
+    assert all(again is apart[name] for name, again in serialize_apart(made, source, above=1000)[1].items())
+    assert serialize(made, source) == whole
+    inputs = random_inputs(made, 0)
+    for got, wanted in zip(Session(content, apart=apart).run(inputs), Session(whole).run(inputs), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_weights_of_types_that_numpy_has_not_stay_inside() -> None:
+    words = np.arange(4000).astype(ml_dtypes.bfloat16)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Cast", ["w"], ["y"], to=onnx.TensorProto.FLOAT)],
+        "g",
+        [],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4000])],
+        [onnx.numpy_helper.from_array(words, "w")],
+    )
+    made = from_ir(from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])))
+    content, apart = serialize_apart(made, above=100)
+    assert not apart
+    assert content == serialize(made)

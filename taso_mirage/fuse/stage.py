@@ -55,6 +55,8 @@ ALONE = 0.2
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
 as fast as the original is the result."""
+AS_FAST = 0.99
+"""Where the library of kernels is not registered the model must be measured so many times as fast as the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,7 @@ class _Stage:
                 result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
             )
         elsewhere = self._timed(original, without, self.config.seconds / 2).ratio
-        if elsewhere * KEEP < 1:
+        if elsewhere < AS_FAST:
             return _noted(
                 result,
                 f"no kernels: where their library is not registered the model would be {elsewhere:.3f} times as fast as the original",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
 from taso_mirage.errors import Unsupported
@@ -25,6 +27,10 @@ from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import Call, get
 
+APART = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+"""Types of weights that numpy has too."""
+ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
+"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied at every look."""
 ANNOTATION = "quant_parameter_tensor_names"
 """Where onnx-ir keeps a value's quantization annotation in `meta`."""
 
@@ -44,10 +50,31 @@ def source_of(model: Model) -> ir.Model:
 
 def serialize(model: Model, source: bool = False) -> bytes:
     """The ONNX file as bytes, weights inside; with `source` the model as it was read. ValueError above protobuf's 2 GB."""
+    return _bytes(source_of(model) if source else to_ir(model))
+
+
+def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) -> tuple[bytes, dict[str, NDArray[Any]]]:
+    """The same without the main graph's weights of more than so many bytes, which come by name: they are said to lie in a file, which is
+    not there. Copying them is most of the work for a large model."""
     built = source_of(model) if source else to_ir(model)
+    apart: dict[str, NDArray[Any]] = {}
+    for name, value in built.graph.initializers.items():
+        old = value.const_value
+        if old is not None and old.nbytes > above and old.dtype in APART:
+            if old not in ARRAYS:
+                ARRAYS[old] = old.numpy()
+            apart[name] = ARRAYS[old]
+            value.const_value = ir.ExternalTensor(
+                name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
+            )
+    return _bytes(built, frozenset(apart)), apart
+
+
+def _bytes(built: ir.Model, apart: Container[str] = ()) -> bytes:
     for graph in built.graphs():
-        for value in graph.initializers.values():
-            value.const_value = in_memory(value.const_value)
+        for name, value in graph.initializers.items():
+            if graph is not built.graph or name not in apart:
+                value.const_value = in_memory(value.const_value)
     inline_attributes(built)
     return bytes(restore(ir.to_proto(built), built).SerializeToString(deterministic=True))
 

@@ -32,6 +32,7 @@ from taso_mirage.ops import get
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.passes import Context
+from taso_mirage.optimize.target import Target
 from taso_mirage.outline import Key, canonical, surroundings
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
@@ -169,7 +170,7 @@ class Measured:
         self._described: dict[Setting, str | None] = {}
         self._seconds: dict[str, float | None] = {}
         self._joined: dict[tuple[Setting, Node], bool] = {}
-        self._key: str | None = None
+        self._keys: dict[Target, str] = {}
 
     def seconds(self, setting: Setting) -> float:
         if setting not in self._known:
@@ -207,13 +208,14 @@ class Measured:
             return None
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
-            found = self.cache.get(self.device(), key)
+            target = self.context.target.running([n.op for n in setting.terms])
+            found = self.cache.get(self.device(target), key)
             if found is None and time.monotonic() > self.deadline:
                 return None
             if found is None:
-                found = self._now(what, setting, copies)
+                found = self._now(what, setting, copies, target)
                 if found is not None:
-                    self.cache.put(self.device(), key, found)
+                    self.cache.put(self.device(target), key, found)
             self._seconds[key] = found
         return self._seconds[key]
 
@@ -226,21 +228,22 @@ class Measured:
                 self._described[setting] = None
         return self._described[setting]
 
-    def _now(self, what: str, setting: Setting, copies: int) -> float | None:
+    def _now(self, what: str, setting: Setting, copies: int, target: Target) -> float | None:
         try:
             content = serialize(alone(setting, self.context, copies))
             self.measured += 1
             if what == "kernels":
-                return float(self._run(measure.kernels, content, self.context.target))
-            return float(self._run(measure.seconds, content, self.context.target)) / copies
+                return float(self._run(measure.kernels, content, target))
+            return float(self._run(measure.seconds, content, target)) / copies
         except UNMEASURABLE:
             return None
 
-    def device(self) -> str:
-        """The machine that measures and this version, as a key."""
-        if self._key is None:
-            self._key = f"{self._run(measure.device_key, self.context.target)} | taso-mirage {__version__}"
-        return self._key
+    def device(self, target: Target | None = None) -> str:
+        """The machine that measures, by a target, and this version, as a key."""
+        target = target or self.context.target
+        if target not in self._keys:
+            self._keys[target] = f"{self._run(measure.device_key, target)} | taso-mirage {__version__}"
+        return self._keys[target]
 
     def _run(self, function: Any, *args: Any) -> Any:
         return function(*args) if self.executor is None else self.executor.submit(function, *args).result()

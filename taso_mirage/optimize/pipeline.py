@@ -31,15 +31,13 @@ from taso_mirage.optimize.search import Budget, Statistics, Strategy, search_par
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.shapes import learned, workloads
 from taso_mirage.optimize.steps import Step, replay
-from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.text import laws
 
 KEPT = "the original's graph is kept"
 """How a note ends that says why nothing was changed."""
 FALLEN_BACK = "the steps before the first bad one"
-LAYOUT = frozenset({"conv", "conv_transpose", "max_pool", "average_pool", "global_average_pool", "batch_norm"})
-"""Operators that the runtime may run with channels last."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is kept."""
 

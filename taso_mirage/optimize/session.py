@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
-from taso_mirage.onnx_io import save, serialize
+from taso_mirage.onnx_io import save, serialize, serialize_apart
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.optimize.target import CPU, TARGETS, Target
 from taso_mirage.runtime.register import carries_kernels, register
@@ -44,21 +45,28 @@ class Session:
 
     On CUDA a run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; `captures` says
     whether it does. With `alone` a model that would run partly on the CPU is refused; without `library` kernels that a model carries
-    do not run, but their functions.
+    do not run, but their functions. `apart`: weights that the source leaves out (`onnx_io.serialize_apart`).
     """
 
-    def __init__(self, source: bytes | str, target: Target = CPU, alone: bool = False, library: bool = True) -> None:
-        self.target, self.captures = target, target.gpu
+    def __init__(
+        self,
+        source: bytes | str,
+        target: Target = CPU,
+        alone: bool = False,
+        library: bool = True,
+        apart: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        self.target, self.captures, self._apart = target, target.gpu, _values(apart or {})
         self._graphs = count(1)
         if target.gpu:
             _load_libraries()
         try:
-            self._session = _inference_session(source, target, self.captures, alone, library)
+            self._session = _inference_session(source, target, self.captures, alone, library, self._apart)
         except RunFailed:
             if not target.gpu or alone:
                 raise
             self.captures = False  # parts run on the CPU: no graph can be captured
-            self._session = _inference_session(source, target, False, False, library)
+            self._session = _inference_session(source, target, False, False, library, self._apart)
         if target.provider not in self._session.get_providers():
             raise RuntimeUnavailable(
                 f"ONNX Runtime has no working {target.provider} on this machine; `taso-mirage doctor` shows what works"
@@ -156,7 +164,7 @@ def _dtype(text: str) -> str:
 
 def optimized(content: bytes, target: Target, path: str) -> None:
     """Write the model that the runtime makes of a model, with its fusions and layouts, to a file."""
-    _inference_session(content, target, False, False, True, path)
+    _inference_session(content, target, False, False, True, {}, path)
 
 
 def _graph(annotation: str) -> Any:
@@ -170,18 +178,30 @@ def _graph(annotation: str) -> Any:
 
 def _load_libraries() -> None:
     """Find the CUDA libraries that came as Python packages."""
-    import contextlib
     import io
 
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+        with redirect_stdout(io.StringIO()):  # it prints what it does not find
             onnxruntime.preload_dlls()
 
 
+def _values(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """As the runtime takes them: they stay where they are, for as long as a session has these."""
+    from onnxruntime import OrtValue
+
+    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
 def _inference_session(
-    source: bytes | str, target: Target, captures: bool, alone: bool, library: bool, dump: str = ""
+    source: bytes | str,
+    target: Target,
+    captures: bool,
+    alone: bool,
+    library: bool,
+    apart: Mapping[str, Any],
+    dump: str = "",
 ) -> Any:
     import onnxruntime
 
@@ -191,6 +211,8 @@ def _inference_session(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     if dump:
         options.optimized_model_filepath = dump
+    if apart:
+        options.add_external_initializers(list(apart), list(apart.values()))
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if library and carries_kernels(source):
@@ -214,8 +236,12 @@ def opened(
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked. `library`: see `Session`.
 
-    A model above 1.5 GB goes through a file.
+    Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
+    if target.gpu and not check:
+        content, apart = serialize_apart(model, source)
+        with suppress(RunFailed):  # which the weights inside may get over, or fail as clearly
+            return Session(content, target, library=library, apart=apart)
     if _weight_bytes(model) < 1_500_000_000:
         content = serialize(model, source)
         if check:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import InvalidOption
+
+LAYOUT = frozenset({"conv", "conv_transpose", "max_pool", "average_pool", "global_average_pool", "batch_norm"})
+"""Operators that the runtime may run with channels last: what a variant of a target changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,11 @@ class Target:
             return ()
         chosen = (*self.options, ("cudnn_conv_algo_search", "HEURISTIC"))
         return (replace(self, options=chosen), replace(self, options=(*chosen, ("prefer_nhwc", "1"))))
+
+    def running(self, operators: Iterable[str]) -> Target:
+        """The target without the options that change nothing for these operators, so that variants share what is measured."""
+        base = TARGETS.get(self.name, self)
+        return base if self in base.variants and LAYOUT.isdisjoint(operators) else self
 
     @property
     def gpu(self) -> bool:
