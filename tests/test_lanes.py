@@ -85,7 +85,7 @@ def test_results_of_other_labels_are_lanes_of_one_region() -> None:
 
 
 def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
-    for count, wanted in ((1, {1}), (3, {3}), (4, {4})):
+    for count, wanted in ((1, {1}), (3, {1, 3}), (4, {4})):
         assert {len(lanes(label(goal))) for goal in fragments(model(*projections()), {}, count)} == wanted
 
 
@@ -212,3 +212,10 @@ def test_every_back_end_says_how_many_lanes_it_has() -> None:
 
     assert set(backend.BACKENDS) == {"cpu", "cuda"}
     assert (Cpu.lanes, GPU.lanes) == (1, 4)
+
+
+@pytest.mark.parametrize(("rows", "count", "found"), [(1, 4, 1), (64, 4, 1), (65, 4, 0), (1, 1, 0)])
+def test_a_product_with_a_weight_for_few_rows_is_a_region_of_a_gpu(rows: int, count: int, found: int) -> None:
+    made = model(term("reshape", term("matmul", x("x", rows, WIDTH), w("w", WIDTH, 24)), shape=(rows, 4, 6)))
+    assert len(fragments(made, {}, count)) == found
+    assert not fragments(model(term("matmul", x("x", 2, 5, 3), x("y", 2, 3, 8))), {}, count)

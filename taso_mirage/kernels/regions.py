@@ -150,11 +150,16 @@ class _Growing:
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
-                    if self._accepted(members) and self._computes(self.fragment(members)) > 1:
+                    if self._accepted(members) and self._worth(members):
                         found.append(members)
                         self.region |= dict.fromkeys(members, members)
                         self.rank = self._ranked()
         return found
+
+    def _worth(self, members: Sequence[Node]) -> bool:
+        """Whether more than one value is computed; or, on a GPU, a product with a weight for few rows, which libraries are slow at."""
+        thin = self.lanes > 1 and any(self.kinds[n] is _Kind.LINEAR for n in members)
+        return self._computes(self.fragment(members)) > (0 if thin else 1)
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
