@@ -15,7 +15,7 @@ from taso_mirage.errors import IllTyped
 from taso_mirage.ir import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged
-from taso_mirage.mugraph import Stage, check, stages
+from taso_mirage.mugraph import Stage, check, overlaps, stages
 from taso_mirage.ops import Ints, Maps, op, run
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
@@ -48,13 +48,15 @@ def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: 
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
 
     `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of operand i that grid dim g
-    and then the loop cut into equal parts, -1 for none. omap[o][g]: the dim of output o along which the blocks of grid dim g
+    and then the loop cut into equal parts, -1 for none; along a dim that a grid dim alone cuts the body may take larger tiles, of
+    which the last block's begins earlier (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g
     stand, -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in a body is the thread level.
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)
     run_block = partial(_block, xp, body, stages(body, fmap, loop), loop, fmap)
-    found = _blocks(xp, operands, run_block, grid, imap, omap)
+    overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)
+    found = _blocks(xp, operands, run_block, grid, imap, omap, overlapping)
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -65,24 +67,36 @@ def _broadcast(xp, x, m):
         return None
 
 
-def _blocks(xp, operands, run_block, grid, imap, omap, g=0):
+def _blocks(xp, operands, run_block, grid, imap, omap, overlapping, g=0):
     """The outputs of all blocks of the grid dims from `g` on."""
     if g == len(grid):
         return run_block(operands)
 
     def one(i):
-        parts = [_part(xp, x, axes[g], i, grid[g]) for x, axes in zip(operands, imap, strict=True)]
-        return _blocks(xp, parts, run_block, grid, imap, omap, g + 1)
+        parts = [_part(xp, x, axes[g], i, grid[g], overlapping[g]) for x, axes in zip(operands, imap, strict=True)]
+        return _blocks(xp, parts, run_block, grid, imap, omap, overlapping, g + 1)
 
     blocks = xp.each(grid[g], one)
-    return [blocks[0][o] if axes[g] < 0 else xp.concat([b[o] for b in blocks], axes[g]) for o, axes in enumerate(omap)]
+    return [
+        blocks[0][o] if axes[g] < 0 else _stitched(xp, [b[o] for b in blocks], axes[g], overlapping[g])
+        for o, axes in enumerate(omap)
+    ]
 
 
-def _part(xp, x, axis, i, count):
+def _part(xp, x, axis, i, count, overlap=None):
     if axis < 0 or count == 1:
         return x
-    size = xp.shape(x)[axis] // count
-    return xp.slice(x, axis, i * size, (i + 1) * size)
+    whole, size = overlap or (xp.shape(x)[axis], xp.shape(x)[axis] // count)
+    start = i * size if overlap is None else min(i * size, whole - size)
+    return xp.slice(x, axis, start, start + size)
+
+
+def _stitched(xp, parts, axis, overlap):
+    """The blocks side by side; of the last what the one before it does not have."""
+    if overlap is not None:
+        whole, size = overlap
+        parts = [*parts[:-1], xp.slice(parts[-1], axis, len(parts) * size - whole, size)]
+    return xp.concat(parts, axis)
 
 
 def _block(xp, body, stage, loop, fmap, tiles):
@@ -150,6 +164,12 @@ def _spread():
     return Graph((x,), (accumulate.term(reduce_mean.term(mul.term(apart, apart), axes=(1,)), mean, over="variance"),))
 
 
+def _square():
+    """The body of x * x on tiles of three rows."""
+    x = variable("x", Tensor("float32", (3, 4)))
+    return Graph((x,), (mul.term(x, x),))
+
+
 def _softmax():
     """The body of a softmax's largest element and sum over the loop."""
     x = variable("x", Tensor("float32", (1, 2)))
@@ -176,3 +196,4 @@ kernel.example(
 )
 kernel.example("float32[2,8]", body=_spread(), grid=(2,), loop=2, imap=((0,),), fmap=(1,), omap=((0,),))
 kernel.example("float32[3,8]", body=_softmax(), grid=(3, 2), loop=2, imap=((0, 1),), fmap=(1,), omap=((0, 1), (0, 1)))
+kernel.example("float32[5,4]", body=_square(), grid=(2,), loop=1, imap=((0,),), fmap=(-1,), omap=((0,),))

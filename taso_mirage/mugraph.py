@@ -67,6 +67,28 @@ def tile(type: Tensor, grid: Ints, imap: Ints, fmap: int = -1, loop: int = 1) ->
     return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, parts, strict=True)))
 
 
+Overlap = tuple[int, int]
+"""The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one ends where the dim ends, and what it shares
+with the one before is computed twice."""
+
+
+def overlaps(shapes: Sequence[Shape], body: Graph, grid: Ints, imap: Maps) -> tuple[Overlap | None, ...]:
+    """For each grid dim how the tiles that it cuts overlap, None where they are equal parts. Nothing else cuts such a dim."""
+    found: list[Overlap | None] = [None] * len(grid)
+    for shape, leaf, axes in zip(shapes, body.inputs, imap, strict=True):
+        tiles = _shape(leaf.tensor)
+        for g, axis in enumerate(axes):
+            if axis >= 0 and axes.count(axis) == 1:
+                found[g] = _overlap(shape[axis], tiles[axis], grid[g]) or found[g]
+    return tuple(found)
+
+
+def _overlap(size: Dim, tile: Dim, count: int) -> Overlap | None:
+    if not isinstance(size, int) or not isinstance(tile, int):
+        return None
+    return (size, tile) if (count - 1) * tile < size < count * tile else None
+
+
 def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps) -> None:
     """Raise IllTyped, with the operand, the dimension and both values, unless these make a kernel."""
     if len(grid) > 3 or any(n < 1 for n in (*grid, loop)):
@@ -88,8 +110,27 @@ def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: 
     if loop > 1 and max(fmap, default=-1) < 0:
         raise IllTyped(f"a loop of {loop} iterations that cuts no operand")
     stages(body, fmap, loop)
+    overlapping = overlaps([_shape(x) for x in operands], body, grid, imap)
+    for i, operand in enumerate(operands):
+        _check_overlaps(f"operand {i}", _shape(operand), _shape(body.inputs[i].tensor), overlapping, imap[i])
     for o, output in enumerate(body.outputs):
         _check_output(o, output, grid, omap[o])
+        _check_overlaps(f"output {o}", None, _shape(output.tensor), overlapping, omap[o])
+
+
+def _check_overlaps(
+    who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: Ints
+) -> None:
+    """All that a grid dim cuts has the same tiles, if they overlap. The size of an output follows."""
+    for g, axis in enumerate(cuts):
+        each = overlapping[g]
+        if each is None or axis < 0:
+            continue
+        if cuts.count(axis) > 1 or tile[axis] != each[1] or (whole is not None and whole[axis] != each[0]):
+            have = tile[axis] if whole is None else f"{whole[axis]} in tiles of {tile[axis]}"
+            raise IllTyped(
+                f"{who}: dimension {axis} is {have}, but grid dim {g} cuts {each[0]} into overlapping tiles of {each[1]}"
+            )
 
 
 def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Ints, imap: Ints, fmap: int, loop: int) -> None:
@@ -104,7 +145,8 @@ def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Ints, imap: Ints, 
     except IllTyped as error:
         raise IllTyped(f"{who}: {error}") from None
     for axis, (n, count, m) in enumerate(zip(shape, parts, have, strict=True)):
-        if m * count != n:
+        alone = imap.count(axis) == 1 and (fmap != axis or loop == 1)
+        if m * count != n and not (alone and _overlap(n, m, count)):
             raise IllTyped(f"{who}: dimension {axis} is {n}, not {count} parts of {m}")
 
 

@@ -35,7 +35,7 @@ from taso_mirage.optimize.pipeline import Config, Stop, optimize
 from taso_mirage.optimize.search import Budget, directions, search_model, search_part
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
-from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.optimize.target import CPU, CUDA, Target
 from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
@@ -504,3 +504,25 @@ def test_random_models_pass_the_check(drawn: tuple[tuple[Node, ...], tuple[Node,
     result = optimize(model(inputs, outputs), Config(measure=False, budget=1))
     assert pipeline.failed(result) is None, result.notes
     Session(serialize(result.model))
+
+
+def test_what_cannot_go_apart_goes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large weights go to a GPU from where they are; weights that stay inside may be more than protobuf holds, and that is no end."""
+    opened: list[tuple[object, dict[str, Any]]] = []
+
+    def session(source: object, target: Target, **options: Any) -> object:
+        opened.append((source, options))
+        return object()
+
+    made = model((x(8, 8),), (term("matmul", x(8, 8), w(8, 8)),))
+    monkeypatch.setattr(runtime, "Session", session)
+    runtime.opened(made, CUDA)
+    assert "apart" in opened[-1][1]
+
+    def refused(*_: object) -> Any:
+        raise ValueError("more than 2 GB")
+
+    monkeypatch.setattr(runtime, "serialize_apart", refused)
+    runtime.opened(made, CUDA)
+    assert "apart" not in opened[-1][1]
+    assert len(opened) == 2

@@ -34,6 +34,7 @@ from taso_mirage.codegen.cpu.values import (
 )
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
+from taso_mirage.mugraph import overlaps
 from taso_mirage.ops import run
 from taso_mirage.text import show_graph
 
@@ -214,6 +215,8 @@ class Block:
     def _kernel(self, given: Sequence[Buffer], results: Sequence[Buffer]) -> list[str]:
         body: Graph = self.node.attr("body")
         grid, loop = self.node.attr("grid"), self.node.attr("loop")
+        if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
+            raise Unsupported("blocks that overlap; two threads would write to the same places")
         lines = [*_block_indices(grid)]
         tiles: dict[Node, Buffer] = {}
         moved: list[str] = []

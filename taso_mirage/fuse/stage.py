@@ -219,7 +219,9 @@ class _Stage:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
         parts = lanes(label(graph))
         for anew in (False, True):
-            choices = [self._choice(lane.graph, share / len(parts), anew) for lane in parts]
+            goals = dict.fromkeys(lane.graph for lane in parts)
+            known = {goal: self._choice(goal, share / len(goals), anew) for goal in goals}
+            choices = [known[lane.graph] for lane in parts]
             records = [choice[0] for choice in choices if choice is not None]
             if len(records) < len(parts):
                 return None

@@ -97,7 +97,9 @@ class _Kernel:
         reads = {label for c, e in self.body.chosen if e.op == "input" for label in self.closure.classes[c]}
         self.hidden = {outer for outer, _ in goal.split.values() if outer in self.body.grid and outer in reads}
         counts = {
-            label: self.sizes[label] // self.tiled.tiles[label] for label in self.body.grid if label in self.tiled.tiles
+            label: -(-self.sizes[label] // self.tiled.tiles[label])
+            for label in self.body.grid
+            if label in self.tiled.tiles
         }
         self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) > 1}
 
@@ -172,11 +174,13 @@ class _Kernel:
         return next((i for i, axis in enumerate(labels) if label in axis), -1)
 
     def _contiguous(self, labels: Labels) -> bool:
-        """Whether a block's part of every axis is in one piece: what is outside of a label that is cut is cut to 1."""
+        """Whether a block's part of every axis is in one piece: what is outside of a label that is cut is cut to 1; and a label whose
+        tiles overlap has axes of its own."""
         cut = {*self.grid, self.loop}
+        overlapping = {x for x in self.grid if self.sizes[x] % self._size(x)}
         return all(
             self._size(outer) == 1 for axis in labels for i, x in enumerate(axis) if x in cut for outer in axis[:i]
-        )
+        ) and all(len(axis) == 1 or overlapping.isdisjoint(axis) for axis in labels)
 
     # ------------------------------------------------------------ operands and results
 

@@ -15,16 +15,21 @@ from taso_mirage.kernels.labels import Labelled
 from taso_mirage.kernels.tiles import Sizes, Tiled
 from taso_mirage.ops import term
 
-ONE, PART, WHOLE = range(3)
+ONE, PART, WHOLE, UNEVEN = range(4)
 Cuts = Mapping[str, int]
-"""For each label of a kernel: cut to 1, cut into tiles, or whole."""
+"""For each label of a kernel: cut to 1, cut into equal tiles, whole, or cut into tiles that overlap."""
 SMALL = (2, 3, 5, 7, 11, 13, 17, 19)
 COMPOSITE = (4, 6, 9, 8, 10, 15, 12, 14)
+ODD = (9, 15, 21, 25, 27, 33, 35, 39)
+"""Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another kernel may cut them into equal ones."""
 
 
 def cuts(tiled: Tiled, sizes: Sizes) -> dict[str, int]:
     """How the kernel cuts each of its labels."""
-    return {x: WHOLE if n == sizes[x] else PART if n > 1 else ONE for x, n in tiled.tiles.items()}
+    return {
+        x: WHOLE if n == sizes[x] else UNEVEN if sizes[x] % n else PART if n > 1 else ONE
+        for x, n in tiled.tiles.items()
+    }
 
 
 def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
@@ -33,11 +38,12 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
     members: dict[str, list[str]] = {}
     for label, group in groups.items():
         members.setdefault(group, []).append(label)
-    small, composite = iter(SMALL), iter(COMPOSITE)
+    left = {UNEVEN: iter(ODD), PART: iter(COMPOSITE), ONE: iter(SMALL)}
     sizes: dict[str, int] = {}
     for labels in (own for group, own in members.items() if group not in products):
-        partly = any(each.get(label) == PART for each in kernels for label in labels)
-        sizes |= dict.fromkeys(labels, next(composite if partly else small))
+        cut = {each.get(label) for each in kernels for label in labels}
+        kind = next((kind for kind in (UNEVEN, PART) if kind in cut), ONE)
+        sizes |= dict.fromkeys(labels, next(n for n in left[kind] if n not in sizes.values()))
     for whole, (outer, inner) in goal.split.items():
         sizes |= {outer: 2, whole: 2 * sizes[inner]}
     for group, parts in products.items():
@@ -54,7 +60,8 @@ def shrunk(plan: Sequence[Tiled], kernels: Sequence[Cuts], sizes: Sizes) -> list
 
 
 def _tile(size: int, cut: int) -> int:
-    return {ONE: 1, WHOLE: size}.get(cut) or size // next(d for d in range(2, size + 1) if size % d == 0)
+    whole = {ONE: 1, WHOLE: size, UNEVEN: (size + 1) // 2}
+    return whole.get(cut) or size // next(d for d in range(2, size + 1) if size % d == 0)
 
 
 def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:

@@ -42,6 +42,8 @@ FILLING = 0.5
 """Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the first is there."""
 FEW = 3
 """So many tilings of a kernel that is not the slowest."""
+UNEVEN = (16, 32, 64, 128)
+"""Tiles of a label that no such power of two divides: the last block's overlaps with the one before."""
 ITERATION = (16, 512)
 """Elements of the looped label in one iteration."""
 
@@ -114,7 +116,9 @@ def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes, device:
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
         return [1]  # a split reduction: every part is a block's
     shares = {size // n for n in SHARES if size % n == 0} if device.general else {size}
-    return sorted({*_parts(size, 1, device.longest), *(n for n in shares if n <= device.longest)})
+    parts = _parts(size, 1, device.longest)
+    overlapping = () if device.general or parts[-1] >= UNEVEN[0] or size == parts[-1] else UNEVEN
+    return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
 
 
 def _read(kernel: Kernel, closure: Closure) -> set[str]:
@@ -136,7 +140,7 @@ class _Model:
         self.width, self.device = width, device
         self.one = next(iter(tiles.values())) * 0 + 1 if tiles else np.ones(1)
         grid = [label for label in kernel.body.grid if label in tiles]
-        self.blocks = self._product(sizes[label] / tiles[label] for label in grid)
+        self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
         self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
         inside = stages(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}

@@ -27,7 +27,10 @@ from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.ops import Call, get
 
-APART = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+APART = frozenset(
+    getattr(ir.DataType, name)
+    for name in "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
+)
 """Types of weights that numpy has too."""
 ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
 """Of weights that went apart, for as long as these are there: one that came from protobuf is copied at every look."""

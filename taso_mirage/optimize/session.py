@@ -211,8 +211,6 @@ def _inference_session(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     if dump:
         options.optimized_model_filepath = dump
-    if apart:
-        options.add_external_initializers(list(apart), list(apart.values()))
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if library and carries_kernels(source):
@@ -221,6 +219,8 @@ def _inference_session(
     if target.gpu:
         provider = (target.provider, {**dict(target.options), "enable_cuda_graph": "1" if captures else "0"})
     try:
+        if apart:
+            options.add_external_initializers(list(apart), list(apart.values()))
         return onnxruntime.InferenceSession(source, options, providers=[provider], enable_fallback=0)
     except Exception as error:  # onnxruntime's errors share no base class of its own
         raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
@@ -239,8 +239,10 @@ def opened(
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
     if target.gpu and not check:
-        content, apart = serialize_apart(model, source)
-        with suppress(RunFailed):  # which the weights inside may get over, or fail as clearly
+        with suppress(
+            RunFailed, ValueError
+        ):  # what stays inside may be too large; a file may be taken, or refused as clearly
+            content, apart = serialize_apart(model, source)
             return Session(content, target, library=library, apart=apart)
     if _weight_bytes(model) < 1_500_000_000:
         content = serialize(model, source)

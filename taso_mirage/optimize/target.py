@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.errors import InvalidOption
 
-LAYOUT = frozenset({"conv", "conv_transpose", "max_pool", "average_pool", "global_average_pool", "batch_norm"})
-"""Operators that the runtime may run with channels last: what a variant of a target changes."""
+LAYOUT = frozenset(
+    "conv conv_transpose max_pool average_pool global_max_pool global_average_pool batch_norm lrn depth_to_space space_to_depth".split()
+)
+"""Operators that the runtime may run with channels last (`cuda_nhwc_onnx_ops` of ONNX Runtime): what a variant of a target changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.meanings.variance import merged
 from taso_mirage.meanings.work import work
-from taso_mirage.mugraph import Stage, stages
+from taso_mirage.mugraph import Overlap, Stage, overlaps, stages
 from taso_mirage.ops import interpret, run
 
 DEFERRED = 8192
@@ -50,6 +50,7 @@ class Block:
         self.node, self.name = node, name
         self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
         self.stage = stages(self.body, node.attr("fmap"), self.loop)
+        self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
         self.readers = users(self.body)
         self.axes = Axes()
@@ -211,8 +212,8 @@ class Block:
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
         cuts = [
-            *zip(self.node.attr("imap")[i], self.grid, ("g0", "g1", "g2"), strict=False),
-            (self.node.attr("fmap")[i], self.loop, "t"),
+            *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
+            (self.node.attr("fmap")[i], self.loop, None, "t"),
         ]
         place = self._place(argument.buffer, axes, present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
@@ -235,12 +236,12 @@ class Block:
             None if n == 1 else a if a is not None else self.axes.fresh(n) for a, n in zip(x.axes, x.shape, strict=True)
         )
         present = [a for a in axes if a is not None]
-        cuts = list(zip(self.node.attr("omap")[o], self.grid, ("g0", "g1", "g2"), strict=False))
+        cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
         place = self._place(argument.buffer, axes, present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
         code = self.tiles.spread(x, axes)
-        alone = [g for axis, n, g in cuts if axis < 0 and n > 1]
+        alone = [g for axis, n, _, g in cuts if axis < 0 and n > 1]
         if alone:
             self.lines.write(
                 Stage.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
@@ -252,16 +253,17 @@ class Block:
         buffer: Buffer,
         axes: Sequence[int | None],
         present: Sequence[int],
-        cuts: Sequence[tuple[int, int, str]],
+        cuts: Sequence[tuple[int, int, Overlap | None, str]],
     ) -> str:
         """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride."""
         found = []
         for dim in buffer.order:
             share, parts = buffer.shape[dim], []
-            for cut, count, variable in cuts:
+            for cut, count, overlap, variable in cuts:
                 if cut == dim and count > 1:
-                    share //= count
-                    parts.append(variable if share == 1 else f"{variable} * {share}")
+                    share = share // count if overlap is None else overlap[1]
+                    start = variable if share == 1 else f"{variable} * {share}"
+                    parts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
             axis = axes[dim]
             parts += [self.tiles.index(present, axis)] if axis is not None else []
             found += [_times(parts, buffer.strides[dim])] if parts else []

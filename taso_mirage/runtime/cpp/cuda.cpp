@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -15,6 +16,7 @@ constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  /
 constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8;                            // of a function
 constexpr unsigned NON_BLOCKING = 1, UNTIMED = 2;                              // of a stream, of an event
 constexpr int SERIALIZATION = 6;                                               // programmatic stream serialization, of a launch
+constexpr size_t CALLERS = 64;  // streams that have others beside them; what was used the longest ago goes
 constexpr unsigned SHARED_ALWAYS = 48 * 1024;
 constexpr unsigned WARP = 32;
 constexpr int SPECIFIC = 90;  // from this capability on, code is compiled for one architecture alone
@@ -255,6 +257,7 @@ std::vector<size_t> lanes_of(const plan::Plan& plan) {
 struct Loaded::Beside {
   std::vector<void*> streams, ends;
   void* start = nullptr;
+  unsigned long long used = 0;
 
   Beside() = default;
   void open(size_t count) {
@@ -347,12 +350,7 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
   // One thread at a time, so that no other records an event between a record and a wait; streams of their own for every stream of the
   // caller, because one that is being captured must not be used for anything else.
   const std::lock_guard<std::mutex> one(guard);
-  std::unique_ptr<Beside>& side = beside[stream];
-  if (side == nullptr) {
-    auto made = std::make_unique<Beside>();
-    made->open(numbers.size() - 1);
-    side = std::move(made);
-  }
+  const Beside* const side = streams(stream, numbers.size() - 1);
   succeed(driver().EventRecord(side->start, stream), "an event cannot be recorded");
   size_t number = 0;
   for (const size_t lane : numbers) {
@@ -368,6 +366,19 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
     ++number;
   }
   for (void* const end : side->ends) succeed(driver().StreamWaitEvent(stream, end, 0), "a stream cannot wait");
+}
+
+const Loaded::Beside* Loaded::streams(void* stream, size_t count) const {
+  auto found = beside.find(stream);
+  if (found == beside.end()) {
+    const auto earlier = [](const auto& a, const auto& b) { return a.second->used < b.second->used; };
+    if (beside.size() >= CALLERS) beside.erase(std::min_element(beside.begin(), beside.end(), earlier));
+    auto made = std::make_unique<Beside>();
+    made->open(count);
+    found = beside.emplace(stream, std::move(made)).first;
+  }
+  found->second->used = ++launches;
+  return found->second.get();
 }
 
 void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const {
