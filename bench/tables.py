@@ -94,7 +94,11 @@ def _whole(row: dict[str, Any], peers: list[str]) -> str:
     shares = sorted(row["left"].get("operators", {}).items(), key=lambda item: -item[1])[:3]
     left = [f"{kind} {share:.0%}" for kind, share in shares]
     between = row["left"].get("between")
-    left += [] if between is None else [f"between them {between:.0%}" if between >= 0 else "kernels wait in each other's time"]
+    left += (
+        []
+        if between is None
+        else [f"between them {between:.0%}" if between >= 0 else "kernels wait in each other's time"]
+    )
     shown, floor = ["" if t is None else f"{t / 1e3:.2f}" for t in times], f"{row['floor']['us'] / 1e3:.2f}"
     return f"| {' | '.join([row['case'], *shown, ratio, floor, ', '.join(left)])} |"
 
