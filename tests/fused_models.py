@@ -17,7 +17,10 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
+from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.pipeline import Config, Result, optimize
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.target import CPU, Target
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind it."""
@@ -49,6 +52,16 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(stage, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
     patch.setattr(stage, "interleaved", clock([gain]))
+
+
+def on_the_cpu(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+) -> Session:
+    """A session that runs the functions of the nodes for CUDA."""
+    return OPENED(model, source=source, check=check)
+
+
+OPENED = runtime.opened
 
 
 def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:

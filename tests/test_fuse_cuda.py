@@ -18,7 +18,7 @@ import mugraphs
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, kernels, plain, quick, run
+from fused_models import CONFIG, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
 
 from taso_mirage.codegen import triton as codegen
@@ -32,14 +32,14 @@ from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.pipeline import Result
 from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.optimize.target import CUDA
 from taso_mirage.plugin.export import export
 from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import Region, embed
@@ -47,16 +47,6 @@ from taso_mirage.runtime.plan import cuda_kernel
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = Cuda(H100, "a stand-in for an H100", 90)
-
-
-def on_the_cpu(
-    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
-) -> Session:
-    """What runs the functions of the nodes for CUDA."""
-    return OPENED(model, source=source, check=check)
-
-
-OPENED = runtime.opened
 
 
 @pytest.fixture(scope="module")

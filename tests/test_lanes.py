@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, kernels, quick, run
+from fused_models import CONFIG, kernels, on_the_cpu, quick, run
 
+from taso_mirage.cpu import CPU
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.fuse import backend, fused, stage
+from taso_mirage.fuse import fused, stage
+from taso_mirage.fuse.cpu import Cpu
 from taso_mirage.fuse.cuda import Cuda
 from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, variable, weight
@@ -27,8 +30,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.pipeline import Result, optimize
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.optimize.target import CUDA
 
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}
@@ -124,14 +126,16 @@ def test_the_mugraphs_of_lanes_are_one_that_computes_the_goal() -> None:
     assert [n.tensor for n in graph.inputs] == [n.tensor for n in goal.inputs]
     rng = np.random.default_rng(1)
     given = [rng.normal(size=n.shape) for n in goal.inputs]
-    results = []
-    for each in (goal, graph):
-        leaves = dict(zip(each.inputs, map(EXACT.load, given), strict=True))
-        values = interpret(each.outputs, EXACT, leaves)
-        results.append([values[o] for o in each.outputs])
-    assert len(results[0]) == 4
-    for wanted, got in zip(*results, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-9)
+    found, wanted = values(graph, given), values(goal, given)
+    assert len(wanted) == 4
+    for got, exact in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, exact, rtol=1e-9)
+
+
+def values(graph: Graph, given: list[Any]) -> list[Any]:
+    """The results in float64."""
+    found = interpret(graph.outputs, EXACT, dict(zip(graph.inputs, map(EXACT.load, given), strict=True)))
+    return [found[o] for o in graph.outputs]
 
 
 def test_every_kernel_keeps_its_schedule() -> None:
@@ -157,25 +161,21 @@ def test_lanes_of_other_goals_do_not_go_together() -> None:
 # ---------------------------------------------------------------- the stage
 
 
-def opened(
-    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
-) -> Session:
-    """What runs the functions of the nodes for CUDA."""
-    return OPENED(model, source=source, check=check)
-
-
-OPENED = runtime.opened
-
-
-def test_a_region_of_lanes_is_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Result:
+    """The model as it comes from the other stages, where there is a stand-in for a GPU."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
     quick(monkeypatch)
-    made = model(*projections())
-    plain = replace(optimize(made, replace(CONFIG, measure=False, budget=0.0)), model=made, steps=(), changed=False)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(runtime, "opened", opened)
-    found = fused(replace(plain, target=CUDA), CONFIG, "search")
+    monkeypatch.setattr(runtime, "opened", on_the_cpu)
+    made = model(*projections())
+    found = optimize(made, replace(CONFIG, measure=False, budget=0.0))
+    return replace(found, model=made, steps=(), changed=False, target=CUDA)
+
+
+def test_a_region_of_lanes_is_one_node(plain: Result, tmp_path: Path) -> None:
+    found, made = fused(plain, CONFIG, "search"), plain.original
     assert kernels(found) == 1, found.notes
     assert all(d.passed for d in found.differences)
     assert [n.op for n in found.model.nodes() if n.args and n.op != "item"] == ["opaque"]
@@ -184,21 +184,12 @@ def test_a_region_of_lanes_is_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path
     inputs = {n.attr("name"): np.ones(n.shape, np.float32) for n in made.graph.inputs}
     for got, wanted in zip(run(content, inputs), run(serialize(made), inputs), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
-    again = fused(replace(plain, target=CUDA), CONFIG, "cached")
-    assert serialize(again.model) == content
+    assert serialize(fused(plain, CONFIG, "cached").model) == content
 
 
-def test_a_damaged_lane_is_searched_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
-    quick(monkeypatch)
-    made = model(*projections())
-    plain = replace(optimize(made, replace(CONFIG, measure=False, budget=0.0)), model=made, steps=(), changed=False)
-    monkeypatch.setattr(stage, "here", lambda target: GPU)
-    monkeypatch.setattr(runtime, "opened", opened)
-
+def test_a_damaged_lane_is_searched_again(plain: Result, tmp_path: Path) -> None:
     def found(mode: str) -> Result:
-        return fused(replace(plain, target=CUDA), CONFIG, mode)
+        return fused(plain, CONFIG, mode)
 
     wanted = serialize(found("search").model)
     sorted(tmp_path.glob("kernels/*.json"))[0].write_text('{"mugraph": {"mugraph": 1, "program": ["nonsense"]}}')
@@ -207,11 +198,17 @@ def test_a_damaged_lane_is_searched_again(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert serialize(found("cached").model) == wanted
 
 
-def test_every_back_end_says_how_many_lanes_it_has() -> None:
-    from taso_mirage.fuse.cpu import Cpu
-
-    assert set(backend.BACKENDS) == {"cpu", "cuda"}
+def test_every_back_end_joins_lanes() -> None:
+    """One without any that run beside each other too: what asks for lanes need not ask which back end it has."""
     assert (Cpu.lanes, GPU.lanes) == (1, 4)
+    goal = only(model(*projections()), 4)
+    parts = lanes(label(goal))
+    records = [{"mugraph": to_json(superoptimize(p.graph, best=1, budget=20, device=CPU)[0].graph)} for p in parts]
+    graph = from_json(Cpu().joined(goal, parts, records)["mugraph"])
+    rng = np.random.default_rng(2)
+    given = [rng.normal(size=n.shape) for n in goal.inputs]
+    for got, wanted in zip(values(graph, given), values(goal, given), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("rows", "count", "found"), [(1, 4, 1), (64, 4, 1), (65, 4, 0), (1, 1, 0)])

@@ -89,6 +89,13 @@ def test_plugin_does_what_the_interface_asks(exported: Exported, built: Built, t
     assert (done.returncode, done.stdout.count("\nok ") > 20) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+def test_the_stand_in_for_a_driver_compiles(tmp_path: Path) -> None:
+    """Where there are no headers of TensorRT nothing else looks at it."""
+    source, made = str(TESTS / "test_plugin_driver.cpp"), str(tmp_path / "libcuda.so.1")
+    subprocess.run([str(COMPILER), "-std=c++17", "-shared", "-fPIC", source, "-o", made], check=True)
+
+
 LAUNCHES = {
     0: ["launch kernel_0 {x} {y} 1 threads {threads} shared 0 at 1+0 0+0 2+0 null null"],
     1: [

@@ -64,12 +64,6 @@ int cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsig
   return done();
 }
 int cuGetErrorString(int, const char** text) { *text = "driver shutting down"; return 0; }
-int cuStreamCreate(void**, unsigned) { return 1; }
-int cuStreamDestroy_v2(void*) { return 1; }
-int cuEventCreate(void**, unsigned) { return 1; }
-int cuEventDestroy_v2(void*) { return 1; }
-int cuEventRecord(void*, void*) { return 1; }
-int cuStreamWaitEvent(void*, void*, unsigned) { return 1; }
 }
 """
 

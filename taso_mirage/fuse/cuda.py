@@ -178,8 +178,8 @@ def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPE
     `capability`.
     """
     with ThreadPoolExecutor(cores()) as executor:
-        made = {c: executor.submit(_tried, program, c, SHARED.get(c, LEAST)) for c in {*others, capability}}
-        portable = executor.submit(_tried, program, PORTABLE, LEAST) if others else None
+        made = {c: executor.submit(_fitting, program, c, SHARED.get(c, LEAST)) for c in {*others, capability}}
+        portable = executor.submit(_fitting, program, PORTABLE, LEAST) if others else None
     if not made[capability].result():
         raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
     found = [image for c in sorted(made) for image in images(_made(made[c]))]
@@ -190,14 +190,6 @@ def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPE
 def _made(future: Future[list[Compiled]]) -> list[Compiled]:
     """None where Triton fails, whose errors share no base class: such a GPU runs the functions."""
     return future.result() if future.exception() is None else []
-
-
-def _tried(program: Program, capability: int, room: int) -> list[Compiled]:
-    """A second time where the first one failed: another process may have been writing the same entry of Triton's cache."""
-    try:
-        return _fitting(program, capability, room)
-    except Exception:
-        return _fitting(program, capability, room)
 
 
 def _fitting(program: Program, capability: int, room: int) -> list[Compiled]:

@@ -239,9 +239,8 @@ def opened(
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
     if target.gpu and not check:
-        with suppress(
-            RunFailed, ValueError
-        ):  # what stays inside may be too large; a file may be taken, or refused as clearly
+        # What stays inside may be too large for protobuf; what is refused so may be taken as before, or refused as clearly.
+        with suppress(RunFailed, ValueError):
             content, apart = serialize_apart(model, source)
             return Session(content, target, library=library, apart=apart)
     if _weight_bytes(model) < 1_500_000_000:

@@ -49,12 +49,6 @@ struct Driver {
   Result (*FuncSetAttribute)(void*, int, int);
   Result (*LaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   Result (*GetErrorString)(Result, const char**);
-  Result (*StreamCreate)(void**, unsigned);
-  Result (*StreamDestroy)(void*);
-  Result (*StreamWaitEvent)(void*, void*, unsigned);
-  Result (*EventCreate)(void**, unsigned);
-  Result (*EventRecord)(void*, void*);
-  Result (*EventDestroy)(void*);
   Result (*LaunchKernelEx)(const Config*, void*, void**, void**);      // newer drivers have these four
   Result (*FuncGetParamInfo)(void*, size_t, size_t*, size_t*);
   Result (*FuncLoad)(void*);
@@ -83,16 +77,36 @@ const Driver& driver() {
     find(library, "cuFuncSetAttribute", made.FuncSetAttribute);
     find(library, "cuLaunchKernel", made.LaunchKernel);
     find(library, "cuGetErrorString", made.GetErrorString);
-    find(library, "cuStreamCreate", made.StreamCreate);
-    find(library, "cuStreamDestroy_v2", made.StreamDestroy);
-    find(library, "cuStreamWaitEvent", made.StreamWaitEvent);
-    find(library, "cuEventCreate", made.EventCreate);
-    find(library, "cuEventRecord", made.EventRecord);
-    find(library, "cuEventDestroy_v2", made.EventDestroy);
     find(library, "cuLaunchKernelEx", made.LaunchKernelEx, false);
     find(library, "cuFuncGetParamInfo", made.FuncGetParamInfo, false);
     find(library, "cuFuncLoad", made.FuncLoad, false);
     find(library, "cuCtxGetId", made.CtxGetId, false);
+    return made;
+  }();
+  return found;
+}
+
+// What only lanes take of the driver.
+struct Streams {
+  Result (*Create)(void**, unsigned);
+  Result (*Destroy)(void*);
+  Result (*Wait)(void*, void*, unsigned);
+  Result (*CreateEvent)(void**, unsigned);
+  Result (*Record)(void*, void*);
+  Result (*DestroyEvent)(void*);
+};
+
+const Streams& streams() {
+  static const Streams found = [] {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
+    Streams made{};
+    find(library, "cuStreamCreate", made.Create);
+    find(library, "cuStreamDestroy_v2", made.Destroy);
+    find(library, "cuStreamWaitEvent", made.Wait);
+    find(library, "cuEventCreate", made.CreateEvent);
+    find(library, "cuEventRecord", made.Record);
+    find(library, "cuEventDestroy_v2", made.DestroyEvent);
     return made;
   }();
   return found;
@@ -255,24 +269,24 @@ std::vector<size_t> lanes_of(const plan::Plan& plan) {
 
 // Streams beside one of the caller's, and the events that order them.
 struct Loaded::Beside {
-  std::vector<void*> streams, ends;
+  std::vector<void*> others, ends;
   void* start = nullptr;
   unsigned long long used = 0;
 
   Beside() = default;
   void open(size_t count) {
-    streams.resize(count, nullptr);
+    others.resize(count, nullptr);
     ends.resize(count, nullptr);
-    succeed(driver().EventCreate(&start, UNTIMED), "no event can be made");
-    for (void*& each : streams) succeed(driver().StreamCreate(&each, NON_BLOCKING), "no stream can be made");
-    for (void*& each : ends) succeed(driver().EventCreate(&each, UNTIMED), "no event can be made");
+    succeed(streams().CreateEvent(&start, UNTIMED), "no event can be made");
+    for (void*& each : others) succeed(streams().Create(&each, NON_BLOCKING), "no stream can be made");
+    for (void*& each : ends) succeed(streams().CreateEvent(&each, UNTIMED), "no event can be made");
   }
   ~Beside() {
-    for (void* each : streams)
-      if (each != nullptr) driver().StreamDestroy(each);
+    for (void* each : others)
+      if (each != nullptr) streams().Destroy(each);
     for (void* each : ends)
-      if (each != nullptr) driver().EventDestroy(each);
-    if (start != nullptr) driver().EventDestroy(start);
+      if (each != nullptr) streams().DestroyEvent(each);
+    if (start != nullptr) streams().DestroyEvent(start);
   }
   Beside(const Beside&) = delete;
   Beside& operator=(const Beside&) = delete;
@@ -350,25 +364,25 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
   // One thread at a time, so that no other records an event between a record and a wait; streams of their own for every stream of the
   // caller, because one that is being captured must not be used for anything else.
   const std::lock_guard<std::mutex> one(guard);
-  const Beside* const side = streams(stream, numbers.size() - 1);
-  succeed(driver().EventRecord(side->start, stream), "an event cannot be recorded");
+  const Beside* const side = by(stream, numbers.size() - 1);
+  succeed(streams().Record(side->start, stream), "an event cannot be recorded");
   size_t number = 0;
   for (const size_t lane : numbers) {
-    void* const own = number == 0 ? stream : side->streams[number - 1];
-    if (number > 0) succeed(driver().StreamWaitEvent(own, side->start, 0), "a stream cannot wait");
+    void* const own = number == 0 ? stream : side->others[number - 1];
+    if (number > 0) succeed(streams().Wait(own, side->start, 0), "a stream cannot wait");
     bool first = number > 0;
     for (size_t i = 0; i < functions.size(); ++i) {
       if (lanes[i] != lane) continue;
       start(plan, i, tensors, sizes, own, !first);
       first = false;
     }
-    if (number > 0) succeed(driver().EventRecord(side->ends[number - 1], own), "an event cannot be recorded");
+    if (number > 0) succeed(streams().Record(side->ends[number - 1], own), "an event cannot be recorded");
     ++number;
   }
-  for (void* const end : side->ends) succeed(driver().StreamWaitEvent(stream, end, 0), "a stream cannot wait");
+  for (void* const end : side->ends) succeed(streams().Wait(stream, end, 0), "a stream cannot wait");
 }
 
-const Loaded::Beside* Loaded::streams(void* stream, size_t count) const {
+const Loaded::Beside* Loaded::by(void* stream, size_t count) const {
   auto found = beside.find(stream);
   if (found == beside.end()) {
     const auto earlier = [](const auto& a, const auto& b) { return a.second->used < b.second->used; };

@@ -48,7 +48,7 @@ class Loaded {
   struct Beside;
 
   // So many streams beside one of the caller's, and their events.
-  const Beside* streams(void* stream, size_t count) const;
+  const Beside* by(void* stream, size_t count) const;
   void start(const plan::Plan& plan, size_t i, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream, bool overlap) const;
 
   mutable std::mutex guard;
