@@ -1,0 +1,137 @@
+"""An optimized model's kernels inside a real TensorRT engine, next to TensorRT without them.
+
+    python bench/tensorrt_engine.py NAME=OPTIMIZED.onnx,ORIGINAL.onnx ... --libraries DIR --include DIR [--append]
+
+OPTIMIZED is what `taso-mirage optimize ORIGINAL.onnx --target cuda --portable --kernels search` wrote. For each model the plugin is
+exported and built as its README says, and bench/tensorrt_engine.cpp builds engines of `model.onnx` (kernels as plugins), `reference.onnx`
+(the same graph without them) and the original; each is serialised, read back, captured as a CUDA graph, and timed in turns. The outputs
+of all are checked by the export's own check_samples.py. Writes bench/results/tensorrt_engine-DEVICE.json (microseconds).
+
+DIR of --libraries has libnvinfer.so.8 and libnvonnxparser.so.8 of the wheel tensorrt==8.6.0, that of --include the public headers with
+NvOnnxParser.h. cuBLAS 12 and cuDNN 8, which the wheel's parser names, are not needed: TensorRT's own kernels are used, on all sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import end_to_end_common as common
+from end_to_end_common import ROOT
+
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.target import CUDA
+from taso_mirage.plugin.export import export
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+STAND_INS = ("cudnn.so.8", "cublas.so.12", "cublasLt.so.12")
+PLUGIN, REFERENCE, ORIGINAL = "plugin", "reference", "original"
+
+
+def run(*command: str | Path, **options: Any) -> str:
+    """What a command prints. Raises RuntimeError with all of it where it fails."""
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} ends with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def stand_ins(folder: Path) -> None:
+    """Empty libraries of the names, and with the symbol versions, that TensorRT 8.6's own libraries ask for and do not call here."""
+    (folder / "empty.c").write_text("")
+    for name in STAND_INS:
+        script = folder / f"{name}.map"
+        script.write_text(f"lib{name} {{ global: *; }};\n")
+        options = ("-shared", "-fPIC", f"-Wl,-soname,lib{name}", f"-Wl,--version-script={script}")
+        run("gcc", folder / "empty.c", *options, "-o", folder / f"lib{name}")
+
+
+def program(folder: Path, libraries: Path, include: Path, cuda: Path) -> Path:
+    """The program that builds and times engines."""
+    linked = (
+        libraries / "libnvinfer.so.8",
+        libraries / "libnvonnxparser.so.8",
+        f"-L{cuda / 'lib64'}",
+        "-lcudart_static",
+    )
+    options = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-isystem", include, "-isystem", cuda / "include")
+    lazy = ("-Wl,--unresolved-symbols=ignore-in-shared-libs", "-Wl,-z,lazy", "-ldl", "-lpthread", "-lrt")
+    run("g++", *options, SOURCE, *linked, *lazy, "-o", folder / "engine")
+    return folder / "engine"
+
+
+def row(name: str, optimized: Path, original: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's engines: their figures, and whether each computes what ONNX Runtime does."""
+    made = export(optimized, folder / name, {})
+    build = folder / f"{name}-build"
+    headers = (f"-DTENSORRT_INCLUDE_DIR={options.include}", f"-DCUDA_INCLUDE_DIR={options.cuda / 'include'}")
+    run("cmake", "-S", made.folder, "-B", build, *headers)
+    run("cmake", "--build", build, "-j", "4")
+    index = json.loads((made.folder / "samples" / "samples.json").read_text())["inputs"]
+    inputs = ",".join(f"{key}:{made.folder / 'samples' / each['raw']}" for key, each in index.items())
+    models = {PLUGIN: made.folder / "model.onnx", REFERENCE: made.folder / "reference.onnx", ORIGINAL: original}
+    library, out = build / "libtaso_mirage_plugin.so", folder / f"{name}-out"
+    keyed = [f"{key}:{path}" for key, path in models.items()]
+    env = os.environ | {"LD_LIBRARY_PATH": f"{options.libraries}:{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    done = subprocess.run(
+        [str(folder / "engine"), str(library), str(out), inputs, *keyed], capture_output=True, text=True, env=env
+    )
+    print(done.stdout + done.stderr, file=sys.stderr)
+    if not done.stdout.strip().endswith("}"):
+        raise RuntimeError(f"{name}: the engines end with {done.returncode}")
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    for key in [each for each in models if each in figures]:
+        checker = [sys.executable, str(made.folder / "check_samples.py"), f"{out}-{key}.json"]
+        said = subprocess.run(checker, capture_output=True, text=True)
+        figures[key] |= {"checked": said.returncode == 0, "outputs": len(said.stdout.splitlines())}
+        print(key, said.stdout, said.stderr, file=sys.stderr)
+    ratios = {
+        f"over_{key}": round(figures[key]["us"] / figures[PLUGIN]["us"], 3)
+        for key in (REFERENCE, ORIGINAL)
+        if key in figures and PLUGIN in figures
+    }
+    launches = {key: len(kernel.launches) for key, kernel in made.kernels.items()}
+    return {"model": name} | figures | ratios | {"plugins": launches, "operators": len(made.refused)}
+
+
+def parsed(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="NAME=OPTIMIZED.onnx,ORIGINAL.onnx")
+    parser.add_argument("--libraries", type=Path, required=True, metavar="DIR", help="TensorRT's libraries")
+    parser.add_argument("--include", type=Path, required=True, metavar="DIR", help="TensorRT's public headers")
+    parser.add_argument("--cuda", type=Path, default=Path("/usr/local/cuda"), metavar="DIR", help="a CUDA toolkit")
+    parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    """Run the command line."""
+    options = parsed(given)
+    device = runtime.device(CUDA)
+    path = ROOT / "bench" / "results" / f"tensorrt_engine-{device.split()[1]}.json"
+    setting = common.setting("tensorrt_engine", device, ("triton",))
+    rows = json.loads(path.read_text())["rows"] if options.append and path.exists() else []
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        stand_ins(folder)
+        program(folder, options.libraries, options.include, options.cuda)
+        for name, _, files in (each.partition("=") for each in options.models):
+            optimized, _, original = files.partition(",")
+            found = row(name, Path(optimized), Path(original), folder, options)
+            rows = [each for each in rows if each["model"] != name] + [found]
+            path.write_text(json.dumps(setting | {"rows": rows}, indent=2) + "\n")
+            print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
