@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from taso_mirage.dims import Dim, Shape
@@ -22,6 +23,15 @@ class Stage(IntEnum):
     """Another value in every iteration."""
     AFTER = 2
     """It hangs on an accumulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A muGraph of one sample, run for as many as a run has: the first `dims` dims, of size 1 in the muGraph, are free in the inputs that
+    `inputs` tells, and in every result; of the other inputs all samples share one."""
+
+    dims: int
+    inputs: tuple[bool, ...]
 
 
 def stages(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, Stage]:

@@ -186,7 +186,7 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
-    monkeypatch.setattr(stage, "fragments", broken)
+    monkeypatch.setattr(stage, "kinds", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import mugraphs
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, kernels, on_the_cpu, plain, quick, run
+from fused_models import CONFIG, ROWS, WIDTH, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
 
 from taso_mirage.codegen import triton as codegen
@@ -29,8 +29,8 @@ from taso_mirage.fuse import backend, cuda, fused, searches, stage
 from taso_mirage.fuse.cuda import SHIPPED, Cuda, Right, everywhere
 from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
+from taso_mirage.kernels.batches import kinds
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import save, serialize
@@ -160,12 +160,34 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
         export(tmp_path / "one.onnx", tmp_path / "none", {})
 
 
-def test_a_model_with_free_dims_keeps_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_free_rows_kernels_run_for_any_number_of_them(
+    searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(searches, "Search", Search)  # `searched` has left it to be found missing
+    quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(runtime, "opened", on_the_cpu)
     result = replace(plain("rows"), target=CUDA)
     found = fused(result, CONFIG, "search")
-    assert found.model is result.model
-    assert "cannot be captured as a CUDA graph; fix them first: python -m" in found.notes[-1]
+    assert kernels(found) == 2
+    assert not any("sizes" in note for note in found.notes)
+    assert all(d.passed for d in found.differences)
+    assert len({d.case for d in found.differences}) > 3
+    content = serialize(found.model)
+    onnx.checker.check_model(content)
+    assert not any(n.op_type == "If" for f in onnx.load_from_string(content).functions for n in f.node)
+    for rows in (1, 7):
+        inputs = {"x": np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)}
+        np.testing.assert_allclose(*(run(c, inputs)[0] for c in (content, serialize(result.original))), rtol=1e-5)
+    save(found.model, tmp_path / "free.onnx")
+    for attributes in called(tmp_path / "free.onnx"):
+        lines = attributes["plan"].splitlines()
+        assert {line.split()[2] for line in lines if line.startswith("output")} == {"n0"}
+        assert all(line.split()[1].startswith("n0*") for line in lines if line.startswith("kernel"))
+        assert accepted(attributes)
+    made = export(tmp_path / "free.onnx", tmp_path / "plugin", {"rows": 5})
+    assert [k.outputs[0].shape for k in made.kernels.values()] == [(5, WIDTH)] * 2
 
 
 def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
@@ -278,12 +300,18 @@ for i, (goal, record) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
 """
 
 
-def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [ROWS, "rows"])
+def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows: int | str, tmp_path: Path) -> None:
+    """Of five rows with the kernels of one, where they are free."""
     pytest.importorskip("torch")
     chosen = []
-    for goal in fragments(plain().original, {}):
-        found = Search(goal, Options(), H100).run(2, 100.0)
-        chosen.append((to_json(goal), GPU.fastest(goal, found, math.inf)))
+    regions, out = kinds(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)
+    assert not out
+    for kind in regions:
+        found = Search(kind.goal, Options(), H100).run(2, 100.0)
+        record = dict(GPU.fastest(kind.goal, found, math.inf))
+        batch = {} if kind.batch is None else {"batch": asdict(kind.batch)}
+        chosen.append((to_json(kind.whole), record | batch))
     (tmp_path / "chosen.json").write_text(json.dumps(chosen))
     command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "chosen.json")]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,16 @@ pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in working_providers
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[Result]:
+def found() -> Result:
+    return made(ROWS)
+
+
+@pytest.fixture(scope="module")
+def free() -> Result:
+    return made("rows")
+
+
+def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
     measured = stage.in_turn
 
@@ -48,11 +56,11 @@ def found() -> Iterator[Result]:
         patch.setattr(stage, "KEEP", 0.0)
         patch.setattr(stage, "AS_FAST", 0.0)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
-        yield fused(plain(ROWS, config), config, "search")
+        return fused(plain(rows, config), config, "search")
 
 
-def feed(seed: int) -> dict[str, Any]:
-    return {"x": np.random.default_rng(seed).normal(size=(ROWS, WIDTH)).astype(np.float32)}
+def feed(seed: int, rows: int = ROWS) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)}
 
 
 def test_kernels_are_tuned_checked_and_captured(found: Result) -> None:
@@ -99,6 +107,26 @@ def test_sessions_and_threads_share_nothing(found: Result) -> None:
     sessions.clear()
     one_more = Session(content, CUDA)  # after the other sessions ended
     np.testing.assert_allclose(one_more.run(feed(0))[0], wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_free_rows_run_in_kernels_at_any_number(free: Result, tmp_path: Path) -> None:
+    assert kernels(free) == 2
+    assert all(d.passed for d in free.differences)
+    content = serialize(free.model)
+    session = opened(content, str(tmp_path / "profile"))
+    for rows in (1, 2, ROWS, 3 * ROWS + 1, 0):
+        (got,) = session.run(None, feed(rows, rows))
+        assert got.shape == (rows, WIDTH)
+        np.testing.assert_allclose(got, run(content, feed(rows, rows))[0], rtol=1e-4, atol=1e-5)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})} >= {"CudaKernel0", "CudaKernel1"}
+    captured = Session(content, CUDA)
+    assert captured.captures
+    for rows in (1, 5):  # each has a graph of its own
+        assert captured.bound(feed(rows, rows))() > 0
+        np.testing.assert_allclose(
+            captured.run(feed(rows, rows))[0], run(content, feed(rows, rows))[0], rtol=1e-4, atol=1e-5
+        )
 
 
 def held() -> tuple[int, int]:

@@ -12,15 +12,17 @@ from textwrap import wrap
 from taso_mirage.codegen.gpu.block import Block
 from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule, kernels, parts, placed
 from taso_mirage.ir import Graph, is_float
+from taso_mirage.mugraph import Batch
 from taso_mirage.text import show_graph
 
 
-def program(graph: Graph, schedules: Sequence[Schedule | None] | None = None) -> Program:
-    """Triton source for a muGraph whose terms are kernels. `schedules`: one for each kernel, None to leave it to the generator.
+def program(graph: Graph, schedules: Sequence[Schedule | None] | None = None, batch: Batch | None = None) -> Program:
+    """Triton source for a muGraph whose terms are kernels. `schedules`: one for each kernel, None to leave it to the generator. `batch`:
+    the muGraph is of one sample, and run for as many as the inputs have.
 
     Raises Unsupported with the reason where a body has no form in Triton.
     """
-    buffers = placed(graph)
+    buffers = placed(graph, batch)
     blocks = [
         Block(node, f"kernel_{i}", [buffers[a] for a in node.args], list(parts(node, buffers)))
         for i, node in enumerate(kernels(graph))
@@ -30,8 +32,8 @@ def program(graph: Graph, schedules: Sequence[Schedule | None] | None = None) ->
     results = tuple(buffers[o].name for o in graph.outputs)
     everything = tuple(buffers.values())
     text = [_header(graph, blocks, launches), IMPORTS, *(b.source() for b in blocks)]
-    text += [options_text(launches), _launch(everything, launches, results)]
-    return Program("\n\n".join(t.rstrip("\n") + "\n" for t in text), everything, launches, results)
+    text += [options_text(launches), _launch(everything, launches, results, batch)]
+    return Program("\n\n".join(t.rstrip("\n") + "\n" for t in text), everything, launches, results, batch)
 
 
 def generate(graph: Graph) -> str:
@@ -68,21 +70,29 @@ def options_text(launches: Sequence[Launch]) -> str:
     return "\n".join(["OPTIONS = (", *shown, ")"])
 
 
-def _launch(buffers: Sequence[Buffer], launches: Sequence[Launch], results: Sequence[str]) -> str:
+def _launch(buffers: Sequence[Buffer], launches: Sequence[Launch], results: Sequence[str], batch: Batch | None) -> str:
     inputs = [b for b in buffers if b.role == "input"]
-    shown = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in inputs)
-    made = ", ".join(f"{b.dtype}{list(b.shape)}" for b in buffers if b.name in results)
+    dims = batch.dims if batch is not None else 0
+
+    def shown_shape(b: Buffer) -> str:
+        return str([*("n" * dims), *b.shape[dims:]] if b.batched else list(b.shape)).replace("'", "")
+
+    shown = ", ".join(f"{b.name}: {b.dtype}{shown_shape(b)}" for b in inputs)
+    made = ", ".join(f"{b.dtype}{shown_shape(b)}" for b in buffers if b.name in results)
     lines = [f"def launch({', '.join(b.name for b in inputs)}, *, options=OPTIONS):"]
     lines += [f'    """{shown} -> {made}"""']
     lines += ["    import torch", ""]
     lines += [f"    {b.name} = {b.name}.contiguous()" for b in inputs]
+    sample = next((b.name for b in inputs if b.batched), None)
+    if sample is not None:
+        lines += [f"    samples = {sample}.shape[:{dims}]"]
     for b in buffers:
         if b.role != "input":
-            lines.append(
-                f"    {b.name} = torch.empty({b.shape}, dtype=torch.{b.dtype}, device={inputs[0].name}.device)"
-            )
+            shape = f"(*samples, *{b.shape[dims:] if b.role == 'output' else b.shape})" if b.batched else str(b.shape)
+            lines.append(f"    {b.name} = torch.empty({shape}, dtype=torch.{b.dtype}, device={inputs[0].name}.device)")
     for i, each in enumerate(launches):
-        lines.append(f"    {each.name}[{each.grid}]({', '.join(each.buffers)}, **options[{i}])")
+        grid = str(each.grid) if sample is None else f"(samples.numel() * {each.grid[0]}, *{each.grid[1:]})"
+        lines.append(f"    {each.name}[{grid}]({', '.join(each.buffers)}, **options[{i}])")
     return "\n".join([*lines, f"    return {', '.join(results)}"]) + "\n"
 
 

@@ -13,7 +13,8 @@ from taso_mirage.kernels.search import Found
 from taso_mirage.runtime.plan import Kernel
 
 Record = Mapping[str, Any]
-"""A choice as JSON has it: what lies on disk, and all that `kernel` needs."""
+"""A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel of any number of samples."""
+BATCH = "batch"
 
 
 class Backend(Protocol):
@@ -28,8 +29,8 @@ class Backend(Protocol):
         """The device and the versions that a choice holds for."""
 
     @property
-    def fixed(self) -> str:
-        """Why a model with free dims can have no kernels; empty where it can."""
+    def batched(self) -> bool:
+        """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model asks its sizes which operators run."""
 
     @property
     def searching(self) -> int:

@@ -24,7 +24,7 @@ class Cpu:
     """This machine's CPU."""
 
     device: Device = CPU
-    fixed = ""
+    batched = False
     searching = 0
     lanes = 1
 

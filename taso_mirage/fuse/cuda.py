@@ -17,13 +17,14 @@ from taso_mirage.codegen.compile import Compiled, compiled
 from taso_mirage.codegen.gpu.program import Program, Schedule, kernels
 from taso_mirage.cpu import cores
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.fuse.backend import Record
+from taso_mirage.fuse.backend import BATCH, Record
 from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.lanes import Lane, together
 from taso_mirage.kernels.search import Found
 from taso_mirage.meanings.reals import EXACT
+from taso_mirage.mugraph import Batch
 from taso_mirage.ops import interpret
 from taso_mirage.optimize.check import FLOOR
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
@@ -51,14 +52,8 @@ class Cuda:
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
     lanes: int = 4
-
-    @property
-    def fixed(self) -> str:
-        """Sizes are told apart by an `If`, and ONNX Runtime captures no CUDA graph of a model that has one."""
-        return (
-            "it has free dims, and a model that chooses by its sizes cannot be captured as a CUDA graph; "
-            "fix them first: python -m onnxruntime.tools.make_dynamic_shape_fixed"
-        )
+    batched: bool = True
+    """Sizes are told apart by an `If`, and ONNX Runtime captures no CUDA graph of a model that has one."""
 
     @property
     def searching(self) -> int:
@@ -119,7 +114,8 @@ def shippable(job: Mapping[str, Any]) -> bool:
 
 def _program(record: Record) -> Program:
     schedules = [Schedule(**each) for each in record["schedules"]]
-    return triton.program(from_json(record["mugraph"]), schedules)
+    batch = Batch(**record[BATCH]) if BATCH in record else None
+    return triton.program(from_json(record["mugraph"]), schedules, batch)
 
 
 def here() -> Cuda:

@@ -1,8 +1,8 @@
 """The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model, one kind of region after the other.
 
 What is faster than the runtime on the region alone goes into the model, and stays where the whole model was measured faster; the result
-passes the check of every other rewrite. A model with free dims gets kernels for its most important sizes, and keeps its operators for
-all others.
+passes the check of every other rewrite. A model with free dims gets kernels of any number of samples, or, where the target has none, for
+its most important sizes, and keeps its operators for all others.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from taso_mirage import __version__
 from taso_mirage.errors import InvalidOption, TasoMirageError
-from taso_mirage.fuse.backend import BACKENDS, Backend, Record, here
+from taso_mirage.fuse.backend import BACKENDS, BATCH, Backend, Record, here
 from taso_mirage.fuse.searches import Searches
 from taso_mirage.ir import Graph
+from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import lanes
-from taso_mirage.kernels.regions import Spot, fragments
+from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
@@ -127,8 +128,6 @@ def fused(
         backend = here(result.target.name)
     except TasoMirageError as error:
         return _noted(result, f"no kernels: {error}")
-    if backend.fixed and result.model.symbols():
-        return _noted(result, f"no kernels: {backend.fixed}")
     stop = stop or Stop()
     stop.budget = Budget(config.budget)
     try:
@@ -155,11 +154,18 @@ class _Stage:
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
+        self.left_out: set[str] = set()
         self.kinds = self._kinds()
 
     def run(self) -> Result:
         with closing(self.backend), closing(self._searches()) as self.searches:
             model = self._placed(self._worth())
+        if self.left_out:
+            names = ", ".join(sorted(self.left_out))
+            self.notes.append(
+                f"some regions were left out, where free dims ({names}) are not the leading ones of all results; "
+                f"fix those that can be: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
@@ -171,19 +177,19 @@ class _Stage:
 
     # ------------------------------------------------------------ kernels
 
-    def _kinds(self) -> dict[Graph, list[Spot]]:
+    def _kinds(self) -> dict[Kind, list[Spot]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
-            found = fragments(self.result.model, self.sizes, self.backend.lanes).items()
+            found, self.left_out = kinds(self.result.model, self.sizes, self.backend.lanes, self.backend.batched)
         except Exception as error:
             self._report("the regions", error)
             return {}
-        return dict(sorted(found, key=lambda kind: -self._possible(*kind)))
+        return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
 
-    def _possible(self, graph: Graph, spots: Sequence[Spot]) -> float:
+    def _possible(self, kind: Kind, spots: Sequence[Spot]) -> float:
         """Seconds of the starts of operators, and of what goes through memory between them, in all places together."""
-        inner = [n for n in graph if n.args and n.op != "item"]
-        moved = 2 * sum(size(n.type) for n in inner if n not in graph.outputs)
+        inner = [n for n in kind.whole if n.args and n.op != "item"]
+        moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
         return len(spots) * (len(inner) * self.backend.device.launch + moved / self.backend.device.bandwidth)
 
     def _report(self, what: str, error: Exception) -> None:
@@ -195,13 +201,13 @@ class _Stage:
         """What is faster than the runtime's operators on its own, the largest gain over all places first."""
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
-        for i, (graph, spots) in enumerate(self.kinds.items()):
+        for i, (kind, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
             share = possible[i] / sum(possible[i:])
-            operators = tuple(n.op for n in graph if n.args and n.op != "item")
+            operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
-                chosen = self._chosen(graph, max(self.budget.left(), 0.0) * share)
-                if chosen is not None and (saved := self._saved(graph, chosen[1])) > 0:
+                chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
+                if chosen is not None and (saved := self._saved(kind.whole, chosen[1])) > 0:
                     found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots)))
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
@@ -210,14 +216,14 @@ class _Stage:
         return sorted(found, key=lambda f: -f.saved)
 
     def _searches(self) -> Searches:
-        goals = dict.fromkeys(lane.graph for graph in self.kinds for lane in lanes(label(graph)))
+        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in lanes(label(kind.goal)))
         wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
         ahead = wanted if self.mode == "search" else []
         return Searches(ahead, self.backend.device, self.budget.left() / 3, self.backend.searching)
 
-    def _chosen(self, graph: Graph, share: float) -> tuple[Record, Kernel] | None:
+    def _chosen(self, kind: Kind, share: float) -> tuple[Record, Kernel] | None:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
-        parts = lanes(label(graph))
+        parts = lanes(label(kind.goal))
         for anew in (False, True):
             goals = dict.fromkeys(lane.graph for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew) for goal in goals}
@@ -226,7 +232,8 @@ class _Stage:
             if len(records) < len(parts):
                 return None
             try:
-                record = records[0] if len(parts) == 1 else self.backend.joined(graph, parts, records)
+                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
                 return record, self.backend.kernel(record)
             except (ValueError, LookupError, TypeError, TasoMirageError):
                 if all(choice[1] for choice in choices if choice is not None):
@@ -354,7 +361,7 @@ class _Stage:
             "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
             f"{elsewhere:.2f} times as fast as the original"
         )
-        if self.sizes:
+        if self.sizes and not self.backend.batched:
             self.notes.append(
                 f"kernels run at {shown(self.sizes)}; at all other sizes the model runs its own operators"
             )

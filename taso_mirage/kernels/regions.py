@@ -78,7 +78,7 @@ def fragments(model: Model, sizes: Sizes, lanes: int = 1) -> dict[Graph, list[Sp
     found: dict[Graph, list[Spot]] = {}
     for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
-        graph, leaves = _canonical(members, results, sizes)
+        graph, leaves = canonical(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
         names = tuple([_name(model, n) for n in members if n.op != ITEM])
         spot = Spot(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
@@ -103,7 +103,7 @@ def alone(node: Node, sizes: Sizes) -> Graph:
     results = (
         [node] if isinstance(node.type, Tensor) else [term(ITEM, node, index=i) for i in range(len(node.type or ()))]
     )
-    return _canonical([node, *results], results, sizes)[0]
+    return canonical([node, *results], results, sizes)[0]
 
 
 def moves(labelled: Labelled) -> bool:
@@ -163,7 +163,7 @@ class _Growing:
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
-        return _canonical(members, self.results(members), self.sizes)[0]
+        return canonical(members, self.results(members), self.sizes)[0]
 
     def results(self, members: Sequence[Node]) -> list[Node]:
         inside = set(members)
@@ -180,7 +180,7 @@ class _Growing:
         members = self._whole(node)
         results = members[1:] or members
         try:
-            graph, leaves = _canonical(members, results, self.sizes)
+            graph, leaves = canonical(members, results, self.sizes)
         except (LookupError, TypeError, TasoMirageError):
             return None
         if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
@@ -252,7 +252,7 @@ class _Growing:
         for places in [] if found is None else groups(found):
             own = [results[i] for i in places]
             inside = topological(own, stop=outside)
-            made.append((inside, _canonical(inside, own, self.sizes)[0]))
+            made.append((inside, canonical(inside, own, self.sizes)[0]))
         return made
 
     def _around(self, members: Sequence[Node]) -> list[Node]:
@@ -358,7 +358,7 @@ def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
     return kind
 
 
-def _canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) -> tuple[Graph, dict[Node, Node]]:
+def canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) -> tuple[Graph, dict[Node, Node]]:
     """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has become. Scalars stay constants."""
     inside = set(members)
     outside = {a for n in members for a in n.args if a not in inside}

@@ -10,10 +10,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from taso_mirage.dims import evaluate, symbol
+from taso_mirage.dims import Dim, evaluate, symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable
-from taso_mirage.meanings.work import sized
 from taso_mirage.model import Model
 from taso_mirage.onnx_io.copies import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
@@ -62,11 +61,14 @@ class Region:
 
     @property
     def free(self) -> bool:
-        """Whether it has sizes that only a run fixes."""
-        return any(not isinstance(n, int) for node in (*self.inputs, *self.outputs) for n in node.shape)
+        """Whether it has sizes that only a run fixes, and its kernel has not."""
+        sizes = [n for node in (*self.inputs, *self.outputs) for n in node.shape]
+        return not self.kernel.free and any(not isinstance(n, int) for n in sizes)
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the region does at these sizes."""
+        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the region does at these sizes; a dim
+        that has a name in the kernel may be any, but of every tensor the same."""
+        named: dict[Dim, Dim] = {}
         for word, nodes, types in (
             ("input", self.inputs, self.kernel.inputs),
             ("output", self.outputs, self.kernel.outputs),
@@ -74,17 +76,28 @@ class Region:
             if len(nodes) != len(types):
                 raise IllTyped(f"a region of {len(nodes)} {word}s, its kernel has {len(types)}")
             for i, (node, type) in enumerate(zip(nodes, types, strict=True)):
-                if _at(node, sizes) != type:
+                if not _takes(type, node, sizes, named):
                     raise IllTyped(
                         f"{word} {i} of a region, {node.op}, is {node.type}, its kernel's {type}; sizes must be fixed, or given"
                     )
 
 
-def _at(node: Node, sizes: Mapping[str, int]) -> Any:
+def _takes(type: Tensor, node: Node, sizes: Mapping[str, int], named: dict[Dim, Dim]) -> bool:
+    """Whether a term has a kernel's type; `named` keeps what its named dims are."""
+    wanted, given = type.shape or (), node.shape
+    if node.dtype != type.dtype or len(wanted) != len(given):
+        return False
+    return all(
+        _size(own, sizes) == dim if isinstance(dim, int) else named.setdefault(dim, own) == own
+        for dim, own in zip(wanted, given, strict=True)
+    )
+
+
+def _size(dim: Dim, sizes: Mapping[str, int]) -> Dim:
     try:
-        return sized(node.type, sizes)
+        return evaluate(dim, sizes)
     except LookupError:
-        return node.type
+        return dim
 
 
 def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | None = None) -> Model:

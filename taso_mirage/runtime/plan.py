@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from taso_mirage.codegen.compile import Compiled
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.codegen.gpu.program import Buffer, Program
+from taso_mirage.dims import product, symbol
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor
 from taso_mirage.runtime.register import FORMAT
@@ -30,6 +31,11 @@ class Kernel:
     plan: str
     source: str
     images: tuple[bytes, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether it has sizes that only a run fixes."""
+        return any(not isinstance(n, int) for type in (*self.inputs, *self.outputs) for n in type.shape or ())
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -85,7 +91,10 @@ def images(compiled: Sequence[Compiled]) -> list[Image]:
 
 
 def cuda_kernel(program: Program, images: Sequence[Image]) -> Kernel:
-    """A Triton program with its kernels' images: at least one for every launch. Raises Unsupported where a result is no kernel's."""
+    """A Triton program with its kernels' images: at least one for every launch. The free dims of a batch are named n0, n1, ...
+
+    Raises Unsupported where a result is no kernel's.
+    """
     inputs = [b for b in program.buffers if b.role == "input"]
     outputs = [program.buffer(name) for name in program.results]
     scratch = [b for b in program.buffers if b.role == "scratch"]
@@ -94,15 +103,16 @@ def cuda_kernel(program: Program, images: Sequence[Image]) -> Kernel:
     groups = (("input", "i", inputs), ("output", "o", outputs), ("scratch", "s", scratch))
     places = {b.name: f"{short}{i}" for _, short, buffers in groups for i, b in enumerate(buffers)}
     lines = [f"taso_mirage {FORMAT} cuda"]
+    free = tuple(f"n{i}" for i in range(program.batch.dims)) if program.batch is not None else ()
     for word, _, buffers in groups:
-        lines += _lines(word, [Tensor(b.dtype, b.shape) for b in buffers])
+        lines += _lines(word, [_type(b, free) for b in buffers])
     for launch in program.launches:
         x, y, z = (*launch.grid, 1, 1, 1)[:3]
-        lines.append(f"kernel {x} {y} {z} {' '.join(places[b] for b in launch.buffers)}")
+        lines.append(f"kernel {'*'.join([*free, str(x)])} {y} {z} {' '.join(places[b] for b in launch.buffers)}")
     plan = sealed([*lines, *(image.line for image in images)])
     key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
     contents = tuple(image.content for image in images)
-    types = [tuple(map(_type, buffers)) for buffers in (inputs, outputs)]
+    types = [tuple([_type(b, free) for b in buffers]) for buffers in (inputs, outputs)]
     return Kernel("cuda", f"kernel_{key}", types[0], types[1], plan, program.source, contents)
 
 
@@ -112,8 +122,14 @@ def sealed(lines: Iterable[str]) -> str:
     return f"{text}check {zlib.crc32(text.encode()):08x}\n"
 
 
-def _type(buffer: Buffer) -> Tensor:
-    return Tensor(buffer.dtype, buffer.shape)
+def _type(buffer: Buffer, free: Sequence[str]) -> Tensor:
+    """In scratch memory the samples are one behind the other, whatever the dims of one are."""
+    if not buffer.batched:
+        return Tensor(buffer.dtype, buffer.shape)
+    names = tuple([symbol(name) for name in free])
+    if buffer.role == "scratch":
+        return Tensor(buffer.dtype, (product((*names, *buffer.shape)),))
+    return Tensor(buffer.dtype, (*names, *buffer.shape[len(names) :]))
 
 
 def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:

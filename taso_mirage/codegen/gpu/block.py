@@ -302,14 +302,26 @@ class Block:
         names = [a.name for a in (*self.arguments, *self.results)] + (["STAGES: tl.constexpr"] if self.loop > 1 else [])
         names.append("OVERLAP: tl.constexpr = False")
         sections, last = self.lines.swept()
-        ids = [f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1]
-        found = [*ids, *self.lines.ranges(), *WAITING, *sections[Stage.INVARIANT]]
+        found = [*self._ids(), *self.lines.ranges(), *WAITING, *sections[Stage.INVARIANT]]
         if looped := (*sections[Stage.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in looped]
         found += sections[Stage.AFTER]
         head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
+
+    def _ids(self) -> list[str]:
+        """Which block it is; and of which sample, whose tensors it moves to."""
+        batched = [a for a in (*self.arguments, *self.results) if a.buffer.batched]
+        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1}
+        if not batched:
+            return list(ids.values())
+        first = int(self.grid[0]) if self.grid else 1
+        sample = "tl.program_id(0)"
+        if first > 1:
+            ids[0], sample = f"g0 = tl.program_id(0) % {first}", f"(tl.program_id(0) // {first})"
+        moved = [f"{a.name} += sample * {a.buffer.elements}" for a in batched]
+        return [f"sample = {sample}.to(tl.int64)", *moved, *ids.values()]
 
     def explained(self) -> list[str]:
         """Why the function is as it is."""

@@ -10,18 +10,21 @@ from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
 from taso_mirage.dims import product
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
+from taso_mirage.mugraph import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A dense tensor. `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from the
-    outermost to the innermost, row order but for scratch."""
+    outermost to the innermost, row order but for scratch. With `batched` there is one of this shape for every sample, one behind the
+    other."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     role: str
     order: tuple[int, ...]
+    batched: bool = False
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -29,8 +32,13 @@ class Buffer:
         return strides(self.shape, self.order)
 
     @property
+    def elements(self) -> int:
+        """Of one sample, where it is batched."""
+        return int(product(self.shape))
+
+    @property
     def bytes(self) -> int:
-        return int(product(self.shape)) * numpy_dtype(self.dtype).itemsize
+        return self.elements * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +95,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`source` is a Python module with one function for each launch, and `launch(*inputs)`."""
+    """`source` is a Python module with one function for each launch, and `launch(*inputs)`. With `batch` a launch has its grid once for
+    every sample."""
 
     source: str
     buffers: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
     results: tuple[str, ...] = field(default=())
+    batch: Batch | None = None
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
@@ -109,8 +119,8 @@ def kernels(graph: Graph) -> list[Node]:
     return found
 
 
-def placed(graph: Graph) -> dict[Node, Buffer]:
-    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make."""
+def placed(graph: Graph, batch: Batch | None = None) -> dict[Node, Buffer]:
+    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all batched if anything is."""
     found: dict[Node, Buffer] = {}
     taken = {f"kernel_{i}" for i, _ in enumerate(kernels(graph))}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
@@ -123,7 +133,10 @@ def placed(graph: Graph) -> dict[Node, Buffer]:
         if role == "scratch":
             order = best_order(found[node].shape, accesses(graph, node), numpy_dtype(found[node].dtype).itemsize)
             found[node] = replace(found[node], order=order)
-    return found
+    if batch is None:
+        return found
+    shared = {x for x, free in zip(graph.inputs, batch.inputs, strict=True) if not free}
+    return {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
 
 
 def parts(node: Node, buffers: dict[Node, Buffer]) -> Iterator[Buffer | None]:
@@ -167,6 +180,9 @@ RESERVED = frozenset(
         "g0",
         "g1",
         "g2",
+        "sample",
+        "samples",
+        "math",
         "STAGES",
         "OVERLAP",
     }

@@ -399,6 +399,7 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
   const plan::Kernel& kernel = plan.kernels[i];
   const plan::Image& image = *functions[i].image;
   const std::vector<unsigned> grid = kernel.blocks(sizes);
+  if (std::find(grid.begin(), grid.end(), 0u) != grid.end()) return;  // there is no sample, and nothing to write
   std::vector<const void*> values;
   for (const plan::Argument& a : kernel.arguments) values.push_back(tensors[static_cast<size_t>(a.role)][a.index]);
   values.resize(values.size() + image.hidden, nullptr);

@@ -1,0 +1,123 @@
+"""Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there is.
+
+The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as one of a single sample, where they are
+1; its blocks are launched once for every sample (`mugraph.Batch`). That is right where no sample's result hangs on another sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.dims import Dim, Symbolic, symbols
+from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.model import Model, random_array
+from taso_mirage.mugraph import Batch
+from taso_mirage.ops import interpret
+
+SAMPLES = (2, 3), (5, 2)
+"""Sizes of the free dims, in turn, that samples are compared at."""
+CLOSE = 1e-9
+"""Of the largest result, in float64: the same sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Equal regions: what is searched for, and what it computes at the sizes that it is measured at; they differ where `batch` says how
+    many of what was searched run there."""
+
+    goal: Graph
+    whole: Graph
+    batch: Batch | None = None
+
+
+def kinds(model: Model, sizes: Sizes, lanes: int, batched: bool) -> tuple[dict[Kind, list[Spot]], set[str]]:
+    """The regions of a model with their places. With `batched` one with free dims runs at all sizes or is left out: also the names of the
+    free dims that some were left out for. Without, every free dim is at its size."""
+    found: dict[Kind, list[Spot]] = {}
+    out: set[str] = set()
+    right: dict[tuple[Graph, Batch], bool] = {}
+    for whole, spots in fragments(model, sizes, lanes).items():
+        for spot in spots:
+            free = {name for node in (*spot.inputs, *spot.outputs) for dim in node.shape for name in symbols(dim)}
+            kind: Kind | None = Kind(whole, whole)
+            if batched and free:
+                kind = _batched(spot, whole, free, right)
+            if kind is not None:
+                found.setdefault(kind, []).append(spot)
+            else:
+                out |= free
+    return found, out
+
+
+def _batched(spot: Spot, whole: Graph, free: set[str], right: dict[tuple[Graph, Batch], bool]) -> Kind | None:
+    """The kind of a region with free dims, if those are leading ones and its samples have nothing to do with each other."""
+    batch = batch_of(spot)
+    if batch is None:
+        return None
+    goal = resized(spot, dict.fromkeys(free, 1))
+    if (goal, batch) not in right:
+        right[goal, batch] = independent(spot, goal, batch, free)
+    return Kind(goal, whole, batch) if right[goal, batch] else None
+
+
+def batch_of(spot: Spot) -> Batch | None:
+    """The leading dims that are free in all results and in some inputs; None where other dims are free too, or other ones elsewhere."""
+    nodes = (*spot.inputs, *spot.outputs)
+    last = [max((i + 1 for i, dim in enumerate(node.shape) if isinstance(dim, Symbolic)), default=0) for node in nodes]
+    leading = {tuple(node.shape[:n]) for node, n in zip(nodes, last, strict=True) if n}
+    if len(leading) != 1 or not all(last[len(spot.inputs) :]):
+        return None
+    (dims,) = leading
+    if not all(_name(dim) or dim == 1 for dim in dims):
+        return None
+    return Batch(len(dims), tuple([n > 0 for n in last[: len(spot.inputs)]]))
+
+
+def _name(dim: Dim) -> bool:
+    """Whether a dim is a name alone: whatever its size, a run can have it as 1."""
+    return isinstance(dim, Symbolic) and len(symbols(dim)) == 1 and str(dim) in symbols(dim)
+
+
+def independent(spot: Spot, goal: Graph, batch: Batch, free: set[str]) -> bool:
+    """Whether a region's results are those of its samples: at two sets of sizes, on random inputs, in float64.
+
+    What a region is made of has labels (`labels.label`), so it does the same at every size.
+    """
+    rng = np.random.default_rng(0)
+    for numbers in SAMPLES:
+        sizes = dict(zip(sorted(free), cycle(numbers), strict=False))
+        whole = resized(spot, sizes)
+        inputs = [random_array(node, rng, {}) for node in whole.inputs]
+        results = _run(whole, inputs)
+        for place in np.ndindex(*results[0].shape[: batch.dims]):
+            at = tuple([slice(i, i + 1) for i in place])
+            own = [x[at] if one else x for x, one in zip(inputs, batch.inputs, strict=True)]
+            pairs = zip(results, _run(goal, own), strict=True)
+            if not all(_equal(result[at], wanted) for result, wanted in pairs):
+                return False
+    return True
+
+
+def resized(spot: Spot, sizes: Mapping[str, int]) -> Graph:
+    """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
+    inputs = set(spot.inputs)
+    members = [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
+    return canonical(members, spot.outputs, sizes)[0]
+
+
+def _run(graph: Graph, inputs: list[Any]) -> list[Any]:
+    given: dict[Node, Any] = dict(zip(graph.inputs, [EXACT.load(x) for x in inputs], strict=True))
+    values = interpret(graph.outputs, EXACT, given)
+    return [values[o] for o in graph.outputs]
+
+
+def _equal(result: Any, wanted: Any) -> bool:
+    scale = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted)))
+    return result.shape == wanted.shape and np.allclose(result, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True)
