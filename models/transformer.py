@@ -104,9 +104,14 @@ def llama_lora(
 
 
 def vit(
-    *, small: bool = True, seed: int = 0, batch: int = 1, configuration: Mapping[str, Any] | None = None
+    *,
+    small: bool = True,
+    seed: int = 0,
+    dynamic: bool = False,
+    batch: int = 1,
+    configuration: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
-    """ViTModel without its pooler: ViT-base on images of 224, or two layers of 64 on images of 32.
+    """ViTModel without its pooler: ViT-base on images of 224, or two layers of 64 on images of 32. `dynamic` frees the batch.
 
     `configuration` overrides fields of ViTConfig.
     """
@@ -127,8 +132,10 @@ def vit(
     config = transformers.ViTConfig(**{**sizes, **(configuration or {})})
     module = transformers.ViTModel(config, add_pooling_layer=False)
     exporter.randomize(module, seed)
-    image = torch.zeros(batch, config.num_channels, config.image_size, config.image_size)
-    return exporter.export(module, {"pixel_values": image}, "last_hidden_state")
+    # The exporter takes a size of one for a constant.
+    image = torch.zeros(max(batch, 2) if dynamic else batch, config.num_channels, config.image_size, config.image_size)
+    free = {"pixel_values": {0: "batch"}} if dynamic else None
+    return exporter.export(module, {"pixel_values": image}, "last_hidden_state", dynamic=free)
 
 
 def mini_transformer(*, small: bool = True, seed: int = 0) -> onnx.ModelProto:
