@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from taso_mirage.errors import Unsupported
 
 
 def power_of_two(n: int) -> int:
     """The least power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def grouped(parts: Sequence[int], whole: Sequence[int]) -> list[list[int]] | None:
+    """For each dim of `whole` the dims of `parts` that it has in row order, those of 1 left out; None where a dim of `parts` would be
+    cut."""
+    found, i = [], 0
+    for n in whole:
+        group: list[int] = []
+        total = 1
+        while total < n and i < len(parts):
+            group += [i] if parts[i] != 1 else []
+            total *= parts[i]
+            i += 1
+        if total != n:
+            return None
+        found.append(group)
+    return found if all(n == 1 for n in parts[i:]) else None
 
 
 class Axes:

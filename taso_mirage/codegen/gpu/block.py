@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.codegen.gpu.axes import Axes, power_of_two
+from taso_mirage.codegen.gpu.axes import Axes, grouped, power_of_two
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
 from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic
@@ -32,6 +32,7 @@ WAITING = (
     "    tl.extra.cuda.gdc_wait()",
     "    tl.extra.cuda.gdc_launch_dependents()",
 )
+Groups = Sequence[Sequence[int]]
 FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
 
 
@@ -53,6 +54,7 @@ class Block:
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
         self.readers = users(self.body)
+        self.split, self.merged = self._views()
         self.axes = Axes()
         self.orders: dict[Stage, Order] = {}
         for _ in range(2):  # what dots demand of axes is known after the first reading
@@ -60,6 +62,23 @@ class Block:
             self._read()
 
     # ------------------------------------------------------------ the body
+
+    def _views(self) -> tuple[dict[Node, Groups], dict[Node, Groups]]:
+        """The terms that cut dims of what is loaded, and those that join dims of what is only stored, with the dims that one in memory has:
+        offsets say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
+        split, merged = dict[Node, Groups](), dict[Node, Groups]()
+        for node in (n for n in self.body if n.op == "reshape"):
+            (x, *_), shapes = node.args, [tuple(int(n) for n in y.shape) for y in (node, node.args[0])]
+            if x in self.body.inputs and (groups := grouped(shapes[0], shapes[1])) and max(map(len, groups)) > 1:
+                split[node] = groups
+            elif (
+                node in self.body.outputs
+                and not self.readers.get(node)
+                and (groups := grouped(shapes[1], shapes[0]))
+                and max(map(len, groups)) > 1
+            ):
+                merged[node] = groups
+        return split, merged
 
     def _read(self) -> None:
         self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
@@ -88,7 +107,7 @@ class Block:
             order = ordered(self.body, self.stage, stage, _elements)
             self.orders[stage] = order
             for node in order.terms:
-                self.values[node] = self._value(node)
+                self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
         written = iter(self.results)
         for o, (output, buffer) in enumerate(zip(self.body.outputs, self.writes, strict=True)):
             if buffer is not None:
@@ -96,6 +115,11 @@ class Block:
 
     def _value(self, node: Node) -> Tile:
         self.tiles.hint = node.op
+        if node in self.split:
+            leaf = self.body.inputs.index(node.args[0])
+            if node.args[0] in self.apart:
+                self.apart[node] = self._load(leaf, node, AGAIN)
+            return self._load(leaf, node)
         if node.op in LAYOUT and node.args[0] in self.apart:
             found = run(node, self.tiles, [self.apart[node.args[0]]])
             assert isinstance(found, Tile)
@@ -208,14 +232,16 @@ class Block:
                 yield user.op in DOTS
 
     def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
+        """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
         argument, shape = self.arguments[i], tuple(int(n) for n in leaf.shape)
+        groups = self.split.get(leaf) or [[d] for d in range(len(shape))]
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
         cuts = [
             *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
             (self.node.attr("fmap")[i], self.loop, None, "t"),
         ]
-        place = self._place(argument.buffer, axes, present, cuts)
+        place = self._place(argument.buffer, _inner(groups, shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{place}{mask}{hint})"
@@ -225,19 +251,20 @@ class Block:
         if is_float(stored) and stored not in (*HALF, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
         tile = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
-        if stage is Stage.LOOP:
+        if stage is Stage.LOOP and leaf not in self.split:
             self.in_flight += self._lanes(tile) * numpy_dtype(stored).itemsize
         self.largest = max(self.largest, self._lanes(tile))
         return tile
 
     def _store(self, o: int, x: Tile, argument: Argument) -> None:
         x = self.tiles.ready(x)
+        groups = self.merged.get(self.body.outputs[o]) or [[d] for d in range(len(x.shape))]
         axes = tuple(
             None if n == 1 else a if a is not None else self.axes.fresh(n) for a, n in zip(x.axes, x.shape, strict=True)
         )
         present = [a for a in axes if a is not None]
         cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
-        place = self._place(argument.buffer, axes, present, cuts)
+        place = self._place(argument.buffer, _inner(groups, x.shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
         code = self.tiles.spread(x, axes)
@@ -251,11 +278,12 @@ class Block:
     def _place(
         self,
         buffer: Buffer,
-        axes: Sequence[int | None],
+        axes: Sequence[Sequence[tuple[int, int]]],
         present: Sequence[int],
         cuts: Sequence[tuple[int, int, Overlap | None, str]],
     ) -> str:
-        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride."""
+        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride. `axes` are those of
+        each dim in memory, each with how many elements of the dim one step along it is."""
         found = []
         for dim in buffer.order:
             share, parts = buffer.shape[dim], []
@@ -264,8 +292,8 @@ class Block:
                     share = share // count if overlap is None else overlap[1]
                     start = variable if share == 1 else f"{variable} * {share}"
                     parts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
-            axis = axes[dim]
-            parts += [self.tiles.index(present, axis)] if axis is not None else []
+            for axis, step in axes[dim]:
+                parts.append(_times([self.tiles.index(present, axis)], step))
             found += [_times(parts, buffer.strides[dim])] if parts else []
         return "".join(f" + {each}" for each in found)
 
@@ -354,6 +382,18 @@ def _times(parts: Sequence[str], stride: int) -> str:
         return total
     single = len(parts) == 1 and " * " not in total
     return f"{total} * {stride}" if single else f"({total}) * {stride}"
+
+
+def _inner(groups: Groups, shape: Sequence[int], axes: Sequence[int | None]) -> list[list[tuple[int, int]]]:
+    """For each group of dims in row order their axes, each with the elements that one step is."""
+    return [
+        [
+            (axis, math.prod(shape[e] for e in group[i + 1 :]))
+            for i, d in enumerate(group)
+            if (axis := axes[d]) is not None
+        ]
+        for group in groups
+    ]
 
 
 def _within(low: int, n: int, high: int) -> int:

@@ -1,0 +1,102 @@
+"""Reshapes at the border of a kernel: dims of what is loaded are cut, and dims of what is stored joined, by offsets alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from taso_mirage.codegen import triton
+from taso_mirage.codegen.compile import compiled
+from taso_mirage.codegen.gpu.axes import grouped
+from taso_mirage.gpu import H100
+from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.ops import term
+
+BATCH, GROUPS, SHARED, KEYS, WIDTH = 2, 2, 4, 33, 16
+"""Queries of GROUPS * SHARED heads, keys and values of GROUPS heads."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole", "wanted"),
+    [
+        ((2, 3, 4), (6, 4), [[0, 1], [2]]),
+        ((2, 3, 4), (24,), [[0, 1, 2]]),
+        ((1, 2, 1, 64), (1, 1, 128), [[], [], [1, 3]]),
+        ((4, 1, 1), (4,), [[0]]),
+        ((4,), (1, 4, 1), [[], [0], []]),
+        ((6, 4), (2, 3, 4), None),
+        ((2, 3), (3, 2), None),
+        ((2, 3), (2,), None),
+        ((2,), (2, 3), None),
+    ],
+)
+def test_dims_in_row_order(parts: tuple[int, ...], whole: tuple[int, ...], wanted: list[list[int]] | None) -> None:
+    assert grouped(parts, whole) == wanted
+
+
+def x(name: str, *shape: int) -> Node:
+    return variable(name, Tensor("float16", shape))
+
+
+def goal() -> Graph:
+    """Attention of one new token: heads are cut from what the linear layer before gives, and joined for the one after."""
+    heads = GROUPS * SHARED
+    q = x("q", BATCH, 1, heads * WIDTH)
+    k, v = (x(name, BATCH, GROUPS, KEYS, WIDTH) for name in "kv")
+    mask = x("mask", BATCH, 1, 1, KEYS)
+    shape = (BATCH, GROUPS, SHARED, KEYS, WIDTH)
+    wide = [
+        term("reshape", term("expand", term("unsqueeze", y, axes=(2,)), shape=shape), shape=(BATCH, heads, KEYS, WIDTH))
+        for y in (k, v)
+    ]
+    turned = term("transpose", term("reshape", q, shape=(BATCH, 1, heads, WIDTH)), perm=(0, 2, 1, 3))
+    scores = term("matmul", turned, term("transpose", wide[0], perm=(0, 1, 3, 2)))
+    weights = term("softmax", term("add", scores, mask), axis=-1)
+    back = term("transpose", term("matmul", weights, wide[1]), perm=(0, 2, 1, 3))
+    return Graph((q, k, mask, v), (term("reshape", back, shape=(BATCH, 1, heads * WIDTH)),))
+
+
+INTERPRETED = """
+import json, sys
+from pathlib import Path
+import torch
+from taso_mirage.codegen.compile import load
+from taso_mirage.fuse.cuda import Right, _program
+from taso_mirage.kernels.checkpoint import from_json
+
+torch.manual_seed(0)
+given = json.loads(Path(sys.argv[1]).read_text())
+goal = from_json(given[0])
+inputs = [torch.randn([int(n) for n in x.shape]).half() for x in goal.inputs]
+for i, record in enumerate(given[1]):
+    results = load(_program(record).source, Path(sys.argv[1]).parent, f"program{i}").launch(*inputs)
+    print(Right(goal)(inputs, results if isinstance(results, tuple) else (results,)))
+"""
+
+
+def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
+    """Products pad them to 16 rows: a tile with lanes beyond its sizes cannot be reshaped."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    wanted = goal()
+    found = Search(wanted, Options(), H100).run(12, 60.0)
+    programs = [triton.program(each.graph) for each in found]
+    assert any("tl.dot" in p.source for p in programs)
+    assert not any("tl.reshape" in p.source for p in programs)
+    records = [
+        {"mugraph": to_json(f.graph), "schedules": [asdict(each.schedule) for each in p.launches]}
+        for f, p in zip(found, programs, strict=True)
+    ]
+    (tmp_path / "given.json").write_text(json.dumps([to_json(wanted), records]))
+    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.json")]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"] * len(found)), done.stderr
+    assert all(each.cubin for each in compiled(programs[0], 90))
