@@ -103,6 +103,23 @@ def _whole(row: dict[str, Any], peers: list[str]) -> str:
     return f"| {' | '.join([row['case'], *shown, ratio, floor, ', '.join(left)])} |"
 
 
+def tensorrt_engine(found: dict[str, Any]) -> list[str]:
+    """Microseconds of each model's engines, and whether all of them compute what ONNX Runtime does."""
+    lines = [
+        "| model, us | the original | our graph | our graph, kernels as plugins | over the original | over our graph | outputs right |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in found["rows"]:
+        engines = [row[key] for key in ("original", "reference", "plugin")]
+        times = [f"{each['us']:.0f}" for each in engines]
+        ratios = [f"{row[key]:.2f}" for key in ("over_original", "over_reference")]
+        right = "all" if all(each["checked"] for each in engines) else "not all"
+        lines.append(f"| {' | '.join([row['model'], *times, *ratios, right])} |")
+    number = found["rows"][0]["tensorrt"]
+    version = f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    return [*lines, "", f"TensorRT {version}, {found['device']}; taso-mirage {found['versions']['taso-mirage']}."]
+
+
 def startup(found: dict[str, Any]) -> list[str]:
     return [f"- `{row['case']}`: {row['ours'] / 1e6:.2f} s" for row in found["rows"]]
 
@@ -217,6 +234,7 @@ TABLES = {
     "partial-H100": partial,
     "end_to_end_cpu-cpu2": end_to_end,
     "end_to_end_h100-H100": end_to_end,
+    "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
