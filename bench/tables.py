@@ -110,10 +110,10 @@ def tensorrt_engine(found: dict[str, Any]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in found["rows"]:
-        engines = [row[key] for key in ("original", "reference", "plugin")]
-        times = [f"{each['us']:.0f}" for each in engines]
-        ratios = [f"{row[key]:.2f}" for key in ("over_original", "over_reference")]
-        right = "all" if all(each["checked"] for each in engines) else "not all"
+        engines = [row.get(key) for key in ("original", "reference", "plugin")]
+        times = ["not built" if each is None else f"{each['us']:.0f}" for each in engines]
+        ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("over_original", "over_reference")]
+        right = "all" if all(each["checked"] for each in engines if each is not None) else "not all"
         lines.append(f"| {' | '.join([row['model'], *times, *ratios, right])} |")
     number = found["rows"][0]["tensorrt"]
     version = f"{number // 1000}.{number // 100 % 10}.{number % 100}"

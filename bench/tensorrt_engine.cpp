@@ -92,7 +92,7 @@ std::string built(std::string const& path, double& seconds) {
   }
   auto const config = made(builder->createBuilderConfig(), "configuration");
   config->setFlag(BuilderFlag::kFP16);
-  config->setTacticSources(0);
+  config->setTacticSources(1U << static_cast<int>(TacticSource::kEDGE_MASK_CONVOLUTIONS) | 1U << static_cast<int>(TacticSource::kJIT_CONVOLUTIONS));
   auto const plan = made(builder->buildSerializedNetwork(*network, *config), "plan: the network could not be built");
   seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {static_cast<char const*>(plan->data()), plan->size()};
@@ -205,7 +205,7 @@ class Engine {
 std::map<std::string, std::string> pairs(std::string const& text) {
   std::map<std::string, std::string> found;
   std::istringstream words(text);
-  for (std::string each; std::getline(words, each, ',');) found[each.substr(0, each.find(':'))] = each.substr(each.find(':') + 1);
+  for (std::string each; std::getline(words, each, ',');) found[each.substr(0, each.rfind(':'))] = each.substr(each.rfind(':') + 1);
   return found;
 }
 

@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("name", nargs="?", choices=NAMES, metavar="NAME", help="the model to build; see --list")
     wanted.add_argument("--list", action="store_true", help="print the names of all models")
     parser.add_argument("--full", action="store_true", help="the real size instead of a small one")
-    parser.add_argument("--dynamic", action="store_true", help="dynamic batch (bert, llama, vit) and sequence (bert, llama)")
+    parser.add_argument(
+        "--dynamic", action="store_true", help="dynamic batch (bert, llama, vit) and sequence (bert, llama)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the seed of the random weights (default 0)")
     parser.add_argument("-o", "--output", type=Path, help="the file to write (default NAME.onnx)")
     return parser

@@ -17,10 +17,14 @@ import pytest
 from taso_mirage.codegen import triton
 from taso_mirage.dims import Dim, symbol
 from taso_mirage.errors import IllTyped
+from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, variable
 from taso_mirage.kernels.batches import batch_of, independent, kinds, resized
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.lanes import lanes
 from taso_mirage.kernels.regions import Spot
+from taso_mirage.kernels.search import Options, Search
 from taso_mirage.model import Model
 from taso_mirage.mugraph import Batch
 from taso_mirage.onnx_io.build import standalone
@@ -86,6 +90,47 @@ def test_samples_that_mix_are_found(output: Node, right: bool) -> None:
     assert independent(given, resized(given, {"n": 1}), batch, free) is right
 
 
+def test_regions_that_are_equal_for_one_sample_are_told_apart() -> None:
+    """The sum over an axis is none where that has size 1."""
+
+    def summed(y: Node) -> Node:
+        return term("mul", term("add", y, term("reduce_sum", y, axes=(0,), keepdims=1)), y)
+
+    for outputs in (
+        [summed(x("a", 1, S, 8)), summed(x("b", N, S, 8))],
+        [summed(x("b", N, S, 8)), summed(x("a", 1, S, 8))],
+    ):
+        for sizes in ({"n": 2, "s": 3}, {"n": 1, "s": 3}):
+            found, out = kinds(model(*outputs), sizes, 4, True)
+            spots = [spot for each in found.values() for spot in each]
+            assert [spot.inputs[0].attr("name") for spot in spots] == ["a"]
+            assert out == {"n", "s"}
+
+
+def test_a_size_that_only_the_inside_of_a_region_has_is_seen() -> None:
+    """Where it is 1 the region looks as if it had fixed sizes."""
+    wide = term("expand", x("q", 4, 1, 8), shape=(4, S, 8))
+    total = term("reduce_sum", wide, axes=(1,), keepdims=0)
+    output = term("softmax", term("mul", total, x("r", 4, 8)), axis=1)
+    made = standalone(Graph((*spot(output).inputs, x("s", S)), (output, term("neg", x("s", S)))), {"": 20})
+    for batched in (True, False):
+        found, _ = kinds(made, {"s": 1}, 4, batched)
+        assert not [kind for kind, spots in found.items() for each in spots if each.outputs == (output,)]
+        assert not [n for kind in found for n in kind.goal if n.op in ("expand", "reduce_sum")]
+
+
+def test_a_region_without_an_input_of_all_samples_is_left_out() -> None:
+    queries = term("expand", x("latents", 1, 4, 8), shape=(N, 4, 8))
+    assert batch_of(spot(term("softmax", queries, axis=2))) is None
+
+
+def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
+    with_four = term("softmax", term("add", x("c", N, 8), x("d", N, 4, 8)), axis=2)  # N is 4, or 1
+    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
+    found, _ = kinds(model(with_four, norm), {"n": 4}, 4, True)
+    assert [[each.outputs for each in spots] for spots in found.values()] == [[(norm,)]]
+
+
 def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     scores = term("softmax", x("scores", N, 4, S, S), axis=-1)
     norm = term("rms_norm", x("h", N, S, 16), x("g", 16), axis=-1, epsilon=1e-5)
@@ -112,19 +157,28 @@ def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
 # ---------------------------------------------------------------- programs
 
 
-def sums() -> tuple[Graph, Graph]:
-    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what all samples share."""
-    a, b = x("a", 1, 12, 20), x("b", 20)
-    first = mugraphs.kernel([(a, (1,), -1)], lambda t: term("reduce_sum", t, axes=(1,), keepdims=1), (3,), 1, (1,))
+def sums(*samples: int) -> tuple[Graph, Graph]:
+    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what all samples share; and the goal for so
+    many samples."""
+    dims = len(samples)
+    a, b = x("a", *[1] * dims, 12, 20), x("b", 20)
+    first = mugraphs.kernel(
+        [(a, (dims, dims + 1), -1)],
+        lambda t: term("reduce_sum", t, axes=(dims,), keepdims=1),
+        (3, 2),
+        1,
+        (dims, dims + 1),
+    )
     second = mugraphs.kernel(
-        [(first, (2,), -1), (b, (0,), -1)],
-        lambda t, u: term("add", term("reduce_sum", t, axes=(1,), keepdims=0), u),
+        [(first, (dims + 1,), -1), (b, (0,), -1)],
+        lambda t, u: term("add", term("reduce_sum", t, axes=(dims,), keepdims=0), u),
         (2,),
         1,
-        (1,),
+        (dims,),
     )
-    goal = term("add", term("reduce_sum", x("a", 5, 12, 20), axes=(1,), keepdims=0), b)
-    return Graph((a, b), (second,)), Graph((x("a", 5, 12, 20), b), (goal,))
+    many = x("a", *samples, 12, 20)
+    goal = term("add", term("reduce_sum", many, axes=(dims,), keepdims=0), b)
+    return Graph((a, b), (second,)), Graph((many, b), (goal,))
 
 
 INTERPRETED = """
@@ -138,17 +192,19 @@ from taso_mirage.kernels.checkpoint import from_json
 goal, record = json.loads(Path(sys.argv[1]).read_text())
 goal, program = from_json(goal), _program(record)
 inputs = [torch.randn([int(n) for n in x.shape]) for x in goal.inputs]
-result = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
-assert result.shape == goal.outputs[0].shape
-print(Right(goal)(inputs, (result,)))
+results = load(program.source, Path(sys.argv[1]).parent).launch(*inputs)
+results = results if isinstance(results, tuple) else (results,)
+assert [r.shape for r in results] == [o.shape for o in goal.outputs]
+print(Right(goal)(inputs, results))
 """
 
 
-def test_scratch_memory_is_each_samples_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("samples", [(5,), (2, 3)])
+def test_scratch_memory_is_each_samples_own(samples: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    graph, goal = sums()
-    batch = Batch(1, (True, False))
+    graph, goal = sums(*samples)
+    batch = Batch(len(samples), (True, False))
     program = triton.program(graph, None, batch)
     assert "sample * 240" in program.source
     assert [b.batched for b in program.buffers] == [True, False, True, True]
@@ -165,7 +221,7 @@ def test_a_plan_has_a_grid_for_every_sample() -> None:
     from taso_mirage.codegen.compile import compiled
     from taso_mirage.runtime.plan import cuda_kernel, images
 
-    program = triton.program(sums()[0], None, Batch(1, (True, False)))
+    program = triton.program(sums(5)[0], None, Batch(1, (True, False)))
     made = cuda_kernel(program, images(compiled(program, 90)))
     assert made.free
     assert [line for line in made.plan.splitlines() if not line.startswith(("image", "check"))] == [
@@ -174,8 +230,29 @@ def test_a_plan_has_a_grid_for_every_sample() -> None:
         "input float32 20",
         "output float32 n0 20",
         "scratch float32 60*n0",
-        "kernel n0*3 1 1 i0 s0",
+        "kernel n0*3 2 1 i0 s0",
         "kernel n0*2 1 1 s0 i1 o0",
     ]
     assert math.prod(b.elements for b in program.buffers if b.role == "scratch") == 60
     assert np.shape(made.images) == (2,)
+
+
+def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    from taso_mirage.fuse.cuda import Cuda
+
+    gpu = Cuda(H100, "a stand-in for an H100", 90)
+    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
+    made = model(term("matmul", norm, x("w", 16, 8)), term("matmul", norm, x("u", 16, 24)))
+    (kind,), out = kinds(made, {"n": 5}, 4, True)
+    parts = lanes(label(kind.goal))
+    assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False, False, False)))
+    found = [Search(lane.graph, Options(), H100).run(1, 60.0)[0].graph for lane in parts]
+    schedules = [[asdict(each.schedule) for each in triton.program(g).launches] for g in found]
+    records = [{"mugraph": to_json(g), "schedules": s} for g, s in zip(found, schedules, strict=True)]
+    record = dict(gpu.joined(kind.goal, parts, records)) | {"batch": asdict(kind.batch)}
+    (tmp_path / "given.json").write_text(json.dumps([to_json(kind.whole), record]))
+    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.json")]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr

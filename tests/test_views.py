@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import mugraphs
 import pytest
 
 from taso_mirage.codegen import triton
@@ -64,6 +67,40 @@ def goal() -> Graph:
     return Graph((q, k, mask, v), (term("reshape", back, shape=(BATCH, 1, heads * WIDTH)),))
 
 
+def cut() -> tuple[Graph, Graph]:
+    """Blocks cut the dim that is taken apart, and the one that is put together, in parts that no power of two divides."""
+    a = x("a", 2, 36)
+
+    def body(t: Node) -> Node:
+        parts = term("reshape", t, shape=(2, 3, 4))
+        shares = term("div", parts, term("reduce_sum", term("mul", parts, parts), axes=(2,), keepdims=1))
+        return term("reshape", shares, shape=(2, 12))
+
+    parts = term("reshape", a, shape=(2, 9, 4))
+    shares = term("div", parts, term("reduce_sum", term("mul", parts, parts), axes=(2,), keepdims=1))
+    made = mugraphs.kernel([(a, (1,), -1)], body, (3,), 1, (1,))
+    return Graph((a,), (made,)), Graph((a,), (term("reshape", shares, shape=(2, 36)),))
+
+
+def looped() -> tuple[Graph, Graph]:
+    """The loop cuts the dim that is taken apart; what reads it whole has it as it is."""
+    a, w = x("a", 4, 96), x("w", 16, 4)
+
+    def body(t: Node, u: Node) -> tuple[Node, ...]:
+        parts = term("reshape", t, shape=(4, 3, 16))
+        product = term("einsum", parts, u, equation="abc,cd->abd")
+        return (
+            term("accumulate", term("reduce_sum", product, axes=(1,), keepdims=0), over="sum"),
+            term("accumulate", term("reduce_sum", t, axes=(1,), keepdims=0), over="sum"),
+        )
+
+    made = mugraphs.parts(mugraphs.kernel([(a, (-1,), 1), (w, (-1,), -1)], body, (1,), 2, (-1,), (-1,)))
+    parts = term("reshape", a, shape=(4, 6, 16))
+    product = term("einsum", parts, w, equation="abc,cd->abd")
+    goal = (term("reduce_sum", product, axes=(1,), keepdims=0), term("reduce_sum", a, axes=(1,), keepdims=0))
+    return Graph((a, w), tuple(made)), Graph((a, w), goal)
+
+
 INTERPRETED = """
 import json, sys
 from pathlib import Path
@@ -95,8 +132,28 @@ def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
         {"mugraph": to_json(f.graph), "schedules": [asdict(each.schedule) for each in p.launches]}
         for f, p in zip(found, programs, strict=True)
     ]
-    (tmp_path / "given.json").write_text(json.dumps([to_json(wanted), records]))
-    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.json")]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["True"] * len(found)), done.stderr
+    assert interpreted(wanted, records, tmp_path) == ["True"] * len(found)
     assert all(each.cubin for each in compiled(programs[0], 90))
+
+
+def interpreted(wanted: Graph, records: list[dict[str, Any]], folder: Path) -> list[str]:
+    """Whether each of some muGraphs computes a goal, in Triton's interpreter."""
+    (folder / "given.json").write_text(json.dumps([to_json(wanted), records]))
+    command = [sys.executable, "-c", INTERPRETED, str(folder / "given.json")]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("make", "offsets"), [(cut, ["g0 * 12", "* 4"]), (looped, ["t * 48", "* 16", "evict_last"])])
+def test_dims_that_blocks_or_the_loop_cut(
+    make: Callable[[], tuple[Graph, Graph]], offsets: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    graph, wanted = make()
+    program = triton.program(graph)
+    assert all(each in program.source for each in offsets)
+    schedules = [asdict(each.schedule) for each in program.launches]
+    assert interpreted(wanted, [{"mugraph": to_json(graph), "schedules": schedules}], tmp_path) == ["True"]
+    assert all(each.cubin for each in compiled(program, 90))

@@ -6,7 +6,7 @@ The sizes that the other dims have are in a kernel's code, so a region with free
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.dims import Dim, Symbolic, symbols
-from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir import Graph, Node, Tensor, topological
 from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import Model, random_array
@@ -25,6 +26,10 @@ SAMPLES = (2, 3), (5, 2)
 """Sizes of the free dims, in turn, that samples are compared at."""
 CLOSE = 1e-9
 """Of the largest result, in float64: the same sums in another order."""
+
+
+Known = dict[tuple[Graph, Graph, Batch], bool]
+"""Of a sample, and of some: whether those have nothing to do with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +43,70 @@ class Kind:
 
 
 def kinds(model: Model, sizes: Sizes, lanes: int, batched: bool) -> tuple[dict[Kind, list[Spot]], set[str]]:
-    """The regions of a model with their places. With `batched` one with free dims runs at all sizes or is left out: also the names of the
-    free dims that some were left out for. Without, every free dim is at its size."""
+    """The regions of a model with their places, and the free dims of those that are left out. With `batched` one with free dims runs at
+    all sizes or is left out. Without, every free dim is at its size."""
     found: dict[Kind, list[Spot]] = {}
-    out: set[str] = set()
-    right: dict[tuple[Graph, Batch], bool] = {}
+    left_out: set[str] = set()
+    known: Known = {}
     for whole, spots in fragments(model, sizes, lanes).items():
         for spot in spots:
-            free = {name for node in (*spot.inputs, *spot.outputs) for dim in node.shape for name in symbols(dim)}
+            seen = _free([*spot.inputs, *spot.outputs])
+            hidden = _free(_members(spot)) - seen
             kind: Kind | None = Kind(whole, whole)
-            if batched and free:
-                kind = _batched(spot, whole, free, right)
+            if hidden and (batched or not seen):  # nothing would tell one size from another
+                kind = None
+            elif batched and seen:
+                kind = _batched(spot, whole, seen, known)
             if kind is not None:
                 found.setdefault(kind, []).append(spot)
             else:
-                out |= free
-    return found, out
+                left_out |= seen | hidden
+    return found, left_out
 
 
-def _batched(spot: Spot, whole: Graph, free: set[str], right: dict[tuple[Graph, Batch], bool]) -> Kind | None:
+def _free(nodes: Iterable[Node]) -> set[str]:
+    """The names in the types and attributes of terms."""
+    found: set[str] = set()
+    stack: list[Any] = [value for node in nodes for value in (node.type, *[v for _, v in node.attrs])]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Symbolic):
+            found |= symbols(value)
+        elif isinstance(value, Tensor):
+            stack += value.shape or ()
+        elif isinstance(value, tuple):
+            stack += value
+    return found
+
+
+def _batched(spot: Spot, whole: Graph, free: set[str], known: Known) -> Kind | None:
     """The kind of a region with free dims, if those are leading ones and its samples have nothing to do with each other."""
     batch = batch_of(spot)
     if batch is None:
         return None
-    goal = resized(spot, dict.fromkeys(free, 1))
-    if (goal, batch) not in right:
-        right[goal, batch] = independent(spot, goal, batch, free)
-    return Kind(goal, whole, batch) if right[goal, batch] else None
+    try:
+        goal = resized(spot, dict.fromkeys(free, 1))
+        key = goal, resized(spot, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1
+        if key not in known:
+            known[key] = independent(spot, goal, batch, free)
+    except (LookupError, TypeError, ValueError, TasoMirageError):
+        return None  # a region that has no such sizes
+    return Kind(goal, whole, batch) if known[key] else None
 
 
 def batch_of(spot: Spot) -> Batch | None:
-    """The leading dims that are free in all results and in some inputs; None where other dims are free too, or other ones elsewhere."""
+    """The leading dims that are free in all results and in some inputs; None where other dims are free too, or other ones elsewhere, or
+    no input says how many samples there are."""
     nodes = (*spot.inputs, *spot.outputs)
     last = [max((i + 1 for i, dim in enumerate(node.shape) if isinstance(dim, Symbolic)), default=0) for node in nodes]
     leading = {tuple(node.shape[:n]) for node, n in zip(nodes, last, strict=True) if n}
-    if len(leading) != 1 or not all(last[len(spot.inputs) :]):
+    given, made = last[: len(spot.inputs)], last[len(spot.inputs) :]
+    if len(leading) != 1 or not all(made) or not any(given):
         return None
     (dims,) = leading
     if not all(_name(dim) or dim == 1 for dim in dims):
         return None
-    return Batch(len(dims), tuple([n > 0 for n in last[: len(spot.inputs)]]))
+    return Batch(len(dims), tuple([n > 0 for n in given]))
 
 
 def _name(dim: Dim) -> bool:
@@ -86,14 +115,11 @@ def _name(dim: Dim) -> bool:
 
 
 def independent(spot: Spot, goal: Graph, batch: Batch, free: set[str]) -> bool:
-    """Whether a region's results are those of its samples: at two sets of sizes, on random inputs, in float64.
-
-    What a region is made of has labels (`labels.label`), so it does the same at every size.
-    """
+    """Whether a region's results are those of its samples: at two sets of sizes, on random inputs, in float64. Its operators are those of
+    regions, whose results do not hang on how large a number is."""
     rng = np.random.default_rng(0)
     for numbers in SAMPLES:
-        sizes = dict(zip(sorted(free), cycle(numbers), strict=False))
-        whole = resized(spot, sizes)
+        whole = resized(spot, _sizes(free, numbers))
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
         results = _run(whole, inputs)
         for place in np.ndindex(*results[0].shape[: batch.dims]):
@@ -105,11 +131,18 @@ def independent(spot: Spot, goal: Graph, batch: Batch, free: set[str]) -> bool:
     return True
 
 
+def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
+    return dict(zip(sorted(free), cycle(numbers), strict=False))
+
+
 def resized(spot: Spot, sizes: Mapping[str, int]) -> Graph:
     """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
+    return canonical(_members(spot), spot.outputs, sizes)[0]
+
+
+def _members(spot: Spot) -> list[Node]:
     inputs = set(spot.inputs)
-    members = [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
-    return canonical(members, spot.outputs, sizes)[0]
+    return [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
 
 
 def _run(graph: Graph, inputs: list[Any]) -> list[Any]:

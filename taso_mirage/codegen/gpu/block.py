@@ -68,16 +68,15 @@ class Block:
         offsets say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
         for node in (n for n in self.body if n.op == "reshape"):
-            (x, *_), shapes = node.args, [tuple(int(n) for n in y.shape) for y in (node, node.args[0])]
-            if x in self.body.inputs and (groups := grouped(shapes[0], shapes[1])) and max(map(len, groups)) > 1:
-                split[node] = groups
-            elif (
-                node in self.body.outputs
-                and not self.readers.get(node)
-                and (groups := grouped(shapes[1], shapes[0]))
-                and max(map(len, groups)) > 1
-            ):
-                merged[node] = groups
+            x = node.args[0]
+            before, after = (tuple(int(n) for n in y.shape) for y in (x, node))
+            if x in self.body.inputs:
+                found, groups = split, grouped(after, before)
+            else:
+                last = node in self.body.outputs and not self.readers.get(node)
+                found, groups = merged, grouped(before, after) if last else None
+            if groups and max(map(len, groups)) > 1:
+                found[node] = groups
         return split, merged
 
     def _read(self) -> None:

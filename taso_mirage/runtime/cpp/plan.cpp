@@ -343,7 +343,7 @@ std::vector<unsigned> Kernel::blocks(const Sizes& sizes) const {
   for (size_t i = 0; i < 3; ++i) {
     const int64_t n = grid[i].value(sizes);
     if (n < (grid[i].fixed() ? 1 : 0) || n > GRID[i])
-      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of the grid is " + number(n) + "; 1 to " + number(GRID[i]) + " blocks are possible");
+      throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of the grid is " + number(n) + "; " + (grid[i].fixed() ? "1" : "0") + " to " + number(GRID[i]) + " blocks are possible");
     found.push_back(static_cast<unsigned>(n));
   }
   return found;
