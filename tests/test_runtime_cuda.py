@@ -24,6 +24,8 @@ from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.cpu import compiler
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph
+from taso_mirage.mugraph import Batch
+from taso_mirage.ops import term
 from taso_mirage.runtime import library
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images, sealed
 
@@ -438,6 +440,25 @@ def test_kernels_are_launched_in_order_on_the_stream_with_scratch_between(driver
         "output 6",
         "output 7",
         "unload",
+        "unload",
+    ]
+
+
+@pytest.mark.parametrize("samples", [5, 1, 0])
+def test_every_sample_has_its_blocks(driver: Path, tmp_path: Path, samples: int) -> None:
+    x = mugraphs.leaf("x", "float16", 1, 6, 4)
+    node = mugraphs.kernel([(x, (1,), -1)], lambda t: term("exp", t), (3,), 1, (1,))
+    program = triton.program(Graph((x,), (node,)), None, Batch(1, (True,)))
+    kernel = cuda_kernel(program, [Image(0, 90, cubin(body=b"kernel_0"), "kernel_0", 4, 1024, 0, False)])
+    assert check(kernel.plan, encoded(kernel)) == ""
+    found = launched(driver, tmp_path, kernel, sizes=(samples, 6, 4), kernel_0=2, ARGUMENTS=2)
+    launch = f"launch kernel_0 {3 * samples} 1 1 threads 128 shared 1024 stream 0x55 overlap 0: 100 200"
+    assert found == [
+        "load kernel_0",
+        *([launch] if samples else []),
+        f"output {samples}",
+        "output 6",
+        "output 4",
         "unload",
     ]
 
