@@ -9,10 +9,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mugraphs
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_hostile import dynamic
 
 from taso_mirage.codegen import triton
 from taso_mirage.dims import Dim, symbol
@@ -25,13 +29,15 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import lanes
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.kernels.search import Options, Search
-from taso_mirage.model import Model
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.model import Array, Model, random_array
 from taso_mirage.mugraph import Batch
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
+from taso_mirage.ops import interpret, term
 from taso_mirage.runtime.embed import Region
 from taso_mirage.runtime.plan import Kernel
 
+State = tuple[Node, ...]
 N, S = symbol("n"), symbol("s")
 
 
@@ -52,7 +58,10 @@ def attention(*batch: Dim, mask: tuple[Dim, ...] = (6, 6)) -> Node:
 
 
 def model(*outputs: Node) -> Model:
-    return standalone(Graph(spot(*outputs).inputs, outputs), {"": 20})
+    names = {n.attr("name"): n for n in Graph((), outputs) if n.op == "weight"}
+    rng = np.random.default_rng(0)
+    weights = {name: Array(random_array(n, rng, {})) for name, n in names.items()}
+    return standalone(Graph(spot(*outputs).inputs, outputs), {"": 20}, weights)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +151,39 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     everywhere, none = kinds(model(scores, norm), {"n": 2, "s": 3}, 4, False)
     assert (len(everywhere), none) == (2, set())
     assert all(kind.batch is None and kind.goal is kind.whole for kind in everywhere)
+
+
+@settings(
+    max_examples=int(os.environ.get("EXAMPLES", "60")),
+    deadline=None,
+    derandomize="EXAMPLES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+@given(dynamic(), st.sampled_from((1, 2, 3)))
+def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int) -> None:
+    """At sizes that nothing was tried at; and what has no batch has no free dim inside."""
+    found, _ = kinds(model(*drawn[1]), {"n": searched}, 4, True)
+    for kind, spots in found.items():
+        for each in spots:
+            inside = resized(each, {"n": 7}) if kind.batch is not None else resized(each, {})
+            rng = np.random.default_rng(searched)
+            for n in (1, 4, 7) if kind.batch is not None else ():
+                whole = resized(each, {"n": n})
+                inputs = [EXACT.load(random_array(node, rng, {})) for node in whole.inputs]
+                results = values(whole, inputs)
+                for i in range(n):
+                    own = [y[i : i + 1] if one else y for y, one in zip(inputs, kind.batch.inputs, strict=True)]
+                    for result, one in zip(results, values(kind.goal, own), strict=True):
+                        np.testing.assert_allclose(
+                            result[i : i + 1], one, rtol=1e-7, atol=1e-9 * np.abs(one).max(initial=1)
+                        )
+            assert len(inside.inputs) == len(each.inputs)
+
+
+def values(graph: Graph, given: list[Any]) -> list[Any]:
+    with np.errstate(all="ignore"):
+        found = interpret(graph.outputs, EXACT, dict(zip(graph.inputs, given, strict=True)))
+    return [found[o] for o in graph.outputs]
 
 
 def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
