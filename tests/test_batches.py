@@ -22,7 +22,7 @@ from taso_mirage.codegen import triton
 from taso_mirage.dims import Dim, symbol
 from taso_mirage.errors import IllTyped
 from taso_mirage.gpu import H100
-from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.ir import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.batches import batch_of, independent, kinds, resized
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.labels import label
@@ -138,6 +138,17 @@ def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
     found, _ = kinds(model(with_four, norm), {"n": 4}, 4, True)
     assert [[each.outputs for each in spots] for spots in found.values()] == [[(norm,)]]
+
+
+def test_what_all_samples_read_is_no_more_than_each_has() -> None:
+    """A kernel of one row would read the weight of a linear layer once for every row, and there may be a thousand."""
+    weighed = weight("w", Tensor("float32", (16, 16)))
+    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
+    found, _ = kinds(model(term("matmul", norm, weighed)), {"n": 1}, 4, True)
+    assert [[n.op for n in kind.goal if n.args] for kind in found] == [["rms_norm"]]
+    (fixed,), _ = kinds(model(term("matmul", norm, weighed)), {"n": 1}, 4, False)
+    assert "matmul" in {n.op for n in fixed.goal}
+    assert kinds(model(term("matmul", norm, x("given", 16, 16))), {"n": 1}, 4, True) == ({}, {"n"})
 
 
 def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
@@ -285,11 +296,12 @@ def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     from taso_mirage.fuse.cuda import Cuda
 
     gpu = Cuda(H100, "a stand-in for an H100", 90)
-    norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    made = model(term("matmul", norm, x("w", 16, 8)), term("matmul", norm, x("u", 16, 24)))
+    h = x("h", N, 4, 16)
+    norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
+    made = model(term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0)))
     (kind,), out = kinds(made, {"n": 5}, 4, True)
     parts = lanes(label(kind.goal))
-    assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False, False, False)))
+    assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False)))
     found = [Search(lane.graph, Options(), H100).run(1, 60.0)[0].graph for lane in parts]
     schedules = [[asdict(each.schedule) for each in triton.program(g).launches] for g in found]
     records = [{"mugraph": to_json(g), "schedules": s} for g, s in zip(found, schedules, strict=True)]

@@ -163,8 +163,9 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             self.notes.append(
-                f"regions with the free dims {names} were left out: a kernel runs at every size where these are the leading dims of "
-                "all results, and no sample hangs on another; fix what can be fixed: python -m onnxruntime.tools.make_dynamic_shape_fixed"
+                f"regions with the free dims {names} were left out: a kernel runs at every size where these are the leading dims of all "
+                "results, no sample hangs on another, and all share no more than each has; fix what can be fixed: "
+                "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
         if self.budget.stop:
             self.notes.append("interrupted: kernels were tried for a part of the regions")

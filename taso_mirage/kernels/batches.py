@@ -1,7 +1,8 @@
 """Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there is.
 
 The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as one of a single sample, where they are
-1; its blocks are launched once for every sample (`mugraph.Batch`). That is right where no sample's result hangs on another sample.
+1; its blocks are launched once for every sample (`mugraph.Batch`). That is right where no sample's result hangs on another sample. It is
+fast at every number of samples where all of them share no more memory than each has of its own: that is read once for every sample.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Graph, Node, Tensor, topological
 from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
 from taso_mirage.meanings.reals import EXACT
+from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_array
 from taso_mirage.mugraph import Batch
 from taso_mirage.ops import interpret
@@ -48,7 +50,7 @@ def kinds(model: Model, sizes: Sizes, lanes: int, batched: bool) -> tuple[dict[K
     found: dict[Kind, list[Spot]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes).items():
+    for whole, spots in fragments(model, sizes, lanes, batched).items():
         for spot in spots:
             seen = _free([*spot.inputs, *spot.outputs])
             hidden = _free(_members(spot)) - seen
@@ -86,12 +88,25 @@ def _batched(spot: Spot, whole: Graph, free: set[str], known: Known) -> Kind | N
         return None
     try:
         goal = resized(spot, dict.fromkeys(free, 1))
+        if _shared(goal, batch) > _own(goal, batch):
+            return None
         key = goal, resized(spot, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1
         if key not in known:
             known[key] = independent(spot, goal, batch, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None  # a region that has no such sizes
     return Kind(goal, whole, batch) if known[key] else None
+
+
+def _own(goal: Graph, batch: Batch) -> int:
+    """Bytes that one sample has."""
+    given = [x for x, one in zip(goal.inputs, batch.inputs, strict=True) if one]
+    return sum(size(n.type) for n in (*given, *goal.outputs))
+
+
+def _shared(goal: Graph, batch: Batch) -> int:
+    """Bytes that all samples read."""
+    return sum(size(x.type) for x, one in zip(goal.inputs, batch.inputs, strict=True) if not one)
 
 
 def batch_of(spot: Spot) -> Batch | None:

@@ -72,9 +72,10 @@ class Spot:
     names: tuple[str, ...]
 
 
-def fragments(model: Model, sizes: Sizes, lanes: int = 1) -> dict[Graph, list[Spot]]:
-    """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places."""
-    growing = _Growing(model.graph.outputs, sizes, lanes)
+def fragments(model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False) -> dict[Graph, list[Spot]]:
+    """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places. With `batched` a
+    linear layer of a free number of rows is in none: it may get many."""
+    growing = _Growing(model.graph.outputs, sizes, lanes, batched)
     found: dict[Graph, list[Spot]] = {}
     for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
@@ -129,8 +130,9 @@ class _Kind(Enum):
 class _Growing:
     """Regions as they grow, each a list of terms in the model's order."""
 
-    def __init__(self, outputs: Sequence[Node], sizes: Sizes, lanes: int) -> None:
+    def __init__(self, outputs: Sequence[Node], sizes: Sizes, lanes: int, batched: bool) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
+        self.batched = batched
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
@@ -189,7 +191,9 @@ class _Growing:
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}
-        return _folding(found, weights)
+        kind = _folding(found, weights)
+        free = self.batched and any(not isinstance(n, int) for result in results for n in result.shape)
+        return None if kind is _Kind.LINEAR and free else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that reads them."""
