@@ -144,11 +144,20 @@ def test_inputs_respect_vocabulary_masks_and_seed(small: Small) -> None:
     assert (models.inputs(small("bert"), seed=1)["input_ids"] != fed["input_ids"]).any()
 
 
+def test_a_vision_model_with_a_free_batch_runs_at_any(small: Small) -> None:
+    static, dynamic = session(small("vit")), session(small("vit", dynamic=True))
+    images = np.random.default_rng(0).normal(size=(5, 3, 32, 32)).astype(np.float32)
+    (whole,) = dynamic.run(None, {"pixel_values": images})
+    for i in range(5):
+        (wanted,) = static.run(None, {"pixel_values": images[i : i + 1]})
+        np.testing.assert_allclose(whole[i : i + 1], wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_unknown_name_and_option_say_what_is_known() -> None:
     with pytest.raises(ValueError, match="no model is named 'alexnet'; the names are bert, "):
         models.build("alexnet")
-    with pytest.raises(TypeError, match="vit has no option dynamic; its options are batch, configuration"):
-        models.build("vit", dynamic=True)
+    with pytest.raises(TypeError, match="csrnet has no option dynamic; its options are batch"):
+        models.build("csrnet", dynamic=True)
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
