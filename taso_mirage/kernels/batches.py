@@ -17,6 +17,7 @@ import numpy as np
 from taso_mirage.dims import Dim, Symbolic, symbols
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Graph, Node, Tensor, topological
+from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import size
@@ -88,13 +89,14 @@ def _batched(spot: Spot, whole: Graph, free: set[str], known: Known) -> Kind | N
         return None
     try:
         goal = resized(spot, dict.fromkeys(free, 1))
+        label(goal)  # as the search will
         if _shared(goal, batch) > _own(goal, batch):
             return None
         key = goal, resized(spot, _sizes(free, SAMPLES[0])), batch  # regions that differ may be equal where sizes are 1
         if key not in known:
             known[key] = independent(spot, goal, batch, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
-        return None  # a region that has no such sizes
+        return None  # a region that has no such sizes, or is none of one sample
     return Kind(goal, whole, batch) if known[key] else None
 
 
