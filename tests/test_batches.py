@@ -170,10 +170,11 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     derandomize="EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
-@given(dynamic(), st.sampled_from((1, 2, 3)))
-def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int) -> None:
-    """At sizes that nothing was tried at; and what has no batch has no free dim inside."""
-    found, _ = kinds(model(*drawn[1]), {"n": searched}, 4, True)
+@given(dynamic(), st.sampled_from((1, 2, 3)), st.sampled_from((None, None, "softmax", "reduce_mean", "reduce_max")))
+def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int, over: str | None) -> None:
+    """At sizes that nothing was tried at, also where the last operators mix the samples; and what has no batch has no free dim inside."""
+    outputs = tuple(mixed(o, over) for o in drawn[1])
+    found, _ = kinds(model(*outputs), {"n": searched}, 4, True)
     for kind, spots in found.items():
         for each in spots:
             inside = resized(each, {"n": 7}) if kind.batch is not None else resized(each, {})
@@ -189,6 +190,13 @@ def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], s
                             result[i : i + 1], one, rtol=1e-7, atol=1e-9 * np.abs(one).max(initial=1)
                         )
             assert len(inside.inputs) == len(each.inputs)
+
+
+def mixed(y: Node, over: str | None) -> Node:
+    """A term whose samples hang on each other by a fold over the leading dim, where it is free."""
+    if over is None or not y.shape or isinstance(y.shape[0], int):
+        return y
+    return term("softmax", y, axis=0) if over == "softmax" else term("sub", y, term(over, y, axes=(0,), keepdims=1))
 
 
 def values(graph: Graph, given: list[Any]) -> list[Any]:
