@@ -325,13 +325,13 @@ def setting(bench: str, device: str, extra: Sequence[str] = ()) -> dict[str, Any
     return {"bench": bench, "device": device, "unit": "us", "versions": versions}
 
 
-def kept(path: Path, common: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of an earlier run in the same setting."""
+def kept(path: Path, common: Mapping[str, Any], key: str = "case") -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run in the same setting, by what `key` says of them."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
     same = all(found.get(k) == v for k, v in common.items())
-    return {r["case"]: r for r in found["rows"]} if same else {}
+    return {r[key]: r for r in found["rows"]} if same else {}
 
 
 def means(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -214,6 +214,5 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # torch's profiler leaves CUPTI a callback that it calls when torch is gone: a usual exit aborts (free(): invalid pointer)
+    # Torch's profiler leaves CUPTI a callback that it calls when torch is gone: a usual exit aborts (free(): invalid pointer).
+    os._exit(0)

@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,9 +30,10 @@ from end_to_end_common import ROOT
 
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.target import CUDA
-from taso_mirage.plugin.export import export
+from taso_mirage.plugin.export import Exported, export
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+LIBRARIES = ("libnvinfer.so.8", "libnvonnxparser.so.8")
 STAND_INS = ("cudnn.so.8", "cublas.so.12", "cublasLt.so.12")
 PLUGIN, REFERENCE, ORIGINAL = "plugin", "reference", "original"
 
@@ -58,8 +59,7 @@ def stand_ins(folder: Path) -> None:
 def program(folder: Path, libraries: Path, include: Path, cuda: Path) -> Path:
     """The program that builds and times engines."""
     linked = (
-        libraries / "libnvinfer.so.8",
-        libraries / "libnvonnxparser.so.8",
+        *(libraries / name for name in LIBRARIES),
         f"-L{cuda / 'lib64'}",
         "-lcudart_static",
     )
@@ -69,26 +69,34 @@ def program(folder: Path, libraries: Path, include: Path, cuda: Path) -> Path:
     return folder / "engine"
 
 
-def row(name: str, optimized: Path, original: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A model's engines: their figures, and whether each computes what ONNX Runtime does."""
-    made = export(optimized, folder / name, {})
+def built(name: str, made: Exported, folder: Path, options: argparse.Namespace) -> Path:
+    """The plugin library, made as the export's README says."""
     build = folder / f"{name}-build"
     headers = (f"-DTENSORRT_INCLUDE_DIR={options.include}", f"-DCUDA_INCLUDE_DIR={options.cuda / 'include'}")
     run("cmake", "-S", made.folder, "-B", build, *headers)
     run("cmake", "--build", build, "-j", "4")
+    return build / "libtaso_mirage_plugin.so"
+
+
+def measured(library: Path, made: Exported, models: Mapping[str, Path], out: Path, libraries: Path) -> dict[str, Any]:
+    """What the program says of the engines of some models, by their keys: those that could be built."""
     index = json.loads((made.folder / "samples" / "samples.json").read_text())["inputs"]
     inputs = ",".join(f"{key}:{made.folder / 'samples' / each['raw']}" for key, each in index.items())
-    models = {PLUGIN: made.folder / "model.onnx", REFERENCE: made.folder / "reference.onnx", ORIGINAL: original}
-    library, out = build / "libtaso_mirage_plugin.so", folder / f"{name}-out"
-    keyed = [f"{key}:{path}" for key, path in models.items()]
-    env = os.environ | {"LD_LIBRARY_PATH": f"{options.libraries}:{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-    done = subprocess.run(
-        [str(folder / "engine"), str(library), str(out), inputs, *keyed], capture_output=True, text=True, env=env
-    )
+    env = os.environ | {"LD_LIBRARY_PATH": f"{libraries}:{out.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    command = [out.parent / "engine", library, out, inputs, *(f"{key}:{path}" for key, path in models.items())]
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, env=env)
     print(done.stdout + done.stderr, file=sys.stderr)
     if not done.stdout.strip().endswith("}"):
-        raise RuntimeError(f"{name}: the engines end with {done.returncode}")
-    figures = json.loads(done.stdout.strip().splitlines()[-1])
+        raise RuntimeError(f"{made.folder.name}: the engines end with {done.returncode}")
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def row(name: str, optimized: Path, original: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's engines: their figures, and whether each computes what ONNX Runtime does."""
+    made = export(optimized, folder / name, {})
+    models = {PLUGIN: made.folder / "model.onnx", REFERENCE: made.folder / "reference.onnx", ORIGINAL: original}
+    out = folder / f"{name}-out"
+    figures = measured(built(name, made, folder, options), made, models, out, options.libraries)
     for key in [each for each in models if each in figures]:
         checker = [sys.executable, str(made.folder / "check_samples.py"), f"{out}-{key}.json"]
         said = subprocess.run(checker, capture_output=True, text=True)
@@ -111,7 +119,19 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--include", type=Path, required=True, metavar="DIR", help="TensorRT's public headers")
     parser.add_argument("--cuda", type=Path, default=Path("/usr/local/cuda"), metavar="DIR", help="a CUDA toolkit")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    options.models = [
+        (name, *files.partition(",")[::2]) for name, _, files in (m.partition("=") for m in options.models)
+    ]
+    needed = [Path(file) for _, *files in options.models for file in files]
+    needed += [options.include / name for name in ("NvInfer.h", "NvOnnxParser.h")]
+    needed += [options.libraries / name for name in LIBRARIES] + [options.cuda / "include" / "cuda_runtime_api.h"]
+    missing = [str(file) for file in needed if not file.is_file()]
+    if missing:
+        parser.error(
+            f"there is no file {missing[0]!r}; a model is NAME=OPTIMIZED.onnx,ORIGINAL.onnx, see --help for the folders"
+        )
+    return options
 
 
 def main(given: list[str] | None = None) -> None:
@@ -120,17 +140,15 @@ def main(given: list[str] | None = None) -> None:
     device = runtime.device(CUDA)
     path = ROOT / "bench" / "results" / f"tensorrt_engine-{device.split()[1]}.json"
     setting = common.setting("tensorrt_engine", device, ("triton",))
-    rows = json.loads(path.read_text())["rows"] if options.append and path.exists() else []
+    rows = common.kept(path, setting, "model") if options.append else {}
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         stand_ins(folder)
         program(folder, options.libraries, options.include, options.cuda)
-        for name, _, files in (each.partition("=") for each in options.models):
-            optimized, _, original = files.partition(",")
-            found = row(name, Path(optimized), Path(original), folder, options)
-            rows = [each for each in rows if each["model"] != name] + [found]
-            path.write_text(json.dumps(setting | {"rows": rows}, indent=2) + "\n")
-            print(json.dumps(found))
+        for name, optimized, original in options.models:
+            rows[name] = row(name, Path(optimized), Path(original), folder, options)
+            path.write_text(json.dumps(setting | {"rows": list(rows.values())}, indent=2) + "\n")
+            print(json.dumps(rows[name]))
 
 
 if __name__ == "__main__":

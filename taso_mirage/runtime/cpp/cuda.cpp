@@ -61,10 +61,15 @@ void find(void* library, const char* name, Function*& place, bool needed = true)
   if (place == nullptr && needed) throw Problem(std::string("the CUDA driver has no ") + name + "; update the driver");
 }
 
+void* opened() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
+  return library;
+}
+
 const Driver& driver() {
   static const Driver found = [] {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
+    void* library = opened();
     Driver made{};
     find(library, "cuCtxGetCurrent", made.CtxGetCurrent);
     find(library, "cuCtxSetCurrent", made.CtxSetCurrent);
@@ -98,8 +103,7 @@ struct Streams {
 
 const Streams& streams() {
   static const Streams found = [] {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw Problem(std::string("there is no CUDA driver: ") + dlerror());
+    void* library = opened();
     Streams made{};
     find(library, "cuStreamCreate", made.Create);
     find(library, "cuStreamDestroy_v2", made.Destroy);

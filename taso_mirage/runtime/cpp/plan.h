@@ -4,7 +4,8 @@
 //   input float16 rows 4096                   a type: sizes are numbers, or names that the first input with them gives
 //   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)/8
 //   scratch float32 rows 16                   what passes between kernels
-//   kernel rows/8 96 1 i0 i1 s0               one launch: its grid (0 by names: none), then its arguments: inputs, outputs and scratch by number
+//   kernel rows/8 96 1 i0 i1 s0               one launch: its grid, then its arguments: inputs, outputs and scratch by number
+//                                             (a grid with names may be 0, where there is no sample: nothing is launched)
 //   image 0 90 cubin kernel_0 4 49152 2 1 20480 9ae0f1c2
 //          | |  |     symbol  | |     | | bytes, and CRC-32, of the attribute `image_N` (base64), where N counts these lines
 //          | |  cubin or ptx  | |     | overlap: the kernel itself waits for the one before it (programmatic dependent launch)
