@@ -32,7 +32,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.check import cases, compare, shown
+from taso_mirage.optimize.check import compare, shown
 from taso_mirage.optimize.measure import in_turn
 from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, optimize, passes_checker
 from taso_mirage.optimize.search import Budget
@@ -340,10 +340,8 @@ class _Stage:
         """The result with the model, if it passes the check and is faster than the original."""
         original = runtime.opened(result.original, self.target, source=True)
         session = runtime.opened(model, self.target, check=passes_checker(result.original))
-        others = [sizes for sizes, _ in result.workloads[1:]]
-        prepared = list(cases(result.original, original, self.sizes, self.config.inputs, others))
         without = runtime.opened(model, self.target, library=False)
-        differences = [d for each in (session, without) for d in compare(result.original, each, prepared)]
+        differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             return _noted(result, f"the check failed with kernels ({bad}): they are left out, please report it")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ class Config:
 class Result:
     """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed.
 
-    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs.
+    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `cases` are the
+    check's, with their float64 references, for a later stage that checks again.
     """
 
     original: Model
@@ -88,6 +89,7 @@ class Result:
     workloads: Workloads
     target: Target = CPU
     mutations: Mutations = NONE
+    cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
 
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
@@ -149,6 +151,7 @@ class _Job:
         self.notes: list[str] = []
         self.statistics = Statistics()
         self.mutations = NONE
+        self.prepared: list[Case] = []
 
     def _rewriter(self, target: Target) -> Rewriter:
         cache = self.cache if self.config.measure else None
@@ -158,7 +161,7 @@ class _Job:
         """The stages in their order."""
         original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
         self.valid = passes_checker(self.model)
-        prepared = self._stage("reference", lambda: self._cases(original))
+        self.prepared = prepared = self._stage("reference", lambda: self._cases(original))
         if not repeatable(original, prepared[0]):
             self.notes.append(
                 "the model gives other outputs at every run, so no change can be checked: it is kept as it is"
@@ -351,6 +354,7 @@ class _Job:
             workloads=tuple(self.workloads),
             target=self.target if chosen is None else chosen.target,
             mutations=self.mutations,
+            cases=tuple(self.prepared),
         )
 
 
