@@ -43,3 +43,21 @@ def _(call: Call) -> Node:
 batch_norm.example("float32[2,3,4,5]", "float32[3]", "float32[3]", "float32[3]", "float32[3]")
 batch_norm.example("float32[2,3]", "float32[3]", "float32[3]", "float32[3]", "float32[3]", epsilon=0.01)
 batch_norm.example("float32[2,3,4]", "float32[3]", "float32[3]", "float32[3]", "float32[3]")
+
+CHANNELS = "shape(c) in ((dim(s, 0),) + (1,) * (rank(x) - 2), (1, dim(s, 0)) + (1,) * (rank(x) - 2)) and is_weight(c)"
+"""One number for each channel, which joins the scale or the bias."""
+
+batch_norm.laws(f"""
+    mul(batch_norm(x, s, t, m, v, **a), c) \
+        == batch_norm(x, mul(s, reshape(c, shape=(dim(s, 0),))), mul(t, reshape(c, shape=(dim(s, 0),))), m, v, **a) \
+        where {CHANNELS} and is_weight(s) and is_weight(t)
+    div(batch_norm(x, s, t, m, v, **a), c) \
+        == batch_norm(x, div(s, reshape(c, shape=(dim(s, 0),))), div(t, reshape(c, shape=(dim(s, 0),))), m, v, **a) \
+        where {CHANNELS} and is_weight(s) and is_weight(t)
+    add(batch_norm(x, s, t, m, v, **a), c) \
+        == batch_norm(x, s, add(t, reshape(c, shape=(dim(s, 0),))), m, v, **a) \
+        where {CHANNELS} and is_weight(t)
+    sub(batch_norm(x, s, t, m, v, **a), c) \
+        == batch_norm(x, s, sub(t, reshape(c, shape=(dim(s, 0),))), m, v, **a) \
+        where {CHANNELS} and is_weight(t)
+""")

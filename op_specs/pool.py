@@ -250,7 +250,11 @@ max_pool.laws("""
         == max_pool(concat(x, y, axis=i), **a) \
         where i < 2 and shape(x)[2:] == shape(y)[2:]
 """)
-average_pool.laws("""
+ALL = "expand(1, shape=(1, 1) + k)"
+SHARE = f"div(1, conv({ALL}, {ALL}, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1))"
+"""Of one element in a window of k: shape (1,1,1,1)."""
+
+average_pool.laws(f"""
     average_pool(add(x, y), **a) == add(average_pool(x, **a), average_pool(y, **a))  where shape(x) == shape(y)
     average_pool(mul(x, c), **a) == mul(average_pool(x, **a), c)  where rank(c) == 0
     concat(average_pool(x, **a), average_pool(y, **a), axis=i) \
@@ -268,6 +272,13 @@ average_pool.laws("""
     average_pool(x, kernel=(2, 2), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=c) \
         == conv(x, expand(div(1, 4), shape=(dim(x, 1), 1, 2, 2)), strides=s, pads=p, dilations=d, group=dim(x, 1)) \
         where max(p) == 0 or c == 1
+
+    # the part of each window that is in the image does not hang on the image; the sum itself could overflow in half precision
+    average_pool(x, kernel=k, strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) \
+        == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \
+            div(1, conv(expand(1, shape=(1, 1) + shape(x)[2:]), expand({SHARE}, shape=(1, 1) + k), strides=s, pads=p, \
+            dilations=d, group=1))) \
+        where len(k) == 2 and max(p) > 0
 """)
 global_average_pool.laws("""
     reduce_mean(x, axes=(2, 3), keepdims=1) == global_average_pool(x)  where rank(x) == 4

@@ -89,6 +89,12 @@ WRONG = [
     "average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) == "
     "conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))",
     "average_pool(x, count_include_pad=0, **a) == average_pool(x, count_include_pad=1, **a)",
+    # a scale reaches the bias too, a shift is not scaled, and both are the channels'
+    "mul(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, mul(s, reshape(c, shape=(dim(s, 0),))), t, m, v, **a) "
+    "where shape(c) == (dim(s, 0),) + (1,) * (rank(x) - 2)",
+    "add(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, s, t, sub(m, reshape(c, shape=(dim(s, 0),))), v, **a) "
+    "where shape(c) == (dim(s, 0),) + (1,) * (rank(x) - 2)",
+    "mul(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, mul(s, c), mul(t, c), m, v, **a) where rank(c) == 1",
     "max_pool(add(x, y), **a) == add(max_pool(x, **a), max_pool(y, **a)) where shape(x) == shape(y)",
     "max_pool(neg(x), **a) == neg(max_pool(x, **a))",
     # layout: every operand moves, and axes with it

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
-from taso_mirage.optimize import check, pipeline
+from taso_mirage.optimize import check, passes, pipeline
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.check import difference, first_bad
@@ -32,11 +32,11 @@ from taso_mirage.optimize.cost import Cost, CostCache, Roofline
 from taso_mirage.optimize.partition import LEAST, parts
 from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.pipeline import Config, Stop, optimize
-from taso_mirage.optimize.search import Budget, directions, search_model, search_part
+from taso_mirage.optimize.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, CUDA, Target
-from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.optimize.weights import fold_weights, holds
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
 
@@ -73,6 +73,31 @@ def searched(outputs: tuple[Node, ...], seconds: float = 20) -> tuple[Node, ...]
 
 def ops(outputs: tuple[Node, ...]) -> list[str]:
     return sorted(n.op for n in work_terms(topological(outputs)))
+
+
+def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_time() -> None:
+    """The others keep what is predicted to be the fastest; a part whose first state wins the contest is left as it was."""
+    parts_of = {name: x(4, size) for size, name in enumerate("abc", 1)}
+    graphs = {name: Graph((leaf,), (term("neg", leaf),)) for name, leaf in parts_of.items()}
+    gains, places = {"a": 1.0, "b": 3.0, "c": 2.0}, {"a": 5, "b": 1, "c": 1}
+    found = {
+        graphs[name]: Found(path, 9.0, 9.0 - gain, 1, 1, "", finalists=((9.0, ()), (9.0 - gain, path)))
+        for name, gain in gains.items()
+        for path in [(Rewrite("law", (term("abs", parts_of[name]),)),)]
+    }
+    asked: list[Node] = []
+    budget = Budget(100.0)
+
+    def choose(states: list[State]) -> int:
+        asked.append(states[0][0])
+        budget.seconds = 0.0 if len(asked) == 2 else budget.seconds
+        return 0
+
+    budget.choose = choose
+    contests(found, {graphs[n]: count for n, count in places.items()}, budget, 1.0)
+    assert asked == [graphs["a"].outputs[0], graphs["b"].outputs[0]]
+    assert [len(found[graphs[n]].path) for n in "abc"] == [0, 0, 1]
+    assert [found[graphs[n]].after for n in "abc"] == [9.0, 9.0, 7.0]
 
 
 # ---------------------------------------------------------------- passes
@@ -345,6 +370,34 @@ def test_weights_are_not_combined_in_half_precision() -> None:
     assert ops(found) == ["mul", "mul"]
 
 
+@pytest.mark.parametrize(("factor", "left"), [(0.5, ["mul"]), (2e-4, ["mul", "mul"]), (4e4, ["mul", "mul"])])
+def test_few_weights_in_half_precision_are_combined_where_the_products_are_normal(
+    factor: float, left: list[str]
+) -> None:
+    a = variable("x", Tensor("float16", (4,)))
+    context = replace(CONTEXT, weights={"s": Array(np.full(4, factor, np.float16))})
+    scaled = term("mul", term("mul", a, constant(factor, "float16")), weight("s", Tensor("float16", (4,))))
+    found, _ = simplify((scaled,), Rules(laws()), context)
+    assert ops(found) == left
+
+
+def test_many_weights_in_half_precision_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "FEW", 3)
+    test: Any = test_few_weights_in_half_precision_are_combined_where_the_products_are_normal
+    test(0.5, ["mul", "mul"])
+
+
+def test_a_kernel_holds_where_every_channel_does() -> None:
+    """Of a normal kernel some numbers are below the normal ones; a channel that is so as a whole is another matter."""
+    rng = np.random.default_rng(0)
+    kernel = (1e-3 * rng.normal(size=(8, 4, 3, 3))).astype(np.float16)
+    w, two = weight("w", Tensor("float16", kernel.shape)), constant(0.5, "float16")
+    assert holds(term("mul", w, two), {"w": Array(kernel)})
+    kernel[3] *= np.float16(1e-3)
+    assert not holds(term("mul", w, two), {"w": Array(kernel)})
+    assert not holds(term("mul", w, two), {})
+
+
 def test_a_scale_of_zero_is_not_written_as_the_runtimes_default() -> None:
     q = x(2, 3, 8)
     for op in ("multi_head_attention", "packed_attention"):
@@ -378,6 +431,40 @@ def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPat
     assert found.bound == 4 * found.own + 4 * float(np.finfo(np.float16).eps) * np.abs(target).max()
     new[1, 3] = -np.inf
     assert not difference("c", "y", new, old, exact).passed
+
+
+class _Provider:
+    """A session of a GPU that is off by so much."""
+
+    def __init__(self, model: Model, off: float) -> None:
+        self.target, self.off, self.session = CUDA, off, Session(serialize(model))
+
+    def run(self, inputs: Any) -> list[Any]:
+        return [y + np.asarray(self.off, y.dtype) for y in self.session.run(inputs)]
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_where_a_gpu_is_off_the_original_of_the_check_is_the_cpus(off: float) -> None:
+    asked = model((x(3, 4),), (term("tanh", x(3, 4)),))
+    found = list(check.cases(asked, cast(Session, _Provider(asked, off)), {}))
+    for case in found:
+        assert ("by the CPU provider" in case.name) == (off > 0)
+        assert np.array_equal(case.original[0], Session(serialize(asked)).run(case.inputs)[0])
+    right, wrong = (check.compare(asked, cast(Session, _Provider(asked, each)), found) for each in (0.0, 1.0))
+    assert all(d.passed for d in right)
+    assert not any(d.passed for d in wrong)
+
+
+def test_where_a_definition_is_wrong_the_original_stays_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is as far from it as the GPU, so it says nothing about who is right."""
+    asked = model((x(3, 4),), (term("tanh", x(3, 4)),))
+    definition = check.Reference.__call__
+    monkeypatch.setattr(check.Reference, "__call__", lambda self, inputs: [r + 5 for r in definition(self, inputs)])
+    found = list(check.cases(asked, cast(Session, _Provider(asked, 1.0)), {}))
+    assert found
+    for case in found:
+        assert "CPU" not in case.name
+        assert np.array_equal(case.original[0], Session(serialize(asked)).run(case.inputs)[0] + 1)
 
 
 def test_check_criterion() -> None:

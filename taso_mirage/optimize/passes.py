@@ -15,12 +15,16 @@ from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, users, with_args
 from taso_mirage.meanings.work import Work, work
+from taso_mirage.model import Weight
 from taso_mirage.ops import get
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.optimize.weights import holds
 
 SWEEPS = 8
 LARGE = 4
+FEW = 1 << 16
+"""Operations on weights in half precision that may be tried out before a rewrite is taken."""
 
 
 Signature = tuple[str, tuple[Any, ...], Any]
@@ -34,13 +38,16 @@ def signature(node: Node) -> Signature:
 @dataclass
 class Context:
     """What every rewrite of one model has to respect, with memos over interned terms. `others` is the same at the other sets of sizes,
-    each with how much it counts against this one."""
+    each with how much it counts against this one; `weights` are those whose values are known, and where it is `hopeful` the values of all
+    suit."""
 
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
     available: Callable[[Node], bool] = lambda node: True
     target: Target = CPU
     others: Sequence[tuple[Context, float]] = ()
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    hopeful: bool = False
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
@@ -49,7 +56,8 @@ class Context:
         """The rules without the applications that never pay: not even where nothing that they match is used elsewhere."""
         if rules not in self._helpful:
             single = (e for e in rules.equations if len(e.roots) == 1)
-            self._helpful[rules] = Rules(single, lambda application: _smaller(application, _Once(), self))
+            hopeful = Context(self.opsets, self.sizes, self.available, self.target, self.others, hopeful=True)
+            self._helpful[rules] = Rules(single, lambda application: _smaller(application, _Once(), hopeful))
         return self._helpful[rules]
 
     def work(self, node: Node) -> Work | None:
@@ -63,10 +71,12 @@ class Context:
         return self._work[key]
 
     def _rounds_a_weight(self, node: Node) -> bool:
-        """Whether a term combines weights in half precision: scales multiplied ahead over- or underflow there."""
+        """Whether a term combines weights in half precision, and is large or shown to be off: scales multiplied ahead may underflow."""
         half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
         counted = self.work(node) if half and is_weight(node) and node.op != "where" else None
-        return counted is not None and counted.flops > 0
+        if counted is None or counted.flops == 0:
+            return False
+        return counted.flops > FEW or not (holds(node, self.weights) or self.hopeful)
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""

@@ -50,7 +50,7 @@ class Rewriter:
         self.model, self.target, self.equations, self.weights = model, target, equations, weights
         opsets = {"com.microsoft": 1, **model.opsets}
         (sizes, share), *rest = workloads
-        asked = Context(opsets, sizes, target=target)
+        asked = Context(opsets, sizes, target=target, weights=self.weights)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
         self.term = Weighted(self.context, workloads, cache, executor)

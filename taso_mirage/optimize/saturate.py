@@ -18,7 +18,7 @@ from taso_mirage.optimize.egraph import EGraph, Key
 from taso_mirage.optimize.ematch import places
 from taso_mirage.optimize.extract import Choice, Extraction, extract
 from taso_mirage.optimize.passes import Context, new_terms, simplify
-from taso_mirage.optimize.search import Budget, Found, Rewrite, State, chosen_of, search_part
+from taso_mirage.optimize.search import Budget, Found, Rewrite, State, finalists_of, search_part
 
 SATURATED = "saturated"
 NODES = 5_000
@@ -65,7 +65,7 @@ def saturated(
     """`saturate_part`, and what it did."""
     start = cost(graph.outputs)
     left = budget.left()
-    brief = replace(budget, seconds=left * SEARCHING, start=time.monotonic(), choose=None)
+    brief = replace(budget, seconds=left * SEARCHING, start=time.monotonic())
     seed = search_part(graph, rules, eager, cost, context, brief, whole)
     growth = _Growth(graph.outputs, (*rules.equations, *eager.equations), cost, context, start * (budget.alpha - 1))
     growth.learn(seed.path)
@@ -87,8 +87,9 @@ def saturated(
             prices[smaller] = cost(smaller)
             why = growth.graph.explain(zip(graph.outputs, outputs, strict=True))
             names[smaller] = " + ".join([*why, *(e for s in steps for e in s.equations)])
-    best = chosen_of(graph.outputs, prices, budget)
-    path = () if best == graph.outputs else (Rewrite(names[best], best),)
+    states = finalists_of(graph.outputs, prices, budget)
+    finalists = tuple([(prices[s], () if s == graph.outputs else (Rewrite(names[s], s),)) for s in states])
+    after, path = min(finalists, key=lambda each: each[0])
     done = Saturation(
         ended,
         growth.iterations,
@@ -98,7 +99,7 @@ def saturated(
         extraction.gap,
         extraction.steps,
     )
-    return Found(path, start, prices[best], done.nodes, done.matches, ended, done.gap), done
+    return Found(path, start, after, done.nodes, done.matches, ended, done.gap, finalists), done
 
 
 def _extracted(

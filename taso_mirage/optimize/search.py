@@ -22,7 +22,7 @@ State = tuple[Node, ...]
 Choose = Callable[[list[State]], int]
 """Which of several equal graphs is the fastest; the first is the one that is there."""
 SEARCHING = 0.8
-"""The share of a part's time for its search; the rest is for measuring what it found."""
+"""The share of a look's time for searching its parts; the rest is for measuring what was found."""
 FIRST = 0.7
 """The share of a search's time for the first look at a model of several parts; the rest is for a second one, which cuts it elsewhere."""
 FINALISTS = 4
@@ -52,10 +52,6 @@ class Budget:
     start: float = field(default_factory=time.monotonic)
     choose: Choose | None = None
 
-    def late(self) -> bool:
-        """Whether the time of measuring is over too."""
-        return self.stop or time.monotonic() - self.start > self.seconds / SEARCHING
-
     def left(self) -> float:
         return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
 
@@ -63,7 +59,10 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class Found:
     """The best state of one part: the path to it (each with the equations taken), costs, what the search looked at and what ended it,
-    and the gap of the extraction, where there was one: the share of the cost that a better one might save."""
+    and the gap of the extraction, where there was one: the share of the cost that a better one might save.
+
+    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among them with an empty one.
+    """
 
     path: tuple[Rewrite, ...]
     before: float
@@ -72,6 +71,7 @@ class Found:
     matches: int
     ended: str
     gap: float | None = None
+    finalists: tuple[tuple[float, tuple[Rewrite, ...]], ...] = ()
 
 
 class Strategy(Protocol):
@@ -133,14 +133,21 @@ def search_model(
         if last and (len(pieces) == 1 or not waiting):
             break
         kept = 0.0 if last or len(pieces) == 1 else (1 - FIRST) * budget.left()
-        current: dict[Node, Node] = {}
+        measuring = (1 - SEARCHING) * (budget.left() - kept)
+        fresh: Counter[Graph] = Counter()
         for i, piece in enumerate(pieces):
             progress(i + last * len(pieces), 2 * len(pieces))
             if piece.graph not in found:
-                seconds = SEARCHING * (budget.left() - kept) / max(waiting, 1)
-                share = replace(budget, seconds=seconds, start=time.monotonic())
+                share = replace(
+                    budget, seconds=(budget.left() - kept - measuring) / max(waiting, 1), start=time.monotonic()
+                )
                 found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
                 waiting -= 1
+                fresh[piece.graph] = 0
+            fresh.update([piece.graph] if piece.graph in fresh else [])
+        contests(found, fresh, budget, kept)
+        current: dict[Node, Node] = {}
+        for piece in pieces:
             steps += _place(piece, found[piece.graph], current)
         cuts = {_updated(piece.place(piece.graph.outputs[-1:], piece.leaves)[0], current) for piece in pieces}
         outputs = tuple(_updated(o, current) for o in outputs)
@@ -151,6 +158,19 @@ def search_model(
     statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
     statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
     return outputs, steps, statistics
+
+
+def contests(found: dict[Graph, Found], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
+    """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left: a part
+    without a measurement has the state that is predicted to be the fastest."""
+    if budget.choose is None:
+        return
+    for graph in sorted(places, key=lambda g: (found[g].after - found[g].before) * places[g]):
+        each = found[graph]
+        if len(each.finalists) > 1 and budget.left() > kept:
+            states = [path[-1].outputs if path else graph.outputs for _, path in each.finalists]
+            after, path = each.finalists[budget.choose(states)]
+            found[graph] = replace(each, path=path, after=after)
 
 
 def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
@@ -201,8 +221,9 @@ def search_part(
             if budget.left() <= 0 or (whole and whole.stop):
                 break
     ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
-    chosen = chosen_of(graph.outputs, prices, budget)
-    return Found(_path(chosen, paths), start, prices[chosen], popped, tried, ended)
+    finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
+    after, path = min(finalists, key=lambda each: each[0])
+    return Found(path, start, after, popped, tried, ended, finalists=finalists)
 
 
 def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
@@ -216,13 +237,10 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
     return "patience" if idle > budget.patience else ""
 
 
-def chosen_of(first: State, prices: Mapping[State, float], budget: Budget) -> State:
-    """The cheapest state by its price; where states can be measured, the fastest of the cheapest, `first` among them."""
+def finalists_of(first: State, prices: Mapping[State, float], budget: Budget) -> list[State]:
+    """`first`, and the cheapest of the other states that are worth a measurement."""
     cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
-    finalists = [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
-    if budget.choose is None or len(finalists) == 1 or budget.late():
-        return min(finalists, key=prices.__getitem__)
-    return finalists[budget.choose(finalists)]
+    return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
 
 
 def _path(state: State, paths: dict[State, tuple[State | None, str]]) -> tuple[Rewrite, ...]:

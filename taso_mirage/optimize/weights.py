@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import size
-from taso_mirage.model import Array, Model
+from taso_mirage.model import Array, Model, Weight
 from taso_mirage.ops import get, interpret
 from taso_mirage.optimize.steps import Step
 
@@ -73,6 +74,26 @@ def fold_weights(model: Model, taken: Mapping[str, Any] | None = None) -> tuple[
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return _renamed(folded, names), steps
+
+
+def holds(node: Node, weights: Mapping[str, Weight]) -> bool:
+    """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do, and of a tensor every slice along an axis
+    (a channel of a kernel) does against its largest. False where a weight is not known."""
+    order = topological([node])
+    if any(n.op == "weight" and n.attr("name") not in weights for n in order):
+        return False
+    leaves = {n: EXACT.load(weights[n.attr("name")].numpy()) for n in order if n.op == "weight"}
+    exact = np.asarray(interpret([node], EXACT, leaves)[node], np.float64)
+    dtype = numpy_dtype(node.tensor.dtype)
+    with np.errstate(over="ignore"):
+        error = np.abs(exact.astype(dtype).astype(np.float64) - exact)
+    if not np.isfinite(error).all():
+        return False
+    unit = float(ml_dtypes.finfo(dtype).eps)
+    slices = [tuple(j for j in range(exact.ndim) if j != i) for i in range(exact.ndim)]
+    return all(
+        (error.max(axis=s, initial=0) <= unit * np.abs(exact).max(axis=s, initial=0)).all() for s in slices or [()]
+    )
 
 
 def _renamed(model: Model, names: dict[Node, str]) -> Model:
