@@ -256,7 +256,7 @@ class _Writer:
             domain,
             op_type,
             list(inputs),
-            [ir.convenience.convert_attribute(k, v) for k, v in attrs.items()],
+            [ir.convenience.convert_attribute(k, v, _numbers(v)) for k, v in attrs.items()],
             outputs=outputs,
             name=origin.name or f"{op_type}_{names[0]}",
             doc_string=origin.doc,
@@ -410,6 +410,12 @@ class _Writer:
 def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     outputs = (o for node in graph for o in node.outputs if o.name)
     return {str(v.name): v for v in (*graph.inputs, *graph.initializers.values(), *outputs)}
+
+
+def _numbers(value: Any) -> ir.AttributeType | None:
+    """The type of several integers, which is told apart from all others only after slow questions (is it a graph?)."""
+    several = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
+    return ir.AttributeType.INTS if several else None
 
 
 def _onnx_attribute(value: Any) -> Any:
