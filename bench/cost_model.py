@@ -38,11 +38,12 @@ from taso_mirage.optimize import measure  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.available import Available  # noqa: E402
 from taso_mirage.optimize.cache import CostCache  # noqa: E402
-from taso_mirage.optimize.cost import Cost, Measured, Setting, _Running, concrete  # noqa: E402
+from taso_mirage.optimize.cost import Cost, Measured  # noqa: E402
 from taso_mirage.optimize.partition import parts  # noqa: E402
 from taso_mirage.optimize.passes import Context, for_search, simplify, stages  # noqa: E402
 from taso_mirage.optimize.pipeline import Config, representative, rules  # noqa: E402
 from taso_mirage.optimize.search import State, directions, rewrites  # noqa: E402
+from taso_mirage.optimize.settings import Running, Setting, concrete  # noqa: E402
 from taso_mirage.optimize.target import CPU  # noqa: E402
 
 SMALL = ("mini_transformer", "bert", "llama", "vit", "resnet50", "resnext50", "inception_v3", "nasnet_a")
@@ -134,7 +135,7 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
             break
         states = variants(graph.outputs, every, large, context, options.variants, rng)
         try:
-            contents = [serialize(concrete(s, _Running(), context)) for s, _ in states]
+            contents = [serialize(concrete(s, Running(), context)) for s, _ in states]
             first, second = (measure.in_turn(contents, CPU, TURNS * len(states)) for _ in range(2))
         except (TasoMirageError, LookupError, TypeError, ValueError) as error:
             print(f"{name}: part {number} is left out: {error}", file=sys.stderr)

@@ -273,6 +273,27 @@ average_pool.laws(f"""
         == conv(x, expand(div(1, 4), shape=(dim(x, 1), 1, 2, 2)), strides=s, pads=p, dilations=d, group=dim(x, 1)) \
         where max(p) == 0 or c == 1
 
+    # a kernel of one pixel before or after: the fewer channels are pooled, the better
+    conv(average_pool(x, **a), w, strides=(1, 1), pads=(0, 0, 0, 0), **b) \
+        == average_pool(conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), **b), **a) \
+        where shape(w)[2:] == (1, 1)
+    given x: (n, 2*c, h, k), w: (2*o, c, 1, 1) \
+        | a: {{kernel: (3, 3), strides: (1, 1), pads: (1, 1, 1, 1), dilations: (1, 1), count_include_pad: 0, extra: (0, 0)}}, \
+        b: {{dilations: (1, 1), group: 2}}
+    conv(average_pool(x, pads=p, count_include_pad=c, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) \
+        == average_pool(conv(x, w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b), pads=p, count_include_pad=c, **a) \
+        where shape(w)[2:] == (1, 1) and (max(p) == 0 or c == 0)
+    given x: (n, 2*c, h, k), w: (2*o, c, 1, 1), d: (2*o) \
+        | p: (1, 1, 0, 1), c: 0, a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
+        b: {{dilations: (1, 1), group: 2}}
+    conv(average_pool(x, pads=p, count_include_pad=1, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) \
+        == add(average_pool(conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), **b), pads=p, count_include_pad=1, **a), \
+            reshape(d, shape=(dim(d, 0), 1, 1))) \
+        where shape(w)[2:] == (1, 1) and max(p) > 0
+    given x: (n, 2*c, h, k), w: (2*o, c, 1, 1), d: (2*o) \
+        | p: (1, 1, 0, 1), a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
+        b: {{dilations: (1, 1), group: 2}}
+
     # the part of each window that is in the image does not hang on the image; the sum itself could overflow in half precision
     average_pool(x, kernel=k, strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) \
         == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \

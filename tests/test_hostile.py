@@ -26,11 +26,12 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, interpret, term
 from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.cost import Cost, Roofline, Setting
+from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, merge, simplify
 from taso_mirage.optimize.saturate import saturate_part
 from taso_mirage.optimize.search import Budget, State, directions, rewrites, search_part
 from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws
 from taso_mirage.verify.fuzz import ILLEGAL, typings

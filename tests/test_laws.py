@@ -89,6 +89,10 @@ WRONG = [
     "average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) == "
     "conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))",
     "average_pool(x, count_include_pad=0, **a) == average_pool(x, count_include_pad=1, **a)",
+    # a bias is not averaged with padding; a kernel of more than one pixel sees what the pool mixed
+    "conv(average_pool(x, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) == "
+    "average_pool(conv(x, w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b), **a) where shape(w)[2:] == (1, 1)",
+    "conv(average_pool(x, **a), w, strides=(1, 1), **b) == average_pool(conv(x, w, strides=(1, 1), **b), **a)",
     # a scale reaches the bias too, a shift is not scaled, and both are the channels'
     "mul(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, mul(s, reshape(c, shape=(dim(s, 0),))), t, m, v, **a) "
     "where shape(c) == (dim(s, 0),) + (1,) * (rank(x) - 2)",

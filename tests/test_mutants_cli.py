@@ -30,6 +30,7 @@ from taso_mirage.optimize import ranking
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.ranking import Ranked, costed, proved, ranked
+from taso_mirage.partial import candidates
 from taso_mirage.partial.agreement import Region
 from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.partial.parts import part, parts
@@ -214,7 +215,7 @@ def test_what_agrees_nowhere_has_no_correction(tmp_path: Path) -> None:
 
 
 def test_a_wrong_correction_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "correct", lambda original, mutant, agreement, joined: mutant)
+    monkeypatch.setattr(candidates, "correct", lambda original, mutant, agreement, joined: mutant)
     text = "\n".join(lines(model, *SIDES, "first", "--limit", 20))
     assert "WRONG, not to be used: output 0 differs from the original's at " in text
     row = next(m for m in data(model, *SIDES, "first", "--limit", 20)["mutants"] if m["right"] < 1)

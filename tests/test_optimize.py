@@ -100,6 +100,36 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
     assert [found[graphs[n]].after for n in "abc"] == [9.0, 9.0, 7.0]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "asked", "kept"),
+    [
+        ([[1.2]], 1, True),
+        ([[1.0]], 1, False),
+        ([[1.3, 1.3, 0.9]], 2, True),  # and the second look, in new sessions, is as good
+        ([[1.3, 1.3, 0.9], [1.0]], 2, False),
+        ([[1.3, 1.3, 0.9], [1.3, 0.9, 0.9]], 2, False),
+    ],
+)
+def test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
+) -> None:
+    """Each list is how many times as fast the candidates are in the rounds of one measurement; the last one stays."""
+    seen: list[Session] = []
+
+    def clock(sessions: list[Session], *_: object) -> list[list[float]]:
+        gains = rounds[min(len(seen), len(rounds) - 1)] * 12
+        seen.append(sessions[0])
+        return [[1.0] * len(gains), *([1 / g for g in gains] for _ in sessions[1:])]
+
+    a = x(8, 8)
+    slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
+    monkeypatch.setattr(runtime, "interleaved", clock)
+    result = optimize(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1))
+    assert (len(seen), result.changed) == (asked, kept)
+    assert len({id(s) for s in seen}) == asked
+    assert result.changed or pipeline.KEPT in result.notes[-1]
+
+
 # ---------------------------------------------------------------- passes
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure, Edge
-from taso_mirage.kernels.labels import tensors
+from taso_mirage.kernels.roles import tensors
 from taso_mirage.kernels.safe import Safe, Stabiliser
 from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir import ABSENT, Node, Tensor, is_float, topological
-from taso_mirage.kernels.labels import Axes, Labelled, applied
+from taso_mirage.kernels.labels import Axes, Labelled
+from taso_mirage.kernels.roles import applied
 from taso_mirage.kernels.sketch import Sketch
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree

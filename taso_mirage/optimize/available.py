@@ -11,9 +11,10 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.ops import get
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.cost import FREE, UNMEASURABLE, Setting, alone, description
+from taso_mirage.optimize.cost import FREE, UNMEASURABLE
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.settings import Setting, alone, description
 
 
 class Available:

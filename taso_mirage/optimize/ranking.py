@@ -10,7 +10,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.partial.agreement import Agreement, agreement
-from taso_mirage.partial.correct import correct
+from taso_mirage.partial.candidates import corrections
 from taso_mirage.partial.families import Mutant
 from taso_mirage.partial.pieces import merged
 from taso_mirage.partial.whole import Evidence, verified
@@ -67,12 +67,12 @@ def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
     made = Ranked(mutant, cost(mutant.graph.outputs))
     try:
         made = replace(made, agreement=(found := agreement(original, mutant.graph)))
-        ways = {joined: correct(original, mutant.graph, found, joined) for joined in (False, True)}
+        ways = corrections(original, mutant, found)
     except Unsupported as error:
         return replace(made, refused=Refused(str(error)))
-    costs = {joined: cost(graph.outputs) for joined, graph in ways.items()}
-    best = costs[True] < costs[False]
-    return replace(made, corrected=ways[best], cost=costs[best], joined=best)
+    costs = [cost(way.corrected.outputs) for way in ways]
+    best = ways[costs.index(min(costs))]
+    return replace(made, corrected=best.corrected, cost=min(costs), joined=best.joined)
 
 
 def ranked(found: Sequence[Ranked]) -> list[Ranked]:

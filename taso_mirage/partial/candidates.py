@@ -24,18 +24,18 @@ class Candidate:
 
 
 def candidates(original: Graph, depth: int = 1) -> Iterator[Candidate | Refused]:
-    """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified.
-
-    Where the corrections can be joined, both ways are given, for the one that costs less.
-    """
+    """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
     for mutant in mutants(original, depth):
         try:
-            found = agreement(original, mutant.graph)
-            apart = correct(original, mutant.graph, found, joined=False)
+            yield from corrections(original, mutant, agreement(original, mutant.graph))
         except Unsupported as error:
             yield Refused(f"{', then '.join(mutant.families)}: {error}")
-            continue
-        yield Candidate(mutant, found, apart, False)
-        together = correct(original, mutant.graph, found, joined=True)
-        if together.outputs != apart.outputs and not found.total:
-            yield Candidate(mutant, found, together, True)
+
+
+def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[Candidate]:
+    """A mutant made whole; where its corrections can be joined, both ways, for the one that costs less. Raises Unsupported."""
+    apart, together = (correct(original, mutant.graph, found, joined) for joined in (False, True))
+    ways = [Candidate(mutant, found, apart, False)]
+    if together.outputs != apart.outputs and not found.total:
+        ways.append(Candidate(mutant, found, together, True))
+    return ways
