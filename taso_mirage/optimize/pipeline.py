@@ -275,7 +275,7 @@ class _Job:
     def _confirmed(self, candidate: Candidate) -> Timing:
         """The original and one candidate anew, in other sessions: the best of several is so by luck, too, and a session's luck lasts."""
         original = runtime.opened(self.model, self.target, source=True)
-        return self._timed([original, runtime.opened(candidate.model, candidate.target)], self.config.seconds / 2)[0]
+        return self._timed([original, runtime.opened(candidate.model, candidate.target)], self.config.seconds)[0]
 
     def _timed(self, sessions: Sequence[Session], seconds: float) -> list[Timing]:
         """The first against each of the others, over all workloads."""
