@@ -21,7 +21,7 @@ from taso_mirage.cli import app
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir import Node, Tensor, constant, variable
 from taso_mirage.ops import term
-from taso_mirage.optimize import measure
+from taso_mirage.optimize import measure, settings
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.cost import Cost, Measured, Roofline, Weighted
 from taso_mirage.optimize.explanations import explained
@@ -192,6 +192,16 @@ def test_states_that_cannot_be_run_leave_the_first() -> None:
 
 
 # ---------------------------------------------------------------- somewhere else
+
+
+@pytest.mark.parametrize(("rows", "distinct"), [(8, 8 * 64), (2048, settings.DRAWN)])
+def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> None:
+    built = settings.alone(Setting(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
+    (weight,) = built.weights.values()
+    values = weight.numpy()
+    assert (values.shape, values.dtype) == ((rows, 64), np.float32)
+    assert distinct * 0.9 < len(np.unique(values)) <= distinct
+    assert np.abs(values).max() < 10
 
 
 def test_every_measurement_goes_through_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:

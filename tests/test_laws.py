@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taso_mirage.equation import Equation, NoMatch, apply, match
+from taso_mirage.equation import Equation, NoMatch, Rules, apply, match
 from taso_mirage.ir import Tensor, constant, topological, users, variable, weight
 from taso_mirage.library import parse_attributes, parse_given
 from taso_mirage.ops import get, term
@@ -89,9 +89,7 @@ WRONG = [
     "average_pool(x, kernel=(3, 3), strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) == "
     "conv(x, expand(div(1, 9), shape=(dim(x, 1), 1, 3, 3)), strides=s, pads=p, dilations=d, group=dim(x, 1))",
     "average_pool(x, count_include_pad=0, **a) == average_pool(x, count_include_pad=1, **a)",
-    # a bias is not averaged with padding; a kernel of more than one pixel sees what the pool mixed
-    "conv(average_pool(x, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) == "
-    "average_pool(conv(x, w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b), **a) where shape(w)[2:] == (1, 1)",
+    # a kernel of more than one pixel sees what the pool mixed
     "conv(average_pool(x, **a), w, strides=(1, 1), **b) == average_pool(conv(x, w, strides=(1, 1), **b), **a)",
     # a scale reaches the bias too, a shift is not scaled, and both are the channels'
     "mul(batch_norm(x, s, t, m, v, **a), c) == batch_norm(x, mul(s, reshape(c, shape=(dim(s, 0),))), t, m, v, **a) "
@@ -132,6 +130,35 @@ def test_wrong_law_is_refuted_with_a_counterexample(text: str) -> None:
     found = fuzz(parse_equation(text), wanted=200, tries=4000)
     assert found.counterexample is not None
     assert "against" in found.counterexample
+
+
+@pytest.mark.parametrize(
+    ("included", "pads", "allowed"), [(1, (1, 1, 1, 1), False), (0, (1, 1, 1, 1), True), (1, (0, 0, 0, 0), True)]
+)
+def test_a_bias_is_averaged_only_where_no_padding_is(included: int, pads: tuple[int, ...], allowed: bool) -> None:
+    image, kernel, bias = (
+        variable(n, Tensor("float32", s)) for n, s in (("x", (1, 2, 4, 4)), ("w", (3, 2, 1, 1)), ("b", (3,)))
+    )
+    window = {
+        "kernel": (3, 3),
+        "strides": (1, 1),
+        "dilations": (1, 1),
+        "extra": (0, 0),
+        "pads": pads,
+        "count_include_pad": included,
+    }
+    pixel = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+    law = parse_equation(
+        "conv(average_pool(x, pads=p, count_include_pad=c, **a), w, d, **b) == "
+        "average_pool(conv(x, w, d, **b), pads=p, count_include_pad=c, **a)"
+    )
+    before = term("conv", term("average_pool", image, **window), kernel, bias, **pixel)
+    found = match(law, before)
+    assert found
+    verdict = fingerprint((before,), apply(law, found))
+    assert isinstance(verdict, Agreed if allowed else Refuted)
+    swapped = [a for a in Rules(laws()).applications(before) if a.results[0].op == "average_pool"]
+    assert bool(swapped) == allowed
 
 
 def test_relu_of_a_relu_matches_with_reasons() -> None:
