@@ -38,6 +38,8 @@ from taso_mirage.text import laws
 KEPT = "the original's graph is kept"
 """How a note ends that says why nothing was changed."""
 FALLEN_BACK = "the steps before the first bad one"
+LOOKS = 3
+"""A gain that may be chance is measured so often, at most."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is kept."""
 
@@ -260,7 +262,7 @@ class _Job:
                 self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
         if not alive:
             return None, None
-        timings = self._timed(sessions, self.config.seconds)
+        timings = self._compared(self._times(sessions, self.config.seconds))
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         timing = timings[best]
         sessions.clear()
@@ -273,16 +275,31 @@ class _Job:
         return alive[best], timing
 
     def _confirmed(self, candidate: Candidate) -> Timing:
-        """The original and one candidate anew, in other sessions: the best of several is so by luck, too, and a session's luck lasts."""
-        original = runtime.opened(self.model, self.target, source=True)
-        return self._timed([original, runtime.opened(candidate.model, candidate.target)], self.config.seconds)[0]
+        """The original and one candidate anew, in other sessions: the best of several is so by luck, too, and a session's luck lasts. On a
+        busy machine it takes several looks until a gain is told from chance."""
+        sessions = [
+            runtime.opened(self.model, self.target, source=True),
+            runtime.opened(candidate.model, candidate.target),
+        ]
+        times = self._times(sessions, self.config.seconds)
+        (timing,) = self._compared(times)
+        for _ in range(LOOKS - 1):
+            if timing.certain or timing.ratio < KEEP_BELOW or timing.wins < 0.5:
+                break
+            for known, more in zip(times, self._times(sessions, self.config.seconds), strict=True):
+                for rounds, each in zip(known, more, strict=True):
+                    rounds += each
+            (timing,) = self._compared(times)
+        return timing
 
-    def _timed(self, sessions: Sequence[Session], seconds: float) -> list[Timing]:
-        """The first against each of the others, over all workloads."""
-        shares = [share for _, share in self.workloads]
-        times = [runtime.interleaved(sessions, inputs, seconds / len(self.workloads)) for inputs in self.feeds]
+    def _times(self, sessions: Sequence[Session], seconds: float) -> list[list[list[float]]]:
+        """Of each workload the times of every session."""
+        return [runtime.interleaved(sessions, inputs, seconds / len(self.workloads)) for inputs in self.feeds]
+
+    def _compared(self, times: list[list[list[float]]]) -> list[Timing]:
+        """The first session against each of the others, over all workloads."""
         first, *others = zip(*times, strict=True)
-        return [compared(first, other, shares) for other in others]
+        return [compared(first, other, [share for _, share in self.workloads]) for other in others]
 
     def _inputs(self, sizes: dict[str, int]) -> Arrays:
         """The user's first inputs of these sizes, or random ones."""
