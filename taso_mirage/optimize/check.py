@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,18 +102,19 @@ def cases(
     types for which no random value can be made must be given.
     """
     exact, taken = Reference(model), list(_taken(model, session, base, given, others))
+    witness = cache(lambda: opened(model, CPU, source=True))
     with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
         references = pool.map(exact, [inputs for _, inputs, _ in taken])
         for (name, inputs, outputs), reference in zip(taken, references, strict=True):
-            yield _witnessed(model, session.target, Case(name, inputs, outputs, reference))
+            yield _witnessed(witness, session.target, Case(name, inputs, outputs, reference))
 
 
-def _witnessed(model: Model, target: Target, case: Case) -> Case:
-    """The case; with the outputs of the CPU provider, if these are near the reference and a GPU's are not."""
+def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
+    """The case; with the outputs of the original on the CPU provider, if these are near the reference and a GPU's are not."""
     if not target.gpu or _plausible(case):
         return case
     try:
-        there = opened(model, CPU, source=True).run(case.inputs)
+        there = witness().run(case.inputs)
     except TasoMirageError:
         return case
     name = f"{case.name} (by the CPU provider: {target.provider} is off here with the original itself)"

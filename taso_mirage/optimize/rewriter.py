@@ -50,9 +50,11 @@ class Rewriter:
         self.model, self.target, self.equations, self.weights = model, target, equations, weights
         opsets = {"com.microsoft": 1, **model.opsets}
         (sizes, share), *rest = workloads
-        asked = Context(opsets, sizes, target=target, weights=self.weights)
+        asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
+        # parts are searched with names of their own for weights; the passes see the model's, whose values are known
+        self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
         self.stages = stages(equations)
@@ -107,10 +109,10 @@ class Rewriter:
         for stage in rules:
             model, halved = split_halves(model, self.weights)
             self.weights.update(model.weights)
-            outputs, steps = simplify(model.graph.outputs, stage, self.context)
+            outputs, steps = simplify(model.graph.outputs, stage, self.known)
             taken += [*halved, *steps]
             for _ in range(MERGES):
-                outputs, merged = merge(outputs, joint(stage), self.context)
+                outputs, merged = merge(outputs, joint(stage), self.known)
                 taken += merged
             model, folded = self._fold(model, outputs)
             taken += folded
