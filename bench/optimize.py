@@ -1,12 +1,13 @@
 """Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU provider at ORT_ENABLE_ALL.
 
-    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--budget 60] [--again 30]
+    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--budget 60] [--again 30] [--kernels search]
 
 Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of models that are not named
 stay). A model is read from DIR/NAME.onnx
 where that exists, else built (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
 `optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the check; a wrong one has no time.
-All sessions run in turn in one process.
+All sessions run in turn in one process. Ours is what `taso-mirage optimize` gives: with kernels where the model is faster so; what
+substitutions alone give is timed beside it. Kernels that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
-from taso_mirage import __version__  # noqa: E402
+from taso_mirage import __version__, fuse, register  # noqa: E402
 from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.check import Case, cases, compare  # noqa: E402
 from taso_mirage.optimize.pipeline import Config, Result, optimize, representative  # noqa: E402
+from taso_mirage.runtime.embed import DOMAIN  # noqa: E402
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("bert", {}),
@@ -60,7 +62,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Our names, and the builders behind them with their options."""
 SEQUENCE = {False: 128, True: 16}
 """Tokens at which a dynamic model is timed, by whether it is small: those of the static one."""
-ALONE = "onnxruntime"
+ALONE, OURS, PLAIN = "onnxruntime", "ours", "substitutions"
 RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
 PEER_CASES = 2
 """Input sets on which a peer's result is checked: float64 evaluations of a large model take their time."""
@@ -135,14 +137,19 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
     config = Config(budget=options.budget, shapes=(({k: sizes[k] for k in model.symbols()}, 1.0),))
     model = replace(model, sizes=representative(model, config))
-    result, searches = searched(model, config, options.again)
+    plain, searches = searched(model, config, options.again)
+    result = fuse.fused(plain, replace(config, budget=options.kernel_budget), options.kernels)
     notes: list[str] = list(result.notes)
     sessions = {ALONE: runtime.Session(content)}
     prepared = list(islice(cases(model, sessions[ALONE], model.sizes), PEER_CASES))
     sessions |= peers(content, model, prepared, notes)
     ours = serialize(result.model, source=not result.changed)
-    if result.changed:  # the original's graph timed against itself would show noise as a gain or a loss
-        sessions["ours"] = runtime.Session(ours)
+    for name, each in (
+        (PLAIN, plain),
+        (OURS, result),
+    ):  # the original timed against itself would show noise as a gain or a loss
+        if each.changed and (name == PLAIN or result.model is not plain.model):
+            sessions[name] = runtime.opened(each.model)
     inputs = random_inputs(model, 0)
     times = dict(
         zip(
@@ -160,6 +167,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "nodes": [result.terms_before, result.terms_after],
         "equations": sum(result.equations.values()),
         **searches,
+        "kernels": sum(n.op == "opaque" and DOMAIN in str(n.attr("call")) for n in result.model.nodes()),
         "stages": {k: round(v, 2) for k, v in result.seconds.items()},
         "checked": sum(d.passed for d in result.differences),
         "operators": shares(ours, inputs),
@@ -184,15 +192,16 @@ def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[s
 def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
     """Lower quartiles and medians in microseconds, and the ratios: over ONNX Runtime alone, and over the best peer."""
     quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in times.items()} for q in (25, 50))
-    own = "ours" if "ours" in times else ALONE
+    own = next(k for k in (OURS, PLAIN, ALONE) if k in times)
     rounds = np.asarray(times[ALONE]) / np.asarray(times[own])
     low, high = (float(v) for v in np.percentile(rounds, (25, 75)))
-    others = [k for k in times if k != "ours"]
+    others = [k for k in times if k not in (OURS, PLAIN)]
     best = min(others, key=lambda k: quiet[k])
     return {
         "ours": quiet[own],
+        PLAIN: quiet[PLAIN if PLAIN in times else ALONE],
         "baselines": {k: quiet[k] for k in others},
-        "medians": {"ours": median[own], **{k: median[k] for k in others}},
+        "medians": {OURS: median[own], **{k: median[k] for k in others}},
         "ratio": round(quiet[ALONE] / quiet[own], 4),
         "median_ratio": round(median[ALONE] / median[own], 4),
         "quartiles": [round(low, 4), round(high, 4)],
@@ -211,6 +220,7 @@ def shares(content: bytes, inputs: runtime.Arrays) -> dict[str, float]:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.enable_profiling = True
+    register(settings, content)
     with tempfile.TemporaryDirectory() as folder:
         settings.profile_file_prefix = str(Path(folder) / "profile")
         session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
@@ -255,7 +265,7 @@ def versions() -> dict[str, str]:
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a file have in common."""
-    chosen = {k: getattr(options, k) for k in ("small", "seconds", "budget", "again")}
+    chosen = {k: getattr(options, k) for k in ("small", "seconds", "budget", "again", "kernels", "kernel_budget")}
     return {"bench": "optimize", "device": runtime.device(), "unit": "us", "versions": versions(), "options": chosen}
 
 
@@ -283,6 +293,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=60.0, help="search of each model, with an empty cost cache")
     parser.add_argument("--again", type=float, default=30.0, help="the second search, with the costs of the first")
+    parser.add_argument("--kernels", choices=fuse.MODES, default="search")
+    parser.add_argument("--kernel-budget", type=float, default=60.0, help="search of each model's kernels")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "optimize-cpu2.json")
     options = parser.parse_args()
     if unknown := set(options.names) - set(MODELS):

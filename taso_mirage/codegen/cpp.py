@@ -8,6 +8,12 @@ Inputs and outputs are the graph's, dense, row by row; they do not overlap. `par
 for every i below count, in any order, on any threads, and returns when all have returned; `pool` is handed through (an
 OrtKernelContext, say). Where it is null the blocks run in a loop. Kernels keep no state between calls.
 
+A muGraph with a convolution has more, for what is computed from its weights, once, and read in every run: it lies behind the graph's
+inputs, at `inputs[count of inputs]`, aligned to 64.
+
+    extern "C" const size_t NAME_prepared[];                           // its bytes, and which input the weights are
+    extern "C" void NAME_prepare(const void* weights, void* prepared);
+
 Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its graphs declare).
 """
 
@@ -32,6 +38,7 @@ from taso_mirage.codegen.cpu.values import (
     Value,
     contiguous,
 )
+from taso_mirage.codegen.cpu.winograd import OP, Convolution, header
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
 from taso_mirage.mugraph import overlaps
@@ -56,7 +63,8 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
             raise InvalidOption(f"{name!r} is no name of a C function")
         made.append(Program(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
-    return "\n".join([heads + NOTE, vector_header(), *_tables(lazy), *made])
+    convolutions = [header()] if any(node.op == OP for graph in graphs.values() for node in graph) else []
+    return "\n".join([heads + NOTE, vector_header(), *convolutions, *_tables(lazy), *made])
 
 
 @dataclass
@@ -70,13 +78,17 @@ class Program:
     scratch: int = 0
     functions: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    prepared: tuple[str, int] | None = None
+    """The class of a convolution, and the input that is its weights."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:
-            if node.op not in ("input", "item", "constant") and node is not ABSENT:
+            if node.op == OP:
+                self._convolution(node)
+            elif node.op not in ("input", "item", "constant") and node is not ABSENT:
                 self._kernel(node)
         for i, output in enumerate(self.graph.outputs):
             self._delivered(i, output)
@@ -102,6 +114,23 @@ class Program:
             f"run({function}, {blocks}, {tensors}, parallel_for, pool);",
         ]
 
+    def _convolution(self, node: Node) -> None:
+        """Its blocks are those of the class that `winograd.h` has for it."""
+        if node.args[1] not in self.graph.inputs or self.prepared is not None:
+            raise Unsupported("a muGraph with two convolutions, or one with weights that are no input")
+        made = Convolution(node, f"{self.name}_{len(self.functions)}")
+        self.functions.append(made.instance)
+        self.prepared = made.name, self.graph.inputs.index(node.args[1])
+        self.places[node, 0] = self._place(node, 0, node.tensor)
+        read = [None if arg is None else self.places[_source(arg)][0] for arg in (node.args[0], *made.operands)]
+        read.insert(1, f"inputs[{len(self.graph.inputs)}]")
+        pointers = ", ".join("nullptr" if each is None else f"const_cast<void*>({each})" for each in read)
+        tensors = f"tensors_{len(self.functions) - 1}"
+        self.calls += [
+            f"void* {tensors}[] = {{{pointers}, {self.places[node, 0][0]}}};",
+            f"run({made.name}::block, {made.name}::BLOCKS, {tensors}, parallel_for, pool);",
+        ]
+
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:
         """An output of the graph, else room in the scratch memory, where floats are fp32."""
         for i, output in enumerate(self.graph.outputs):
@@ -125,6 +154,12 @@ class Program:
         yield f'extern "C" void {self.name}(const void** inputs, void** outputs, void* scratch, parallel_for_t parallel_for, void* pool) {{'
         yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
         yield "}"
+        if self.prepared is not None:
+            yield from self._preparing(*self.prepared)
+
+    def _preparing(self, made: str, place: int) -> Iterator[str]:
+        yield f'extern "C" const size_t {self.name}_prepared[] = {{{made}::PREPARED, {place}}};'
+        yield f'extern "C" void {self.name}_prepare(const void* weights, void* prepared) {{ {made}::prepare(weights, prepared); }}'
 
 
 def _source(node: Node) -> tuple[Node, int]:

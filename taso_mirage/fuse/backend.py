@@ -33,6 +33,10 @@ class Backend(Protocol):
         """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model asks its sizes which operators run."""
 
     @property
+    def convolutions(self) -> bool:
+        """Whether there are kernels for convolutions (`kernels.convolutions`)."""
+
+    @property
     def searching(self) -> int:
         """How many processes may search while `fastest` measures; none where they would be in its way."""
 

@@ -25,6 +25,7 @@ class Cpu:
 
     device: Device = CPU
     batched = False
+    convolutions = True
     searching = 0
     lanes = 1
 

@@ -45,13 +45,15 @@ class Kind:
     batch: Batch | None = None
 
 
-def kinds(model: Model, sizes: Sizes, lanes: int, batched: bool) -> tuple[dict[Kind, list[Spot]], set[str]]:
+def kinds(
+    model: Model, sizes: Sizes, lanes: int, batched: bool, convolutions: bool = False
+) -> tuple[dict[Kind, list[Spot]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. With `batched` one with free dims runs at
     all sizes or is left out. Without, every free dim is at its size."""
     found: dict[Kind, list[Spot]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes, batched).items():
+    for whole, spots in fragments(model, sizes, lanes, batched, convolutions).items():
         for spot in spots:
             seen = _free([*spot.inputs, *spot.outputs])
             hidden = _free(_members(spot)) - seen

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from math import prod
 
 from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, users, variable
+from taso_mirage.kernels.convolutions import followed, is_convolution
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.lanes import groups
 from taso_mirage.meanings.work import size, sized, work
@@ -72,12 +74,17 @@ class Spot:
     names: tuple[str, ...]
 
 
-def fragments(model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False) -> dict[Graph, list[Spot]]:
+def fragments(
+    model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False, convolutions: bool = False
+) -> dict[Graph, list[Spot]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places. With `batched` a
-    linear layer of a free number of rows is in none: it may get many."""
+    linear layer of a free number of rows is in none: it may get many. With `convolutions` those that have kernels are regions too."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched)
+    if convolutions:
+        growing.convolve()
     found: dict[Graph, list[Spot]] = {}
-    for members in sorted(growing.run(), key=lambda m: growing.position[m[0]]):
+    growing.run()
+    for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
         graph, leaves = canonical(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
@@ -136,6 +143,7 @@ class _Growing:
         self.position = {node: i for i, node in enumerate(self.order)}
         self.users = users(self.order)
         self.region: dict[Node, list[Node]] = {}
+        self.found: list[list[Node]] = []
         self.rank = self.position
         self.labels: dict[Graph, Labelled | None] = {}
         self.items = {n: tuple([u for u in self.users.get(n, ()) if u.op == ITEM]) for n in self.order}
@@ -145,18 +153,28 @@ class _Growing:
             if kind is not None:
                 self.kinds[node] = kind
 
-    def run(self) -> list[list[Node]]:
-        """All regions."""
-        found = []
+    def convolve(self) -> None:
+        """The convolutions that there are kernels for, each with what follows."""
+        for node in self.order:
+            if is_convolution(node):
+                members = followed(node, lambda n: self.users.get(n, ()), self.wanted.__contains__)
+                members = list(takewhile(lambda n: n not in self.region, members))
+                if self._convex(set(members)):
+                    self._take(members[::-1])
+
+    def run(self) -> None:
+        """All other regions."""
         for kinds in ({_Kind.PRODUCT, _Kind.LINEAR}, {_Kind.FOLD}, {_Kind.CHAIN}):
             for node in self.order:
                 if self.kinds.get(node) in kinds and node not in self.region:
                     members = self._grown(node)
                     if self._accepted(members) and self._worth(members):
-                        found.append(members)
-                        self.region |= dict.fromkeys(members, members)
-                        self.rank = self._ranked()
-        return found
+                        self._take(members)
+
+    def _take(self, members: list[Node]) -> None:
+        self.found.append(members)
+        self.region |= dict.fromkeys(members, members)
+        self.rank = self._ranked()
 
     def _worth(self, members: Sequence[Node]) -> bool:
         """Whether more than one value is computed; or, on a GPU, a product with a weight for few rows, which libraries are slow at."""

@@ -70,7 +70,8 @@ class Result:
     """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed.
 
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `cases` are the
-    check's, with their float64 references, for a later stage that checks again.
+    check's, with their float64 references, for a later stage that checks again; `normal` is the original after the passes, if they change
+    it, whether or not that is faster.
     """
 
     original: Model
@@ -92,6 +93,20 @@ class Result:
     target: Target = CPU
     mutations: Mutations = NONE
     cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
+    normal: Candidate | None = field(default=None, repr=False, compare=False)
+
+    def of(self, chosen: Candidate) -> Result:
+        """The same with another candidate in place of the original's graph."""
+        return replace(
+            self,
+            model=chosen.model,
+            steps=chosen.steps,
+            changed=True,
+            terms_after=len(work_terms(chosen.model.nodes())),
+            cost_after=chosen.cost,
+            equations=dict(Counter(e for s in chosen.steps for e in s.equations).most_common()),
+            target=chosen.target,
+        )
 
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
@@ -154,6 +169,7 @@ class _Job:
         self.statistics = Statistics()
         self.mutations = NONE
         self.prepared: list[Case] = []
+        self.normal: Candidate | None = None
 
     def _rewriter(self, target: Target) -> Rewriter:
         cache = self.cache if self.config.measure else None
@@ -197,6 +213,7 @@ class _Job:
         budget = Budget(self.config.budget, alpha=self.config.alpha)
         self.rewriter.term.measure_until(budget.start + budget.seconds)
         normal, steps, passed = self.rewriter.passes()
+        self.normal = passed if passed.model.graph != self.model.graph else None
         others = [self._rewriter(target) for target in self._variants()]
         found = [passed]
         for target in self._variants():
@@ -363,30 +380,30 @@ class _Job:
     # ------------------------------------------------------------ result
 
     def _result(self, chosen: Candidate | None, timing: Timing | None, differences: tuple[Difference, ...]) -> Result:
-        model = self.model if chosen is None else chosen.model
-        steps = () if chosen is None else chosen.steps
-        before = self.cost(self.model.graph.outputs)
-        return Result(
+        before, terms = self.cost(self.model.graph.outputs), len(work_terms(self.model.nodes()))
+        kept = Result(
             original=self.model,
-            model=model,
-            steps=steps,
+            model=self.model,
+            steps=(),
             weights=self.weights,
-            changed=chosen is not None,
-            terms_before=len(work_terms(self.model.nodes())),
-            terms_after=len(work_terms(model.nodes())),
+            changed=False,
+            terms_before=terms,
+            terms_after=terms,
             cost_before=before,
-            cost_after=before if chosen is None else chosen.cost,
+            cost_after=before,
             timing=timing,
-            equations=dict(Counter(e for s in steps for e in s.equations).most_common()),
+            equations={},
             differences=differences,
             statistics=self.statistics,
             seconds=self.seconds,
             notes=tuple(self.notes),
             workloads=tuple(self.workloads),
-            target=self.target if chosen is None else chosen.target,
+            target=self.target,
             mutations=self.mutations,
             cases=tuple(self.prepared),
+            normal=self.normal,
         )
+        return kept if chosen is None else kept.of(chosen)
 
 
 def rules() -> tuple[Equation, ...]:

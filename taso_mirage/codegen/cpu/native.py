@@ -89,6 +89,10 @@ class Kernel:
         size = getattr(library, f"{self.name}_scratch")
         size.restype = ctypes.c_size_t
         self._scratch = empty_aligned((size(),), np.uint8)
+        self._prepare: Any = None
+        if hasattr(library, f"{self.name}_prepare"):
+            self._prepare = getattr(library, f"{self.name}_prepare")
+            self._prepared = tuple((ctypes.c_size_t * 2).in_dll(library, f"{self.name}_prepared"))
         self._parallel: Any = None
         self._pool: Any = None
         if self.threads > 1:
@@ -97,17 +101,30 @@ class Kernel:
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """The outputs for inputs of the graph's types."""
         outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
-        self.call(*self.pointers(inputs, outputs))
+        prepared = self.prepared(inputs)
+        self.call(*self.pointers(inputs, outputs, prepared))
         return outputs
 
-    def pointers(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> tuple[Any, Any]:
+    def prepared(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What a run reads besides the inputs: computed from those that are weights."""
+        if self._prepare is None:
+            return []
+        size, place = self._prepared
+        made = empty_aligned((size,), np.uint8)
+        self._prepare(ctypes.c_void_p(inputs[place].ctypes.data), ctypes.c_void_p(made.ctypes.data))
+        return [made]
+
+    def pointers(
+        self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], prepared: Sequence[NDArray[Any]] = ()
+    ) -> tuple[Any, Any]:
         """The arrays as the entry point takes them; they must be dense and stay alive."""
         found = []
         for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
             for array, term in zip(arrays, terms, strict=True):
                 if array.dtype.name != term.dtype or array.shape != term.shape or not array.flags.c_contiguous:
                     raise ValueError(f"an array {array.dtype}{array.shape} for {term.tensor}, or not in row order")
-            found.append((ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays]))
+            more = prepared if terms is self.graph.inputs else ()
+            found.append((ctypes.c_void_p * (len(arrays) + len(more)))(*[a.ctypes.data for a in (*arrays, *more)]))
         return found[0], found[1]
 
     def call(self, inputs: Any, outputs: Any) -> None:

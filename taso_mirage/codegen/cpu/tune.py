@@ -106,9 +106,12 @@ def _calls(kernels: Sequence[Kernel]) -> list[Callable[[], None]]:
 
 def _call(kernel: Kernel, inputs: Sequence[Sequence[NDArray[Any]]]) -> Callable[[], None]:
     outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
-    pointers = cycle([kernel.pointers(each, outputs) for each in inputs])
+    prepared = [kernel.prepared(inputs[0])]
+    copies = COLD // max(sum(array.nbytes for array in prepared[0]), 1)
+    prepared += [kernel.prepared(each) for each in inputs[1:copies]]
+    pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=False)])
 
-    def call(kept: object = (inputs, outputs)) -> None:  # pointers do not keep arrays
+    def call(kept: object = (inputs, outputs, prepared)) -> None:  # pointers do not keep arrays
         kernel.call(*next(pointers))
 
     return call

@@ -46,8 +46,8 @@ bool supported(const std::string& feature) {
 
 void check(const std::string& path, const std::string& features) {
   const size_t end = std::min(features.find(' '), features.size());
-  if (features.substr(0, end) != "1")
-    throw plan::Problem(path + " has kernels of version " + features.substr(0, end) + ", this library reads 1; build both with the same taso-mirage");
+  if (features.substr(0, end) != "2")
+    throw plan::Problem(path + " has kernels of version " + features.substr(0, end) + ", this library reads 2; build both with the same taso-mirage");
   for (size_t at = end + 1; at < features.size();) {
     const size_t stop = std::min(features.find(' ', at), features.size());
     const std::string feature = features.substr(at, stop - at);
@@ -80,7 +80,13 @@ Function find(const plan::Plan& plan) {
     const std::string wanted = static_cast<const char*>(types);
     if (wanted != plan.signature())
       throw plan::Problem("the compiled kernel " + plan.entry + " computes " + wanted + " the plan says " + plan.signature() + " it was changed");
-    return {reinterpret_cast<Entry>(entry), reinterpret_cast<size_t (*)()>(scratch)()};
+    Function found = {reinterpret_cast<Entry>(entry), reinterpret_cast<size_t (*)()>(scratch)(), nullptr, 0, 0};
+    const auto* prepared = static_cast<const size_t*>(dlsym(library, (plan.entry + "_prepared").c_str()));
+    found.prepare = reinterpret_cast<Prepare>(dlsym(library, (plan.entry + "_prepare").c_str()));
+    if ((prepared == nullptr) != (found.prepare == nullptr) || (prepared != nullptr && prepared[1] >= plan.inputs.size()))
+      throw plan::Problem("the compiled kernel " + plan.entry + " is damaged; optimize the model again");
+    if (prepared != nullptr) found.prepared = prepared[0], found.weights = prepared[1];
+    return found;
   }
   throw plan::Problem("the kernel " + plan.entry + " is not compiled; call taso_mirage.register(session_options, model), or load the model without"
                       " this library: it then runs by its functions");

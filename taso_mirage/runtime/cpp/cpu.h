@@ -13,9 +13,14 @@ using Entry = void (*)(const void**, void**, void*, Parallel, void*);
 // Open a library of compiled kernels. Problem where it is none, or was built for another machine or version.
 void open(const std::string& path);
 
+using Prepare = void (*)(const void*, void*);
+
+// `prepare`, if there is one, makes so many bytes of the input `weights`, which the entry reads behind the inputs.
 struct Function {
   Entry entry;
   size_t scratch;
+  Prepare prepare;
+  size_t prepared, weights;
 };
 
 // The compiled kernel that a plan names, in the libraries that were opened. Problem where none has it, or it has other types.

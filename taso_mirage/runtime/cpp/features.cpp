@@ -1,6 +1,6 @@
 // Linked into a library of compiled kernels: what the compiler was allowed to use, so that another machine refuses it instead of dying.
 extern "C" const char taso_mirage_features[] =
-    "1"
+    "2"
 #ifdef __x86_64__
     " x86-64"
 #endif

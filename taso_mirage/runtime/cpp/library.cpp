@@ -2,6 +2,7 @@
 // model needs a name for each kernel because the kernel's original computation is the model's own function of that name, which the runtime
 // takes where this library, or the device, is not there.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -82,10 +83,22 @@ struct Scratch {
   char* start = nullptr;
 };
 
+struct Freed {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<void, Freed>;
+
+Memory aligned(size_t bytes) {
+  Memory found(std::aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT));
+  if (found == nullptr) throw Problem("there are no " + std::to_string(bytes) + " bytes of memory for its weights");
+  return found;
+}
+
 struct Node {
   std::string who;
   Plan plan;
   cpu::Function function{};
+  Memory prepared;  // from weights that are the same in every run; else a run prepares its own
   const cuda::Loaded* loaded = nullptr;
   OrtAllocator* allocator = nullptr;
   std::vector<std::vector<int64_t>> shapes;  // of the outputs, where no size has a name
@@ -125,6 +138,21 @@ const cuda::Loaded* loaded(const std::string& text, const OrtKernelInfo* info) {
   return all.back()->loaded.get();
 }
 
+void bind(const Plan& plan, size_t i, const OrtValue* value, plan::Sizes& sizes);
+
+void prepare_weights(Node& node, const OrtKernelInfo* info) {
+  int constant = 0;
+  const OrtValue* value = nullptr;
+  succeed(api->KernelInfoGetConstantInput_tensor(info, node.function.weights, &constant, &value));
+  if (!constant || value == nullptr) return;
+  plan::Sizes sizes;
+  bind(node.plan, node.function.weights, value, sizes);
+  void* data = nullptr;
+  succeed(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  node.prepared = aligned(node.function.prepared);
+  node.function.prepare(data, node.prepared.get());
+}
+
 void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
   const std::string text = attribute(info, "plan");
   node.plan = plan::parse(text);
@@ -143,6 +171,7 @@ void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
     }
   } else {
     node.function = cpu::find(node.plan);
+    if (node.function.prepare != nullptr) prepare_weights(node, info);
   }
   if (node.plan.cuda ? !node.plan.scratch.empty() : node.function.scratch > 1)
     succeed(api->KernelInfoGetAllocator(info, ort::DEFAULT_MEMORY, &node.allocator));
@@ -230,6 +259,12 @@ void parallel(void (*block)(void*, size_t), size_t count, void* data, void* cont
 void run_cpu(const Node& node, OrtKernelContext* context, const void** inputs, void** outputs) {
   std::unique_ptr<Scratch> scratch;
   if (node.allocator != nullptr) scratch = std::make_unique<Scratch>(context, node.allocator, node.function.scratch, false);
+  Memory prepared;
+  if (node.function.prepare != nullptr && node.prepared == nullptr) {
+    prepared = aligned(node.function.prepared);
+    node.function.prepare(inputs[node.function.weights], prepared.get());
+  }
+  if (node.function.prepare != nullptr) inputs[node.plan.inputs.size()] = prepared ? prepared.get() : node.prepared.get();
   node.function.entry(inputs, outputs, scratch ? scratch->start : nullptr, parallel, context);
 }
 
@@ -253,7 +288,7 @@ void run_cuda(const Node& node, OrtKernelContext* context, const void** inputs, 
 ort::Status compute(void* kernel, OrtKernelContext* context) {
   const Node& node = *static_cast<const Node*>(kernel);
   return guarded(node.who, [&] {
-    const void* inputs[256];
+    const void* inputs[257];
     void* outputs[256];
     plan::Sizes sizes;
     inputs_of(node, context, inputs, sizes);

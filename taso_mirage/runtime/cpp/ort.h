@@ -111,6 +111,8 @@ struct Api {
   Status (*GetSessionConfigEntry)(const OrtSessionOptions*, const char*, char*, size_t*) =
       at<Status(const OrtSessionOptions*, const char*, char*, size_t*)>(238);
   Status (*KernelInfo_GetNodeName)(const OrtKernelInfo*, char*, size_t*) = at<Status(const OrtKernelInfo*, char*, size_t*)>(244);
+  Status (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo*, size_t, int*, const OrtValue**) =
+      at<Status(const OrtKernelInfo*, size_t, int*, const OrtValue**)>(249);
   Status (*ShapeInferContext_GetInputCount)(const OrtShapeInferContext*, size_t*) = at<Status(const OrtShapeInferContext*, size_t*)>(267);
   Status (*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext*, size_t, Info**) =
       at<Status(const OrtShapeInferContext*, size_t, Info**)>(268);

@@ -1,0 +1,321 @@
+"""Convolutions as kernels: what they compute is the convolution, in the field and at float32; where a model has them; how their weights are
+prepared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from fused_models import clock, quick
+from test_codegen_cpp import STRICT, check, values
+
+import op_specs.winograd as spec
+from taso_mirage.codegen.cpp import generate_all, generate_cpp
+from taso_mirage.codegen.cpu.native import FLAGS, Kernel, build
+from taso_mirage.cpu import CPU, compiler
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.fuse import fused, stage
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.convolutions import Convolution, _evidence, convolution, mugraphs
+from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.model import Array, Model, random_inputs
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import term
+from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.runtime import register
+from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.verify.refused import Refused
+
+PADS = (1, 1, 1, 1)
+
+
+def x(name: str, *shape: int) -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def w(name: str, *shape: int) -> Node:
+    return weight(name, Tensor("float32", shape))
+
+
+def conv(data: Node, kernel: Node, bias: Node = ABSENT, **others: Any) -> Node:
+    attrs = {"strides": (1, 1), "pads": PADS, "dilations": (1, 1), "group": 1} | others
+    return term("conv", data, kernel, bias, **attrs)
+
+
+def case(shape: tuple[int, ...], channels: int, pads: tuple[int, ...], follows: str) -> tuple[Convolution, Graph]:
+    """A convolution, followed by what is named, and its goal over inputs."""
+    n, c, height, width = shape
+    data, kernel = x("x", *shape), x("w", channels, c, 3, 3)
+    result = (n, channels, height + pads[0] + pads[2] - 2, width + pads[1] + pads[3] - 2)
+    bias = x("b", channels) if "bias" in follows else ABSENT
+    z = x("z", *result) if "sum" in follows else ABSENT
+    made = Convolution(data, kernel, bias, z, pads, "relu" in follows)
+    leaves = tuple([leaf for leaf in (data, kernel, bias, z) if leaf is not ABSENT])
+    return made, Graph(leaves, (made.goal(),))
+
+
+CASES = (
+    ((1, 3, 9, 7), 5, PADS, "bias, sum, relu"),
+    ((2, 5, 6, 11), 20, (0, 0, 0, 0), ""),
+    ((2, 4, 13, 17), 33, (1, 0, 2, 1), "bias, sum"),
+    ((1, 4, 4, 4), 9, PADS, "sum, relu"),
+    ((1, 1, 3, 3), 1, (0, 0, 0, 0), "relu"),
+    ((1, 2, 1, 2), 17, (2, 3, 4, 3), "bias"),
+    ((3, 2, 20, 3), 4, (0, 1, 0, 1), "bias, relu"),
+)
+
+
+QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror")
+
+
+def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[Kernel, Graph]]:
+    """All cases, each with a tile and blocks of its own, from one file; and their goals."""
+    graphs, goals = {}, {}
+    for i, given in enumerate(CASES):
+        for tile in (2, 4):
+            made, goal = case(*given)
+            block = (16, 1) if (i + tile // 2) % 2 else (32, 3)
+            graphs[f"case_{i}_{tile}"] = Graph(goal.inputs, (made.mugraph(tile, block),))
+            goals[f"case_{i}_{tile}"] = goal
+    library = build(generate_all(graphs), None, flags)
+    for name, graph in graphs.items():
+        yield Kernel(graph, name, threads=threads, library=library), goals[name]
+
+
+@pytest.mark.parametrize(
+    "flags", [QUICK, (*QUICK, "-mno-avx512f"), (*QUICK, "-mno-avx", "-Wno-psabi")], ids=["native", "8", "4"]
+)
+def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
+    """At odd sizes, where tiles leave the image, blocks are not full, and there are more parts than channels; on two threads, and with
+    vectors of 16, 8 and 4 numbers."""
+    for made, goal in compiled(flags, 2):
+        check(made, goal, values(goal), 4e-6)
+
+
+def test_the_kernel_as_models_have_it() -> None:
+    made, goal = case((2, 19, 13, 17), 33, PADS, "bias, sum, relu")
+    graph = Graph(goal.inputs, (made.mugraph(4, (32, 2)),))
+    check(Kernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
+
+
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    """Nothing outside of the tensors is read or written: they have the sizes that the types say, to the byte."""
+    graphs = {k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 4 in (0, 3)}
+    calls = "".join(_call(name, graph) for name, graph in graphs.items())
+    main = f"#include <cstdlib>\nint main() {{\n{calls}  return 0;\n}}\n"
+    (tmp_path / "main.cpp").write_text(generate_all(graphs) + main)
+    flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*compiler(), *flags, "-o", tmp_path / "main", tmp_path / "main.cpp"], check=True)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def _call(name: str, graph: Graph) -> str:
+    """C++ that runs a kernel on zeros in memory of its tensors' sizes."""
+    counts = [int(np.prod([int(n) for n in term.shape])) for term in (*graph.inputs, *graph.outputs)]
+    given = ", ".join(f"new float[{count}]()" for count in counts[:-1])
+    return (
+        f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
+        f"    void* prepared = std::aligned_alloc(64, ({name}_prepared[0] + 63) / 64 * 64);\n"
+        f"    {name}_prepare(inputs[{name}_prepared[1]], prepared);\n    inputs[{len(counts) - 1}] = prepared;\n"
+        f"    {name}(inputs, outputs, nullptr, nullptr, nullptr);\n  }}\n"
+    )
+
+
+def test_a_value_that_is_no_number_stays_one() -> None:
+    made, goal = case((1, 2, 4, 4), 3, PADS, "relu")
+    given = values(goal)
+    next(iter(given.values()))[0, 0, 1, 1] = np.nan
+    graph = Graph(goal.inputs, (made.mugraph(2, (16, 1)),))
+    (found,) = Kernel(graph, flags=QUICK)(*given.values())
+    assert np.isnan(found[0, :, 1, 1]).all()
+
+
+# ---------------------------------------------------------------- evidence
+
+
+def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> None:
+    _, goal = case((1, 64, 14, 15), 48, PADS, "bias, sum, relu")
+    found = mugraphs(goal, CPU)
+    assert [f.seconds for f in found] == sorted(f.seconds for f in found)
+    assert {f.graph.outputs[0].attr("tile") for f in found} == {2, 4}
+    assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
+
+
+def test_what_is_no_convolution_has_no_muGraphs() -> None:
+    data = x("x", 1, 8, 4, 4)
+    assert mugraphs(Graph((data,), (term("relu", data),)), CPU) == []
+    assert convolution(Graph((data,), (term("add", data, data),))) is None
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("row", range(3))
+def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number of one matrix changed: of the data's, the weights' and the results'."""
+    right = spec.transforms(tile)
+
+    def wrong(tile: int) -> Any:
+        made = [[list(line) for line in matrix] for matrix in right]
+        made[row][1][1] += Fraction(1, 36)
+        return made
+
+    made, _ = case(*CASES[0])
+    monkeypatch.setattr(spec, "transforms", wrong)
+    _evidence.cache_clear()
+    assert isinstance(_evidence(made.small(tile), tile), Refused)
+    monkeypatch.undo()
+    _evidence.cache_clear()
+    assert isinstance(_evidence(made.small(tile), tile), Evidence)
+
+
+def test_other_operands_are_refused() -> None:
+    """Without the relu, without the sum, padded on the other side, the bias added twice: each is another function."""
+    made, goal = case((1, 3, 6, 6), 3, (0, 1, 2, 1), "bias, sum, relu")
+
+    def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
+        mine = term("winograd", *operands, pads=pads, tile=2, block=(16, 1), relu=relu)
+        return isinstance(verified(Graph(goal.inputs, (mine,)), goal), Refused)
+
+    operands = made.x, made.w, made.b, made.z
+    assert not refused(*operands)
+    assert refused(*operands, relu=0)
+    assert refused(*operands[:3], ABSENT)
+    assert refused(*operands, pads=(2, 1, 0, 1))
+    assert refused(made.x, made.w, ABSENT, made.z)
+
+
+def test_operands_that_do_not_fit_are_ill_typed() -> None:
+    data, kernel = x("x", 1, 2, 5, 5), x("w", 3, 2, 3, 3)
+    for bad in ({"tile": 3}, {"pads": (1, 1)}):
+        with pytest.raises(IllTyped, match="winograd of"):
+            term("winograd", data, kernel, **{"pads": PADS, **bad})
+    with pytest.raises(IllTyped, match="added to results"):
+        term("winograd", data, kernel, ABSENT, x("z", 1, 3, 4, 5), pads=PADS)
+    made = term("winograd", data, kernel, pads=PADS, block=(8, 1))
+    with pytest.raises(Unsupported, match="multiple of 16"):
+        generate_cpp(Graph((data, kernel), (made,)))
+
+
+# ---------------------------------------------------------------- models
+
+
+def model(*outputs: Node) -> Model:
+    leaves = Graph((), outputs)
+    rng = np.random.default_rng(0)
+    arrays = {n.attr("name"): Array(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"}
+    made = standalone(Graph(tuple(n for n in leaves if n.op == "input"), outputs), {"": 20}, arrays)
+    return from_ir(from_proto(onnx.load_from_string(serialize(made))))
+
+
+def found(*outputs: Node) -> list[list[str]]:
+    """The operators of the regions with a convolution."""
+    made = fragments(model(*outputs), {}, convolutions=True)
+    return [[n.op for n in graph if n.args] for graph in made if any(n.op == "conv" for n in graph)]
+
+
+def test_a_region_is_a_convolution_with_the_sum_and_the_relu_that_alone_read_it() -> None:
+    data, kernel, bias = x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3), w("b", 8)
+    made = conv(data, kernel, bias)
+    assert found(term("relu", made)) == [["conv", "relu"]]
+    assert found(term("relu", term("add", data, made))) == [["conv", "add", "relu"]]
+    assert found(term("relu", made), made) == [["conv"]]
+    assert found(term("relu", made), term("neg", made)) == [["conv"]]
+    assert found(term("relu", term("add", made, w("z", 1, 8, 6, 6)))) == [["conv"]]
+    assert found(term("add", made, x("z", 1, 8, 1, 1))) == [["conv"]]
+    assert found(term("tanh", made)) == [["conv"]]
+
+
+def test_two_convolutions_that_are_added_are_two_regions() -> None:
+    data, other = x("x", 1, 8, 6, 6), x("y", 1, 8, 6, 6)
+    total = term("add", conv(data, w("v", 8, 8, 3, 3)), conv(other, w("w", 8, 8, 3, 3)))
+    assert sorted(found(term("relu", total))) == [["conv"], ["conv", "add", "relu"]]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3), strides=(2, 2)),
+        conv(x("x", 1, 8, 9, 9), w("w", 8, 8, 3, 3), dilations=(2, 2)),
+        conv(x("x", 1, 16, 6, 6), w("w", 16, 8, 3, 3), group=2),
+        conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 1, 3)),
+        conv(x("x", 1, 4, 6, 6), w("w", 8, 4, 3, 3)),
+        conv(x("x", 1, 8, 6, 6), x("w", 8, 8, 3, 3)),
+        conv(x("x", 1, 8, 6), w("w", 8, 8, 3), strides=(1,), pads=(1, 1), dilations=(1,)),
+    ],
+    ids=["strides", "dilations", "groups", "kernel", "few channels", "weights of the run", "one axis"],
+)
+def test_others_are_in_no_region(made: Node) -> None:
+    assert found(term("relu", made)) == []
+
+
+def session(made: Model, kernels: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    content = serialize(made)
+    if kernels:
+        register(options, content)
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["weights", "inputs"])
+def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> None:
+    """Where they are inputs of the run, every run has its own."""
+    data, z = x("x", 1, 8, 7, 5), x("z", 1, 9, 7, 5)
+    kernel, bias = (w if constant else x)("w", 9, 8, 3, 3), (w if constant else x)("b", 9)
+    goal = term("relu", term("add", z, conv(data, kernel, bias)))
+    plain = model(goal)
+    inputs = tuple(n for n in Graph((), (goal,)) if n.op in ("input", "weight"))
+    leaves = tuple(x(f"i{k}", *[int(d) for d in n.shape]) for k, n in enumerate(inputs))
+    mapping = dict(zip((n.attr("name") for n in inputs), leaves, strict=True))
+    made = Convolution(*(mapping[name] for name in "xwbz"), PADS, True)
+    fused = embed(plain, [Region(inputs, (goal,), cpu_kernel(Graph(leaves, (made.mugraph(4, (16, 1)),))))])
+    ours, without, wanted = session(fused, True), session(fused, False), session(plain, False)
+    for seed in range(3):
+        feed = dict(random_inputs(plain, seed, {}))
+        for each in (ours, without):
+            np.testing.assert_allclose(each.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch normalizations are in the weights then, so that relu is in the kernel; all convolutions are tried together first."""
+    quick(monkeypatch)
+    data, channels = x("x", 1, 8, 6, 6), [w(name, 8) for name in ("scale", "shift", "mean")]
+    first = conv(data, w("v", 8, 8, 3, 3))
+    normal = term("batch_norm", first, *channels, term("abs", w("variance", 8)))
+    second = term("relu", conv(term("relu", normal), w("w", 9, 8, 3, 3)))
+    result = optimize(model(second), Config(measure=False, budget=0.0))
+    kept = replace(result, model=result.original, steps=(), changed=False)
+    tried: list[int] = []
+    monkeypatch.setattr(stage, "interleaved", counted(stage.interleaved, tried))
+    found = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
+    assert found.changed
+    assert found.steps == result.steps
+    assert all(d.passed for d in found.differences)
+    operators = [n.op for n in found.model.nodes() if n.args]
+    assert operators.count("opaque") == 2
+    assert not {"conv", "batch_norm", "relu"} & set(operators)
+    assert len(tried) == 3, "both kinds in the model at once, then the whole with and without the library"
+    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    none = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
+    assert none.model is kept.model
+    assert none.steps == ()
+
+
+def counted(timed: Any, calls: list[int]) -> Any:
+    def wrapper(*args: Any) -> Any:
+        calls.append(1)
+        return timed(*args)
+
+    return wrapper
