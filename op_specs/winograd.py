@@ -1,4 +1,7 @@
-"""A convolution of 3 x 3 by Winograd's minimal filtering (Lavin and Gray, CVPR'16, section 4.1): only kernels for the CPU have it."""
+"""A convolution of 3 x 3 by Winograd's minimal filtering (Lavin and Gray, CVPR'16, section 4.1): only kernels for the CPU have it.
+
+Where an element of the data is infinite or no number, all results of its tiles are no numbers.
+"""
 
 from fractions import Fraction
 from math import lcm, prod
@@ -20,13 +23,22 @@ KERNEL = 3
 
 
 @op()
-def winograd(xp, x, w, b=None, z=None, *, pads: Ints, tile: int = 2, block: Ints = (16, 1), relu: int = 0):
-    """(n,c,h,w), (o,c,3,3), (o), (n,o,h',w') -> (n,o,h',w'): conv of x and w with stride 1, then z is added, then relu.
+def winograd(
+    xp, x, w, b=None, z=None, *, pads: Ints, group: int = 1, tile: int = 2, block: Ints = (16, 1), relu: int = 0
+):
+    """(n,g*c,h,w), (g*o,c,3,3), (g*o), (n,g*o,h',w') -> (n,g*o,h',w'): conv of x and w with stride 1, then z is added, then relu.
 
     `tile`: results of a tile along an axis; `block`: how many tiles a block of the grid has, and into how many parts the output channels
     are cut, which changes nothing."""
     (n, c, *sizes), o = xp.shape(x), xp.shape(w)[0]
-    if xp.rank(x) != 4 or xp.shape(w) != (o, c, KERNEL, KERNEL) or len(pads) != 4 or tile not in POINTS:
+    if (
+        xp.rank(x) != 4
+        or xp.shape(w)[1:] != (c // group, KERNEL, KERNEL)
+        or c % group
+        or o % group
+        or len(pads) != 4
+        or tile not in POINTS
+    ):
         raise IllTyped(f"winograd of {xp.shape(x)} with {xp.shape(w)}, pads {pads} and tile {tile}")
     data, weights, results = (_matrix(xp, rows, x) for rows in transforms(tile))
     counts = [size + pads[i] + pads[i + 2] - KERNEL + 1 for i, size in enumerate(sizes)]
@@ -36,7 +48,10 @@ def winograd(xp, x, w, b=None, z=None, *, pads: Ints, tile: int = 2, block: Ints
     views = xp.window(padded, (2, 3), (tile + KERNEL - 1,) * 2, (tile,) * 2, (1, 1))
     v = xp.contract("jb,nctuib->nctuij", data, xp.contract("ia,nctuab->nctuib", data, views))
     u = xp.contract("jb,ocib->ocij", weights, xp.contract("ia,ocab->ocib", weights, w))
-    m = xp.contract("nctuij,ocij->notuij", v, u)
+    v = xp.reshape(v, (n, group, c // group, *xp.shape(v)[2:]))
+    u = xp.reshape(u, (group, o // group, *xp.shape(u)[1:]))
+    m = xp.contract("ngctuij,gocij->ngotuij", v, u)
+    m = xp.reshape(m, (n, o, *xp.shape(m)[3:]))
     y = xp.contract("lj,notukj->notukl", results, xp.contract("ki,notuij->notukj", results, m))
     y = xp.reshape(xp.transpose(y, (0, 1, 2, 4, 3, 5)), (n, o, tiles[0] * tile, tiles[1] * tile))
     y = xp.slice(xp.slice(y, 2, 0, counts[0]), 3, 0, counts[1])
@@ -79,6 +94,7 @@ def _matrix(xp, rows: list[list[Fraction]], like):
 
 winograd.example("float32[1,2,5,6]", "float32[3,2,3,3]", pads=(1, 1, 1, 1))
 winograd.example("float32[2,2,6,7]", "float32[3,2,3,3]", "float32[3]", pads=(0, 1, 0, 1), tile=4)
+winograd.example("float32[1,4,5,5]", "float32[6,2,3,3]", pads=(1, 1, 1, 1), group=2)
 winograd.example(
     "float32[1,2,5,5]", "float32[3,2,3,3]", "float32[3]", "float32[1,3,5,5]", pads=(1, 1, 1, 1), tile=4, relu=1
 )

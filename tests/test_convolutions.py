@@ -22,6 +22,7 @@ import op_specs.winograd as spec
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import FLAGS, Kernel, build
 from taso_mirage.cpu import CPU, compiler
+from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
@@ -33,6 +34,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.rewriter import Candidate
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
@@ -57,11 +59,12 @@ def conv(data: Node, kernel: Node, bias: Node = ABSENT, **others: Any) -> Node:
 def case(shape: tuple[int, ...], channels: int, pads: tuple[int, ...], follows: str) -> tuple[Convolution, Graph]:
     """A convolution, followed by what is named, and its goal over inputs."""
     n, c, height, width = shape
-    data, kernel = x("x", *shape), x("w", channels, c, 3, 3)
+    group = 3 if "groups" in follows else 1
+    data, kernel = x("x", *shape), x("w", channels, c // group, 3, 3)
     result = (n, channels, height + pads[0] + pads[2] - 2, width + pads[1] + pads[3] - 2)
     bias = x("b", channels) if "bias" in follows else ABSENT
     z = x("z", *result) if "sum" in follows else ABSENT
-    made = Convolution(data, kernel, bias, z, pads, "relu" in follows)
+    made = Convolution(data, kernel, bias, z, pads, "relu" in follows, group)
     leaves = tuple([leaf for leaf in (data, kernel, bias, z) if leaf is not ABSENT])
     return made, Graph(leaves, (made.goal(),))
 
@@ -74,6 +77,8 @@ CASES = (
     ((1, 1, 3, 3), 1, (0, 0, 0, 0), "relu"),
     ((1, 2, 1, 2), 17, (2, 3, 4, 3), "bias"),
     ((3, 2, 20, 3), 4, (0, 1, 0, 1), "bias, relu"),
+    ((2, 12, 9, 21), 15, PADS, "groups, bias, sum, relu"),
+    ((1, 3, 5, 40), 54, (0, 1, 2, 0), "groups"),
 )
 
 
@@ -153,6 +158,17 @@ def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> N
     assert [f.seconds for f in found] == sorted(f.seconds for f in found)
     assert {f.graph.outputs[0].attr("tile") for f in found} == {2, 4}
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
+
+
+@pytest.mark.parametrize("pads", [(3, 3, 3, 3), (8, 0, 5, 7), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("side", [9, 16, 21])
+def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
+    made, goal = case((1, 8, side, side), 8, pads, "bias")
+    assert {f.graph.outputs[0].attr("tile") for f in mugraphs(goal, CPU)} == {2, 4}
+    for tile in (2, 4):
+        small, leaves = made.small(tile)
+        assert all(int(n) > 0 for leaf in leaves for n in leaf.shape)
+        assert small.goal().shape[2] % tile == goal.outputs[0].shape[2] % tile
 
 
 def test_what_is_no_convolution_has_no_muGraphs() -> None:
@@ -236,6 +252,12 @@ def test_a_region_is_a_convolution_with_the_sum_and_the_relu_that_alone_read_it(
     assert found(term("relu", term("add", made, w("z", 1, 8, 6, 6)))) == [["conv"]]
     assert found(term("add", made, x("z", 1, 8, 1, 1))) == [["conv"]]
     assert found(term("tanh", made)) == [["conv"]]
+    assert found(term("add", made, made)) == [["conv"]]
+
+
+def test_convolutions_in_groups_are_regions() -> None:
+    grouped = conv(x("x", 1, 16, 6, 6), w("w", 16, 4, 3, 3), group=4)
+    assert found(term("relu", grouped)) == [["conv", "relu"]]
 
 
 def test_two_convolutions_that_are_added_are_two_regions() -> None:
@@ -249,9 +271,9 @@ def test_two_convolutions_that_are_added_are_two_regions() -> None:
     [
         conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3), strides=(2, 2)),
         conv(x("x", 1, 8, 9, 9), w("w", 8, 8, 3, 3), dilations=(2, 2)),
-        conv(x("x", 1, 16, 6, 6), w("w", 16, 8, 3, 3), group=2),
+        conv(x("x", 1, 8, 6, 6), w("w", 8, 1, 3, 3), group=8),
         conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 1, 3)),
-        conv(x("x", 1, 4, 6, 6), w("w", 8, 4, 3, 3)),
+        conv(x("x", 1, 3, 6, 6), w("w", 8, 3, 3, 3)),
         conv(x("x", 1, 8, 6, 6), x("w", 8, 8, 3, 3)),
         conv(x("x", 1, 8, 6), w("w", 8, 8, 3), strides=(1,), pads=(1, 1), dilations=(1,)),
     ],
@@ -296,7 +318,8 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     normal = term("batch_norm", first, *channels, term("abs", w("variance", 8)))
     second = term("relu", conv(term("relu", normal), w("w", 9, 8, 3, 3)))
     result = optimize(model(second), Config(measure=False, budget=0.0))
-    kept = replace(result, model=result.original, steps=(), changed=False)
+    passed = Candidate("passes", result.model, result.steps, result.cost_after, result.target)
+    kept = replace(result, model=result.original, steps=(), changed=False, normal=passed)
     tried: list[int] = []
     monkeypatch.setattr(stage, "interleaved", counted(stage.interleaved, tried))
     found = fused(kept, Config(budget=1000.0, seconds=0.0), "search")
@@ -319,3 +342,39 @@ def counted(timed: Any, calls: list[int]) -> Any:
         return timed(*args)
 
     return wrapper
+
+
+def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() -> None:
+    batch = variable("x", Tensor("float32", (symbol("n"), 8, 7, 5)))
+    kernel = w("w", 9, 8, 3, 3)
+    goal = term("relu", conv(batch, kernel))
+    plain = model(goal)
+    ((graph, (spot,)),) = fragments(plain, {"n": 2}, convolutions=True).items()
+    (best, *_) = mugraphs(graph, CPU)
+    fused = embed(plain, [Region(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
+    ours, wanted = session(fused, True), session(plain, False)
+    for n in (2, 3, 2):
+        feed = dict(random_inputs(plain, n, {"n": n}))
+        np.testing.assert_allclose(ours.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() -> None:
+    weights, kind = np.ones((8, 8, 3, 3), np.float32), onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Compress", ["x", "which"], ["some"], axis=2),
+            onnx.helper.make_node("Conv", ["some", "w"], ["y"], pads=[1, 1, 1, 1]),
+        ],
+        "graph",
+        [
+            onnx.helper.make_tensor_value_info("x", kind, (1, 8, 9, 9)),
+            onnx.helper.make_tensor_value_info("which", onnx.TensorProto.BOOL, (9,)),
+        ],
+        [onnx.helper.make_tensor_value_info("y", kind, (1, 8, None, 9))],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    made = from_ir(
+        from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10))
+    )
+    assert any(n.op == "conv" for n in made.nodes())
+    assert fragments(made, {}, convolutions=True) == {}

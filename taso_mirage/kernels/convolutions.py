@@ -25,8 +25,8 @@ TILES = (4, 2)
 COUNTS, PARTS = (16, 32), (1, 2, 4)
 """Tiles of a block, and parts of the output channels; with more than one part there are at most BLOCKS blocks."""
 BLOCKS = 16
-LEAST = 8
-"""Channels, of data and of results: with fewer the transforms are most of the work."""
+LEAST = 4
+"""Channels of a group, of data and of results: with fewer the transforms are nearly all of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,11 @@ class Convolution:
     z: Node
     pads: tuple[int, ...]
     relu: bool
+    group: int = 1
 
     def goal(self) -> Node:
         """As the model has it."""
-        attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": 1}
+        attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
         made = term("conv", self.x, self.w, self.b, **attrs)
         made = made if self.z is ABSENT else term("add", made, self.z)
         return term("relu", made) if self.relu else made
@@ -50,25 +51,30 @@ class Convolution:
     def mugraph(self, tile: int, block: tuple[int, int]) -> Node:
         """By minimal filtering."""
         operands = (self.x, self.w, self.b, self.z)
-        return term("winograd", *operands, pads=self.pads, tile=tile, block=block, relu=int(self.relu))
+        how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
+        return term("winograd", *operands, **how)
 
     def small(self, tile: int) -> tuple[Convolution, tuple[Node, ...]]:
-        """The same with few channels and tiles, the last of which are cut as here; and its leaves."""
+        """The same with few channels, groups and tiles, the last of which are cut as here; and its leaves."""
+        groups = min(self.group, 2)
         sides = []
         for i, size in enumerate(self.x.shape[2:]):
             around = self.pads[i] + self.pads[i + 2] - 2
             results = int(size) + around
-            sides.append(tile + (results - 1) % tile + 1 - around)
+            side = tile + (results - 1) % tile + 1 - around
+            sides.append(side + tile * max(0, -(-(3 - side) // tile)))
         leaves = {
-            "x": Tensor("float32", (2, 2, *sides)),
-            "w": Tensor("float32", (3, 2, 3, 3)),
-            "b": Tensor("float32", (3,)),
-            "z": Tensor("float32", (2, 3, *(n + self.pads[i] + self.pads[i + 2] - 2 for i, n in enumerate(sides)))),
+            "x": Tensor("float32", (2, 2 * groups, *sides)),
+            "w": Tensor("float32", (3 * groups, 2, 3, 3)),
+            "b": Tensor("float32", (3 * groups,)),
+            "z": Tensor(
+                "float32", (2, 3 * groups, *(n + self.pads[i] + self.pads[i + 2] - 2 for i, n in enumerate(sides)))
+            ),
         }
         x, w, b, z = (
             ABSENT if getattr(self, name) is ABSENT else variable(name, type) for name, type in leaves.items()
         )
-        made = Convolution(x, w, b, z, self.pads, self.relu)
+        made = Convolution(x, w, b, z, self.pads, self.relu, groups)
         return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
 
 
@@ -76,9 +82,14 @@ def is_convolution(node: Node) -> bool:
     """Whether a term of a model is one that there are kernels for."""
     if node.op != "conv" or node.dtype != "float32" or len(node.shape) != 4:
         return False
-    (o, c, *kernel), same = node.args[1].shape, ("strides", "dilations")
-    fits = kernel == [3, 3] and all(node.attr(name) == (1, 1) for name in same) and node.attr("group") == 1
-    return fits and min(o, c) >= LEAST and min(node.attr("pads")) >= 0 and all(is_weight(a) for a in node.args[1:])
+    (o, c, *kernel), group, same = node.args[1].shape, node.attr("group"), ("strides", "dilations")
+    fits = kernel == [3, 3] and all(node.attr(name) == (1, 1) for name in same)
+    return (
+        fits
+        and min(o // group, c) >= LEAST
+        and min(node.attr("pads")) >= 0
+        and all(is_weight(a) for a in node.args[1:])
+    )
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -89,7 +100,8 @@ def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callab
         readers = users(last)
         if wanted(last) or len(readers) != 1 or readers[0].op != op or readers[0].type != node.type:
             continue
-        if op == "relu" or all(a is last or (a.type == node.type and not is_weight(a)) for a in readers[0].args):
+        others = [a for a in readers[0].args if a is not last]
+        if op == "relu" or (len(others) == 1 and others[0].type == node.type and not is_weight(others[0])):
             members.append(readers[0])
     return members
 
@@ -106,7 +118,7 @@ def convolution(goal: Graph) -> Convolution | None:
     if len(goal.outputs) != 1 or node.op != "conv":
         return None
     x, w, b = (*node.args, ABSENT)[:3]
-    return Convolution(x, w, b, z, node.attr("pads"), relu)
+    return Convolution(x, w, b, z, node.attr("pads"), relu, node.attr("group"))
 
 
 def mugraphs(goal: Graph, device: Device) -> list[Found]:
@@ -119,7 +131,8 @@ def mugraphs(goal: Graph, device: Device) -> list[Found]:
         evidence = _evidence(made.small(tile), tile)
         if isinstance(evidence, Evidence):
             graph = Graph(goal.inputs, (made.mugraph(tile, block),))
-            seconds = 2 * prod(map(int, made.w.shape[:2])) * _tiles(made, tile) * (tile + 2) ** 2 / device.flops
+            products = prod(map(int, (made.x.shape[0], *made.w.shape[:2]))) * _tiles(made, tile) * (tile + 2) ** 2
+            seconds = 2 * products / device.flops
             found.append(Found(graph, goal, seconds, device.name, evidence))
     return sorted(found, key=lambda each: each.seconds)
 
@@ -132,13 +145,13 @@ def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: int) -> Evidenc
 
 
 def _tiles(made: Convolution, tile: int) -> int:
-    """Of all images."""
+    """Of one image."""
     sides = (int(n) + made.pads[i] + made.pads[i + 2] - 2 for i, n in enumerate(made.x.shape[2:]))
-    return int(made.x.shape[0]) * prod(-(-n // tile) for n in sides)
+    return prod(-(-n // tile) for n in sides)
 
 
 def _blocks(made: Convolution) -> Iterator[tuple[int, tuple[int, int]]]:
     for tile, count, parts in product(TILES, COUNTS, PARTS):
-        blocks = -(-_tiles(made, tile) // count)
+        blocks = int(made.x.shape[0]) * -(-_tiles(made, tile) // count)
         if parts == 1 or blocks * parts <= BLOCKS:
             yield tile, (count, parts)

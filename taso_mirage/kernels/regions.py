@@ -159,8 +159,15 @@ class _Growing:
             if is_convolution(node):
                 members = followed(node, lambda n: self.users.get(n, ()), self.wanted.__contains__)
                 members = list(takewhile(lambda n: n not in self.region, members))
-                if self._convex(set(members)):
+                if self._convex(set(members)) and self._fixed(members):
                     self._take(members[::-1])
+
+    def _fixed(self, members: Sequence[Node]) -> bool:
+        """Whether all sizes are known: some hang on the data."""
+        try:
+            return all(isinstance(n, int) for leaf in self.fragment(members) for n in leaf.shape)
+        except (LookupError, TypeError, TasoMirageError):
+            return False
 
     def run(self) -> None:
         """All other regions."""

@@ -71,7 +71,7 @@ class Result:
 
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `cases` are the
     check's, with their float64 references, for a later stage that checks again; `normal` is the original after the passes, if they change
-    it, whether or not that is faster.
+    it and it was measured no slower.
     """
 
     original: Model
@@ -169,6 +169,7 @@ class _Job:
         self.statistics = Statistics()
         self.mutations = NONE
         self.prepared: list[Case] = []
+        self.passed: Candidate | None = None
         self.normal: Candidate | None = None
 
     def _rewriter(self, target: Target) -> Rewriter:
@@ -213,7 +214,7 @@ class _Job:
         budget = Budget(self.config.budget, alpha=self.config.alpha)
         self.rewriter.term.measure_until(budget.start + budget.seconds)
         normal, steps, passed = self.rewriter.passes()
-        self.normal = passed if passed.model.graph != self.model.graph else None
+        self.passed = passed
         others = [self._rewriter(target) for target in self._variants()]
         found = [passed]
         for target in self._variants():
@@ -280,6 +281,8 @@ class _Job:
         if not alive:
             return None, None
         timings = self._compared(self._times(sessions, self.config.seconds))
+        usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
+        self.normal = next(usable, None)
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         timing = timings[best]
         sessions.clear()
@@ -346,6 +349,7 @@ class _Job:
         def passes(k: int) -> bool:
             return all(d.passed for d in self._differences(self._after(chosen, k), prepared, chosen.target))
 
+        self.normal = None
         if not chosen.steps:  # the same graph with other options
             self.notes.append(f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept")
             return None, ()

@@ -8,6 +8,9 @@ from math import sqrt
 
 import numpy as np
 
+AS_FAST = 0.99
+"""What is at least so many times as fast is no slower."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -28,6 +31,11 @@ class Timing:
     def certain(self) -> bool:
         """Whether the other was faster in so many rounds as two equal ones would not be by chance (two standard deviations)."""
         return self.wins >= min(1.0, 0.5 + 1 / sqrt(self.runs))
+
+    @property
+    def slower(self) -> bool:
+        """Whether the other was clearly slower: by 1 %, in more rounds than chance gives."""
+        return self.ratio < AS_FAST and self.wins <= max(0.0, 0.5 - 1 / sqrt(self.runs))
 
 
 def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]) -> Timing:

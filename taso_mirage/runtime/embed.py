@@ -131,12 +131,18 @@ def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | No
     return replace(
         model,
         graph=Graph(model.graph.inputs, tuple(new[o] for o in model.graph.outputs)),
-        opsets={**model.opsets, DOMAIN: 1},
+        opsets={**_domains(regions), **model.opsets, DOMAIN: 1},
         header=header,
         names=_moved(model.names, new),
         origins=_moved({n: o for n, o in model.origins.items() if n not in mapping}, new),
         opaque=_moved(model.opaque, new),
     )
+
+
+def _domains(regions: Sequence[Region]) -> dict[str, int]:
+    """What the functions' operators need; onnx's own inference wants it of the model too."""
+    operators = {n.op for region in regions for n in region.original if n.args}
+    return {domain: 1 for domain in sorted({get(op).domain for op in operators}) if domain not in ("", "ai.onnx")}
 
 
 def _header(old: ir.Model) -> ir.Model:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import Kernel, build, empty_aligned
+from taso_mirage.codegen.cpu.winograd import layout
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, topological
 
@@ -98,18 +99,21 @@ def _calls(kernels: Sequence[Kernel]) -> list[Callable[[], None]]:
     rng = np.random.default_rng(0)
     leaves = kernels[0].graph.inputs
     inputs = [[_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in leaves]]
+    prepared = {layout(each.graph): [each.prepared(inputs[0])] for each in kernels}
     read = sum(array.nbytes for array in inputs[0])
+    read += max(sum(array.nbytes for array in made) for (made,) in prepared.values())
     for _ in range(COLD // read if read >= LARGE else 0):
         inputs.append([_copied(array) for array in inputs[0]])
-    return [_call(each, inputs) for each in kernels]
+        for copies in prepared.values():
+            copies.append([_copied(array) for array in copies[0]])
+    return [_call(each, inputs, prepared[layout(each.graph)]) for each in kernels]
 
 
-def _call(kernel: Kernel, inputs: Sequence[Sequence[NDArray[Any]]]) -> Callable[[], None]:
+def _call(
+    kernel: Kernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
+) -> Callable[[], None]:
     outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
-    prepared = [kernel.prepared(inputs[0])]
-    copies = COLD // max(sum(array.nbytes for array in prepared[0]), 1)
-    prepared += [kernel.prepared(each) for each in inputs[1:copies]]
-    pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=False)])
+    pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
 
     def call(kept: object = (inputs, outputs, prepared)) -> None:  # pointers do not keep arrays
         kernel.call(*next(pointers))

@@ -4,6 +4,25 @@
 //
 // Tiles lie along vectors, T of them in a block. `prepare` transforms the weights, once; they lie as the products read them: [K / KK][A * A][C][KK].
 
+#include <cstdlib>
+
+// Memory of a thread, one for all convolutions of a library: it grows to what the largest needs.
+struct taso_mirage_room_t {
+  void* memory = nullptr;
+  std::size_t count = 0;
+  float* of(std::size_t wanted) {
+    if (wanted > count) {
+      std::free(memory);
+      memory = std::aligned_alloc(64, (wanted * sizeof(float) + 63) / 64 * 64);
+      count = wanted;
+      if (memory == nullptr) std::abort();
+    }
+    return static_cast<float*>(memory);
+  }
+  ~taso_mirage_room_t() { std::free(memory); }
+};
+inline thread_local taso_mirage_room_t taso_mirage_room;
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -77,71 +96,53 @@ struct Points<4> {
   }
 };
 
-// N images of C channels, H x W elements, with TOP and LEFT zeros before them; K channels of OH x OW results; T tiles a block, and the channels
-// in PARTS. The tensors of a block: data, prepared weights, bias (where BIAS), what is added (where SUM), results.
-template <size_t N, size_t C, size_t H, size_t W, size_t K, size_t OH, size_t OW, size_t TOP, size_t LEFT, size_t R, size_t T, size_t PARTS, bool BIAS, bool SUM, bool RELU>
+// N images of GROUPS * C channels, H x W elements, with TOP and LEFT zeros before them; GROUPS * K channels of OH x OW results; T tiles a block,
+// all of one image, and the channels in PARTS. The tensors of a block: data, prepared weights, bias (where BIAS), what is added (where SUM), results.
+template <size_t N, size_t GROUPS, size_t C, size_t H, size_t W, size_t K, size_t OH, size_t OW, size_t TOP, size_t LEFT, size_t R, size_t T, size_t PARTS, bool BIAS, bool SUM, bool RELU>
 struct Winograd {
-  static constexpr size_t A = R + 2, ROWS = (OH + R - 1) / R, COLUMNS = (OW + R - 1) / R, TILES = N * ROWS * COLUMNS;
-  static constexpr size_t VECTORS = T / LANES, KK = REGISTERS / 2 / VECTORS > 1 ? REGISTERS / 2 / VECTORS : 1;
-  typedef float row_t __attribute__((vector_size(R * 4)));
+  static constexpr size_t A = R + 2, ROWS = (OH + R - 1) / R, COLUMNS = (OW + R - 1) / R, TILES = ROWS * COLUMNS, EACH_IMAGE = (TILES + T - 1) / T;
+  static constexpr size_t VECTORS = T / LANES, MOST = REGISTERS / 2 / VECTORS > 1 ? REGISTERS / 2 / VECTORS : 1, KK = K < MOST ? K : MOST;
   static constexpr size_t GROUP = 16, E = R == 4 ? 8 : 4, EACH = GROUP / LANES;
-  static constexpr size_t STRIPS = (K + KK - 1) / KK, SHARE = (STRIPS + PARTS - 1) / PARTS;
-  static constexpr size_t BLOCKS = (TILES + T - 1) / T * PARTS, PREPARED = STRIPS * KK * A * A * C * sizeof(float);
+  static constexpr size_t STRIPS = (K + KK - 1) / KK, SHARE = (GROUPS * STRIPS + PARTS - 1) / PARTS;
+  static constexpr size_t BLOCKS = N * EACH_IMAGE * PARTS, STRIP = KK * A * A * C, PREPARED = GROUPS * STRIPS * STRIP * sizeof(float);
+  // The rows of the image that the tiles of a block read, with the zeros around it.
+  static constexpr size_t WIDTH = COLUMNS * R + 2, SPAN = (T + COLUMNS - 2) / COLUMNS + 1, HEIGHT = (SPAN < ROWS ? SPAN : ROWS) * R + 2;
+  typedef float row_t __attribute__((vector_size(R * 4)));
 
-  static void prepare(const void* given, void* prepared) {
-    const float* w = static_cast<const float*>(given);
+  static void prepare(const void* weights, void* prepared) {
+    const float* w = static_cast<const float*>(weights);
     float* u = static_cast<float*>(prepared);
-    for (size_t k = 0; k < STRIPS * KK; ++k)
-      for (size_t c = 0; c < C; ++c) {
+    for (size_t strip = 0; strip < GROUPS * STRIPS; ++strip)
+      for (size_t n = 0; n < KK * C; ++n) {
+        const size_t c = n % C, k = n / C, row = strip % STRIPS * KK + k;  // the last strip of a group may have rows of zeros
+        const float* given = w + ((strip / STRIPS * K + row) * C + c) * 9;
         double half[A][3] = {}, whole[A][A] = {};
-        for (size_t j = 0; j < 3 && k < K; ++j) {
-          const double column[3] = {w[(k * C + c) * 9 + j], w[(k * C + c) * 9 + 3 + j], w[(k * C + c) * 9 + 6 + j]};
+        for (size_t j = 0; j < 3 && row < K; ++j) {
+          const double column[3] = {given[j], given[3 + j], given[6 + j]};
           double made[A];
           Points<R>::weights(column, made);
           for (size_t i = 0; i < A; ++i) half[i][j] = made[i];
         }
         for (size_t i = 0; i < A; ++i) Points<R>::weights(half[i], whole[i]);
-        for (size_t i = 0; i < A * A; ++i) u[((k / KK * A * A + i) * C + c) * KK + k % KK] = static_cast<float>(whole[i / A][i % A]);
+        for (size_t i = 0; i < A * A; ++i) u[strip * STRIP + (i * C + c) * KK + k] = static_cast<float>(whole[i / A][i % A]);
       }
   }
 
-  // Where a tile lies: its image, its first result, and which of its elements are in the image.
-  struct Tile {
-    size_t image, y, x, low_y, high_y, low_x, high_x;
-    ptrdiff_t start;
-    bool inside;
-  };
-
-  static Tile tile(size_t number) {
-    const size_t t = number < TILES ? number : TILES - 1, y = t / COLUMNS % ROWS * R, x = t % COLUMNS * R;
-    Tile found = {t / COLUMNS / ROWS, y, x, y < TOP ? TOP - y : 0, y + A > H + TOP ? H + TOP - y : A, x < LEFT ? LEFT - x : 0, x + A > W + LEFT ? W + LEFT - x : A, 0, false};
-    if (y > H + TOP) found.high_y = 0;
-    if (x > W + LEFT) found.high_x = 0;
-    found.inside = found.low_y == 0 && found.low_x == 0 && found.high_y == A && found.high_x == A;
-    found.start = static_cast<ptrdiff_t>(y * W + x) - static_cast<ptrdiff_t>(TOP * W + LEFT);
-    return found;
-  }
-
-  // The rows of a tile, one behind the other from d on, GROUP * E elements apart; zeros where it is outside of the image.
-  static void gather(const float* plane, const Tile& tile, float* d) {
-    const float* from = plane + tile.start;
-    if (tile.inside) {
-      for (size_t i = 0; i < A; ++i) std::memcpy(d + i * GROUP * E, from + i * W, A * sizeof(float));
-      return;
-    }
-    for (size_t i = 0; i < A; ++i)
-      for (size_t j = 0; j < A; ++j) {
-        const bool inside = i >= tile.low_y && i < tile.high_y && j >= tile.low_x && j < tile.high_x;
-        d[i * GROUP * E + j] = inside ? from[i * W + j] : 0.0f;
-      }
-  }
-
-  // The transformed tiles of all channels: v[A * A][C][T].
-  static void transform(const float* x, const Tile (&tiles)[T], float* v) {
+  // The transformed tiles of a group's channels: v[A * A][C][T]. Tiles behind the last one are those of other places, which nobody reads.
+  static void transform(const float* x, size_t begin, float* v) {
+    static thread_local float image[HEIGHT][WIDTH];
     alignas(64) float d[A][GROUP][E] = {};
-    for (size_t c = 0; c < C; ++c)
+    const size_t top = begin / COLUMNS * R;
+    std::memset(image, 0, sizeof image);
+    for (size_t c = 0; c < C; ++c) {
+      for (size_t i = 0; i < HEIGHT; ++i)
+        if (top + i >= TOP && top + i < H + TOP) std::memcpy(image[i] + LEFT, x + (c * H + top + i - TOP) * W, W * sizeof(float));
       for (size_t first = 0; first < T; first += GROUP) {
-        for (size_t t = 0; t < GROUP; ++t) gather(x + (tiles[first + t].image * C + c) * H * W, tiles[first + t], &d[0][t][0]);
+        for (size_t t = 0; t < GROUP; ++t) {
+          const size_t tile = begin + first + t < TILES ? begin + first + t : TILES - 1;
+          const float* from = &image[tile / COLUMNS * R - top][tile % COLUMNS * R];
+          for (size_t i = 0; i < A; ++i) std::memcpy(d[i][t], from + i * WIDTH, A * sizeof(float));
+        }
         lanes_t half[A][E * EACH], in[A], out[A];
         for (size_t n = 0; n < E * EACH; ++n) {
           for (size_t i = 0; i < A; ++i) in[i] = reinterpret_cast<const lanes_t*>(d[i])[n];
@@ -157,6 +158,7 @@ struct Winograd {
           }
         }
       }
+    }
   }
 
   // m = u v for KK channels of results.
@@ -174,10 +176,10 @@ struct Winograd {
     }
   }
 
-  // The results of one channel: its part of m is transformed, then bias, sum and relu.
-  static void deliver(const float (&m)[A * A][KK][T], size_t strip, size_t k, const Tile (&tiles)[T], size_t count, void** tensors) {
-    const size_t channel = strip * KK + k;
+  // The results of one channel: its part of m is transformed, then bias, sum and relu. `plane` counts channels over all images.
+  static void deliver(const float (&m)[A * A][KK][T], size_t k, size_t channel, size_t plane, size_t begin, void** tensors) {
     const float shift = BIAS ? static_cast<const float*>(tensors[2])[channel] : 0.0f;
+    const size_t count = TILES - begin < T ? TILES - begin : T;
     for (size_t first = 0; first < count; first += GROUP) {
       alignas(64) float o[R][GROUP][R];
       lanes_t half[R][A][EACH], in[A], out[R], row[R * EACH];
@@ -196,15 +198,15 @@ struct Winograd {
         for (size_t n = 1; n < R; n *= 2) alternate<R * EACH>(row);
         for (size_t n = 0; n < R * EACH; ++n) reinterpret_cast<lanes_t*>(o[i])[n] = row[n];
       }
-      for (size_t t = 0; t < GROUP && first + t < count; ++t) put(&o[0][t][0], tiles[first + t], channel, tensors);
+      for (size_t t = 0; t < GROUP && first + t < count; ++t) put(&o[0][t][0], begin + first + t, plane, tensors);
     }
   }
 
-  static void put(const float* o, const Tile& tile, size_t channel, void** tensors) {
-    const size_t start = ((tile.image * K + channel) * OH + tile.y) * OW + tile.x;
+  static void put(const float* o, size_t tile, size_t plane, void** tensors) {
+    const size_t top = tile / COLUMNS * R, left = tile % COLUMNS * R, start = (plane * OH + top) * OW + left;
     const float* z = SUM ? static_cast<const float*>(tensors[3]) + start : nullptr;
     float* y = static_cast<float*>(tensors[4]) + start;
-    if (tile.y + R <= OH && tile.x + R <= OW) {
+    if (top + R <= OH && left + R <= OW) {
       for (size_t i = 0; i < R; ++i) {
         row_t row, more;
         std::memcpy(&row, o + i * GROUP * R, sizeof row);
@@ -214,25 +216,27 @@ struct Winograd {
       }
       return;
     }
-    for (size_t i = 0; i < R && tile.y + i < OH; ++i)
-      for (size_t j = 0; j < R && tile.x + j < OW; ++j) {
+    for (size_t i = 0; i < R && top + i < OH; ++i)
+      for (size_t j = 0; j < R && left + j < OW; ++j) {
         const float value = SUM ? o[i * GROUP * R + j] + z[i * OW + j] : o[i * GROUP * R + j];
         y[i * OW + j] = RELU && value < 0.0f ? 0.0f : value;
       }
   }
 
   static void block(void* data, size_t number) {
-    alignas(64) static thread_local float v[A * A * C * T];
+    float* v = taso_mirage_room.of(A * A * C * T);
     alignas(64) float m[A * A][KK][T];
     void** tensors = static_cast<void**>(data);
-    const size_t first = number / PARTS * T, count = TILES - first < T ? TILES - first : T;
-    Tile tiles[T];
-    for (size_t t = 0; t < T; ++t) tiles[t] = tile(first + t);
-    transform(static_cast<const float*>(tensors[0]), tiles, v);
-    const size_t begin = number % PARTS * SHARE, end = begin + SHARE < STRIPS ? begin + SHARE : STRIPS;
+    const size_t image = number / PARTS / EACH_IMAGE, first = number / PARTS % EACH_IMAGE * T;
+    const size_t begin = number % PARTS * SHARE, end = begin + SHARE < GROUPS * STRIPS ? begin + SHARE : GROUPS * STRIPS;
     for (size_t strip = begin; strip < end; ++strip) {
-      multiply(static_cast<const float*>(tensors[1]) + strip * KK * A * A * C, v, m);
-      for (size_t k = 0; k < KK && strip * KK + k < K; ++k) deliver(m, strip, k, tiles, count, tensors);
+      const size_t group = strip / STRIPS, row = strip % STRIPS * KK;
+      if (strip == begin || row == 0) transform(static_cast<const float*>(tensors[0]) + (image * GROUPS + group) * C * H * W, first, v);
+      multiply(static_cast<const float*>(tensors[1]) + strip * STRIP, v, m);
+      for (size_t k = 0; k < KK && row + k < K; ++k) {
+        const size_t channel = group * K + row + k;
+        deliver(m, k, channel, image * GROUPS * K + channel, first, tensors);
+      }
     }
   }
 };

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Node
+from taso_mirage.ir import ABSENT, Graph, Node
 
 OP = "winograd"
 TILES = 16
@@ -33,7 +33,20 @@ class Convolution:
         x, w, b, z = (*self.node.args, ABSENT, ABSENT)[:4]
         top, left = self.node.attr("pads")[:2]
         tiles, parts = self.node.attr("block")
-        sizes = (*x.shape, w.shape[0], *self.node.shape[2:], top, left, self.node.attr("tile"), tiles, parts)
+        group = self.node.attr("group")
+        sizes = (
+            x.shape[0],
+            group,
+            w.shape[1],
+            *x.shape[2:],
+            int(w.shape[0]) // group,
+            *self.node.shape[2:],
+            top,
+            left,
+            self.node.attr("tile"),
+            tiles,
+            parts,
+        )
         switches = (b is not ABSENT, z is not ABSENT, bool(self.node.attr("relu")))
         said = ", ".join([*map(str, sizes), *(str(each).lower() for each in switches)])
         return f"using {self.name} = Winograd<{said}>;"
@@ -42,6 +55,12 @@ class Convolution:
     def operands(self) -> list[Node | None]:
         """What a block reads behind the data and the prepared weights; None for what it has not."""
         return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
+
+
+def layout(graph: Graph) -> tuple[int, ...]:
+    """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
+    found = [node for node in graph if node.op == OP]
+    return (found[0].attr("tile"), found[0].attr("block")[0]) if found else ()
 
 
 def header() -> str:
