@@ -31,7 +31,8 @@ from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled, Mach
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import serialize
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config, Result
+from taso_mirage.optimize.pipeline import Config
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.target import CUDA, Target
 
 DECODER = {

@@ -42,7 +42,8 @@ from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.check import Case, cases, compare  # noqa: E402
-from taso_mirage.optimize.pipeline import Config, Result, optimize, representative  # noqa: E402
+from taso_mirage.optimize.pipeline import Config, optimize, representative  # noqa: E402
+from taso_mirage.optimize.result import Result  # noqa: E402
 from taso_mirage.runtime.embed import DOMAIN  # noqa: E402
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -144,12 +145,10 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     prepared = list(islice(cases(model, sessions[ALONE], model.sizes), PEER_CASES))
     sessions |= peers(content, model, prepared, notes)
     ours = serialize(result.model, source=not result.changed)
-    for name, each in (
-        (PLAIN, plain),
-        (OURS, result),
-    ):  # the original timed against itself would show noise as a gain or a loss
-        if each.changed and (name == PLAIN or result.model is not plain.model):
-            sessions[name] = runtime.opened(each.model)
+    # the original timed against itself would show noise as a gain or a loss
+    for whose, each in ((PLAIN, plain), (OURS, result)):
+        if each.changed and (whose == PLAIN or result.model is not plain.model):
+            sessions[whose] = runtime.opened(each.model)
     inputs = random_inputs(model, 0)
     times = dict(
         zip(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from taso_mirage.ir import Tensor
     from taso_mirage.model import Model
     from taso_mirage.optimize.explanations import Explanation
-    from taso_mirage.optimize.pipeline import Result, Stop
+    from taso_mirage.optimize.pipeline import Stop
+    from taso_mirage.optimize.result import Result
 
 app = typer.Typer(
     add_completion=False,

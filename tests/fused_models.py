@@ -11,14 +11,15 @@ import onnx
 import onnxruntime
 import pytest
 
-from taso_mirage.fuse import cpu, searches, stage
+from taso_mirage.fuse import alone, cpu, searches, stage
 from taso_mirage.ir import Graph, Tensor, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config, Result, optimize
+from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CPU, Target
 
@@ -50,7 +51,7 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     fast as it was."""
     patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
-    patch.setattr(stage, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
+    patch.setattr(alone, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
     patch.setattr(stage, "interleaved", clock([gain]))
 
 

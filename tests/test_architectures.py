@@ -18,7 +18,8 @@ from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.check import SEEDS
-from taso_mirage.optimize.pipeline import Config, Result
+from taso_mirage.optimize.pipeline import Config
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 
 ROOT = Path(__file__).parent.parent

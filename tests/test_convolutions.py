@@ -35,6 +35,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.rewriter import Candidate
+from taso_mirage.optimize.timing import compared
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
@@ -378,3 +379,10 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
     )
     assert any(n.op == "conv" for n in made.nodes())
     assert fragments(made, {}, convolutions=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("others", "slower"), [([1.02] * 16, True), ([1.02, 0.99] * 8, False), ([1.005] * 16, False), ([0.9] * 16, False)]
+)
+def test_what_noise_explains_is_no_slower(others: list[float], slower: bool) -> None:
+    assert compared([[1.0] * 16], [others], [1.0]).slower is slower

@@ -18,12 +18,13 @@ from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, plain, quick, run
 from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
-from taso_mirage.fuse import backend, check_mode, cpu, fused, optimized, searches, stage, usual_mode
+from taso_mirage.fuse import alone, backend, check_mode, cpu, fused, optimized, searches, stage, usual_mode
 from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.pipeline import Result, Stop
+from taso_mirage.optimize.pipeline import Stop
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import opened
 from taso_mirage.optimize.target import CUDA, TARGETS
 from taso_mirage.runtime import library, register
@@ -98,7 +99,7 @@ def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatc
 def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "in_turn", lambda contents, target, seconds: [1.0, 2.0])
+    monkeypatch.setattr(alone, "in_turn", lambda contents, target, seconds: [1.0, 2.0])
     monkeypatch.setattr(stage, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
     assert fused(result, CONFIG, "cached").model is result.model
 

@@ -37,7 +37,7 @@ from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CUDA
 from taso_mirage.plugin.export import export

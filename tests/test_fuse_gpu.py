@@ -17,13 +17,13 @@ from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.fuse import cuda, fused, searches, stage
+from taso_mirage.fuse import alone, cuda, fused, searches, stage
 from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.onnx_io import serialize
-from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session, working_providers
 from taso_mirage.optimize.target import CUDA
 from taso_mirage.runtime import register
@@ -45,13 +45,13 @@ def free() -> Result:
 
 def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
-    measured = stage.in_turn
+    measured = alone.in_turn
 
     def timed(*args: Any) -> list[float]:
         return [max(measured(*args)) + 1.0, 1.0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "in_turn", timed)
+        patch.setattr(alone, "in_turn", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
         patch.setattr(stage, "AS_FAST", 0.0)

@@ -15,7 +15,8 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.ops import term
 from taso_mirage.optimize.passes import Context, joint, merge, simplify, stages
-from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
+from taso_mirage.optimize.pipeline import Config, optimize, rules
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.weights import split_halves
 from taso_mirage.text import show_equation
 from taso_mirage.verify.fingerprint import Agreed, fingerprint

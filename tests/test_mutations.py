@@ -28,8 +28,9 @@ from taso_mirage.optimize.explanations import as_data, as_lines, explained
 from taso_mirage.optimize.html import page
 from taso_mirage.optimize.mutations import Store
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, Result, optimize
+from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.report import as_dict, search_facts
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import opened
 from taso_mirage.optimize.target import Target
 from taso_mirage.partial import source

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
-from taso_mirage.optimize import check, passes, pipeline
+from taso_mirage.optimize import check, passes, pipeline, search
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.check import difference, first_bad
@@ -99,6 +100,23 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
     assert asked == [graphs["a"].outputs[0], graphs["b"].outputs[0]]
     assert [len(found[graphs[n]].path) for n in "abc"] == [0, 0, 1]
     assert [found[graphs[n]].after for n in "abc"] == [9.0, 9.0, 7.0]
+
+
+def test_a_part_is_not_measured_where_what_is_left_is_less_than_another_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of three sizes, on a clock of the test: 4 of 10 seconds each, so that the third would go 2 over."""
+    graphs = [Graph((x(4, n),), (term("neg", x(4, n)),)) for n in (1, 2, 3)]
+    found = {g: Found((), 9.0, 8.0, 1, 1, "", finalists=((8.0, ()), (8.0, ()))) for g in graphs}
+    now = [0.0]
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    asked = []
+
+    def choose(states: list[State]) -> int:
+        asked.append(states)
+        now[0] += 4.0
+        return 0
+
+    contests(found, dict.fromkeys(graphs, 1), Budget(10.0, start=0.0, choose=choose), 0.0)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

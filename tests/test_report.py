@@ -34,7 +34,8 @@ from taso_mirage.optimize.changes import FOLDING, Change, changes
 from taso_mirage.optimize.cost import Weighted
 from taso_mirage.optimize.explanations import Explanation, as_lines, measured_seconds, statement
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, Result, optimize, rules
+from taso_mirage.optimize.pipeline import Config, optimize, rules
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.steps import Step
 from taso_mirage.text import parse_equation, show_graph
 

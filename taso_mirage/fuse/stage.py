@@ -17,14 +17,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from taso_mirage import __version__
 from taso_mirage.errors import InvalidOption, TasoMirageError
-from taso_mirage.expressions import is_weight
+from taso_mirage.fuse import alone
 from taso_mirage.fuse.backend import BACKENDS, BATCH, Backend, Record, here
 from taso_mirage.fuse.searches import Searches
-from taso_mirage.ir import Graph, substitute, weight
+from taso_mirage.ir import Graph
 from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.convolutions import convolution
@@ -32,14 +30,12 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import Lane, lanes
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size, work
-from taso_mirage.model import Array, Model, Weight, random_array, random_inputs
-from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import compare, shown
-from taso_mirage.optimize.measure import in_turn
-from taso_mirage.optimize.pipeline import KEPT, Config, Result, Stop, optimize, passes_checker
+from taso_mirage.optimize.pipeline import KEPT, Config, Stop, optimize, passes_checker
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Arrays, Session, interleaved
 from taso_mirage.optimize.shapes import learned
@@ -56,8 +52,6 @@ CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 SHARE = 0.4
 """Of the budget."""
-ALONE = 0.2
-"""Seconds for running a region alone, as operators and as a kernel."""
 CONVOLUTION = "conv"
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
@@ -225,7 +219,10 @@ class _Stage:
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
                 chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
-                if chosen is not None and (saved := self._saved(kind.whole, spots[0], chosen[1])) > 0:
+                if (
+                    chosen is not None
+                    and (saved := alone.saved(kind.whole, spots[0], chosen[1], self.base.model.opsets, self.target)) > 0
+                ):
                     found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots)))
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
@@ -296,28 +293,6 @@ class _Stage:
     def _searching(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:
             raise _Ended
-
-    def _saved(self, graph: Graph, spot: Spot, kernel: Kernel) -> float:
-        """Seconds less that the region alone takes in the runtime, with the kernel in place of its operators. Both sides arrange weights
-        of convolutions ahead."""
-        given, weights = self._given(graph, spot)
-        before = standalone(given, self.base.model.opsets, weights)
-        leaves = [n for n in given if n.op in ("input", "weight")]
-        inputs = tuple([next(n for n in leaves if n.attr("name") == leaf.attr("name")) for leaf in graph.inputs])
-        after = embed(before, [Region(inputs, given.outputs, kernel)])
-        times = in_turn([serialize(before), serialize(after)], self.target, ALONE)
-        return times[0] - times[1]
-
-    def _given(self, graph: Graph, spot: Spot) -> tuple[Graph, dict[str, Weight]]:
-        """The graph of a region, of a convolution with random weights in place of the inputs that are weights in the model."""
-        if convolution(graph) is None:
-            return graph, {}
-        rng = np.random.default_rng(0)
-        known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if is_weight(node)]
-        mapping = {leaf: weight(leaf.attr("name"), leaf.tensor) for leaf in known}
-        arrays: dict[str, Weight] = {leaf.attr("name"): Array(random_array(leaf, rng, {})) for leaf in known}
-        left = tuple([leaf for leaf in graph.inputs if leaf not in mapping])
-        return Graph(left, substitute(graph.outputs, mapping)), arrays
 
     # ------------------------------------------------------------ the model
 

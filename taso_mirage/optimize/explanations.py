@@ -19,7 +19,8 @@ from taso_mirage.meanings.work import size, sized
 from taso_mirage.optimize.changes import FOLDING, Change, changes
 from taso_mirage.optimize.cost import UNMEASURABLE, Cost, Weighted, Workloads
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, Progress, Result, measuring, rules
+from taso_mirage.optimize.pipeline import Config, Progress, measuring, rules
+from taso_mirage.optimize.result import Result
 from taso_mirage.partial.source import Mutation
 from taso_mirage.text import laws, show_equation, show_graph
 

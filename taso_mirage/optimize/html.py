@@ -15,8 +15,8 @@ from taso_mirage.ir import Graph
 from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.explanations import Explanation, Statement, duration, gains, outline, shortened, statement
 from taso_mirage.optimize.inspection import inspection, quantity, versions
-from taso_mirage.optimize.pipeline import Result
 from taso_mirage.optimize.report import by_sizes, search_facts
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import device
 from taso_mirage.text import show_graph
 from taso_mirage.toml import write_file

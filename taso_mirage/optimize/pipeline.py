@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from taso_mirage import library
 from taso_mirage.equation import Equation, work_terms
 from taso_mirage.errors import CheckFailed, TasoMirageError
-from taso_mirage.model import Model, Weight, random_inputs
+from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path
@@ -25,12 +24,13 @@ from taso_mirage.optimize.check import Case, Difference, cases, compare, first_b
 from taso_mirage.optimize.cost import Workloads
 from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
 from taso_mirage.optimize.passes import runtime_specific
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
 from taso_mirage.optimize.saturate import saturate_part
 from taso_mirage.optimize.search import Budget, Statistics, Strategy, search_part
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.shapes import learned, workloads
-from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.steps import replay
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.text import laws
@@ -63,50 +63,6 @@ class Config:
     portable: bool = False
     scheduler: str | None = None
     partial: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What `optimize` did. `changed` is false when the original's graph was kept; `notes` says why, and what failed.
-
-    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `cases` are the
-    check's, with their float64 references, for a later stage that checks again; `normal` is the original after the passes, if they change
-    it and it was measured no slower.
-    """
-
-    original: Model
-    model: Model
-    steps: tuple[Step, ...]
-    weights: Mapping[str, Weight]
-    changed: bool
-    terms_before: int
-    terms_after: int
-    cost_before: float
-    cost_after: float
-    timing: Timing | None
-    equations: Mapping[str, int]
-    differences: tuple[Difference, ...]
-    statistics: Statistics
-    seconds: Mapping[str, float]
-    notes: tuple[str, ...]
-    workloads: Workloads
-    target: Target = CPU
-    mutations: Mutations = NONE
-    cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
-    normal: Candidate | None = field(default=None, repr=False, compare=False)
-
-    def of(self, chosen: Candidate) -> Result:
-        """The same with another candidate in place of the original's graph."""
-        return replace(
-            self,
-            model=chosen.model,
-            steps=chosen.steps,
-            changed=True,
-            terms_after=len(work_terms(chosen.model.nodes())),
-            cost_after=chosen.cost,
-            equations=dict(Counter(e for s in chosen.steps for e in s.equations).most_common()),
-            target=chosen.target,
-        )
 
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}

@@ -18,7 +18,7 @@ from rich.table import Table
 from taso_mirage import __version__
 from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.mutations import Mutations
-from taso_mirage.optimize.pipeline import Result
+from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Statistics
 from taso_mirage.optimize.timing import Timing
 from taso_mirage.partial.source import Mutation

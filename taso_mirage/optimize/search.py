@@ -161,16 +161,19 @@ def search_model(
 
 
 def contests(found: dict[Graph, Found], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
-    """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left: a part
-    without a measurement has the state that is predicted to be the fastest."""
+    """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left, or
+    less than the longest took: a part without a measurement has the state that is predicted to be the fastest."""
     if budget.choose is None:
         return
+    longest = 0.0
     for graph in sorted(places, key=lambda g: (found[g].after - found[g].before) * places[g]):
         each = found[graph]
-        if len(each.finalists) > 1 and budget.left() > kept:
+        left = budget.left()
+        if len(each.finalists) > 1 and left - kept > longest:
             states = [path[-1].outputs if path else graph.outputs for _, path in each.finalists]
             after, path = each.finalists[budget.choose(states)]
             found[graph] = replace(each, path=path, after=after)
+            longest = max(longest, left - budget.left())
 
 
 def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
