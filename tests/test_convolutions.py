@@ -28,11 +28,12 @@ from taso_mirage.fuse import fused, stage
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.convolutions import Convolution, _evidence, convolution, mugraphs
 from taso_mirage.kernels.regions import fragments
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import SINGLE, Evidence, verified
+from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import Array, Model, random_inputs
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
+from taso_mirage.ops import interpret, term
 from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.rewriter import Candidate
 from taso_mirage.optimize.timing import compared
@@ -170,6 +171,34 @@ def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
         small, leaves = made.small(tile)
         assert all(int(n) > 0 for leaf in leaves for n in leaf.shape)
         assert small.goal().shape[2] % tile == goal.outputs[0].shape[2] % tile
+
+
+def error(graph: Graph, given: Any) -> float:
+    """Of float32 against float64, over the largest result."""
+    exact, single = (
+        interpret(graph.outputs, xp, {n: xp.load(a) for n, a in given.items()})[graph.outputs[0]]
+        for xp in (EXACT, SINGLE)
+    )
+    return float(np.abs(single - exact).max() / np.abs(exact).max())
+
+
+def test_tiles_of_four_round_nearly_as_the_direct_sum_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the points 1 and 2, which are usual, twice as much or more."""
+    made, goal = case((1, 64, 16, 16), 16, PADS, "")
+    given = values(goal)
+    mine = Graph(goal.inputs, (made.mugraph(4, (16, 1)),))
+    direct, ours = error(goal, given), error(mine, given)
+    monkeypatch.setitem(spec.POINTS, 4, (0, 1, -1, 2, -2))
+    usual = error(mine, given)
+    assert ours < 8 * direct
+    assert 2 * ours < usual
+
+
+@pytest.mark.parametrize("others", [{"strides": (2, 2)}, {"dilations": (2, 2)}], ids=str)
+def test_a_goal_of_another_convolution_has_no_muGraphs(others: dict[str, Any]) -> None:
+    data, kernel = x("x", 1, 8, 9, 9), x("w", 8, 8, 3, 3)
+    assert convolution(Graph((data, kernel), (conv(data, kernel),))) is not None
+    assert mugraphs(Graph((data, kernel), (conv(data, kernel, **others),)), CPU) == []
 
 
 def test_what_is_no_convolution_has_no_muGraphs() -> None:

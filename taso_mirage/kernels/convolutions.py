@@ -82,14 +82,14 @@ def is_convolution(node: Node) -> bool:
     """Whether a term of a model is one that there are kernels for."""
     if node.op != "conv" or node.dtype != "float32" or len(node.shape) != 4:
         return False
-    (o, c, *kernel), group, same = node.args[1].shape, node.attr("group"), ("strides", "dilations")
-    fits = kernel == [3, 3] and all(node.attr(name) == (1, 1) for name in same)
-    return (
-        fits
-        and min(o // group, c) >= LEAST
-        and min(node.attr("pads")) >= 0
-        and all(is_weight(a) for a in node.args[1:])
-    )
+    (o, c, *_), group = node.args[1].shape, node.attr("group")
+    return _fits(node) and min(o // group, c) >= LEAST and all(is_weight(a) for a in node.args[1:])
+
+
+def _fits(node: Node) -> bool:
+    """Whether a convolution is one that `Convolution` says: 3 x 3 with stride 1, no dilation and no negative pads."""
+    same = all(node.attr(name) == (1, 1) for name in ("strides", "dilations"))
+    return same and node.args[1].shape[2:] == (3, 3) and min(node.attr("pads")) >= 0
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -115,7 +115,7 @@ def convolution(goal: Graph) -> Convolution | None:
     if node.op == "add":
         first = node.args[0].op != "conv"
         node, z = node.args[first], node.args[not first]
-    if len(goal.outputs) != 1 or node.op != "conv":
+    if len(goal.outputs) != 1 or node.op != "conv" or not _fits(node):
         return None
     x, w, b = (*node.args, ABSENT)[:3]
     return Convolution(x, w, b, z, node.attr("pads"), relu, node.attr("group"))

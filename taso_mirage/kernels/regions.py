@@ -6,7 +6,8 @@ by operations, and a library's product does it best. A fold after a linear layer
 there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut;
 where kernels can run beside each other, results of other labels are lanes (`lanes.py`), of which no two compute the same product.
 What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
-is in it with all that reads them. What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
+is in it with all that reads them. A convolution is a region only where a back end has kernels for
+it (`convolutions.py`). What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
 """
 
 from __future__ import annotations
