@@ -18,7 +18,7 @@ from taso_mirage.ops import Ints, op
 
 POINTS = {2: (0, 1, -1), 4: (0, Fraction(2, 3), -Fraction(2, 3), Fraction(3, 2), -Fraction(3, 2))}
 """Where the polynomials of a tile of so many results are evaluated, besides infinity. With 2/3 and 3/2 in place of 1 and 2 the error is
-less than half (tests/test_convolutions.py); that the points decide it: Barabasz et al., TOMS 2020."""
+less than a third (tests/test_convolutions.py); that the points decide it: Barabasz et al., TOMS 2020."""
 KERNEL = 3
 
 

@@ -183,15 +183,15 @@ def error(graph: Graph, given: Any) -> float:
 
 
 def test_tiles_of_four_round_nearly_as_the_direct_sum_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the points 1 and 2, which are usual, twice as much or more."""
+    """With the points 1 and 2, which are usual, three times as much or more; four times the direct sum is what the check of models allows."""
     made, goal = case((1, 64, 16, 16), 16, PADS, "")
     given = values(goal)
     mine = Graph(goal.inputs, (made.mugraph(4, (16, 1)),))
     direct, ours = error(goal, given), error(mine, given)
     monkeypatch.setitem(spec.POINTS, 4, (0, 1, -1, 2, -2))
     usual = error(mine, given)
-    assert ours < 8 * direct
-    assert 2 * ours < usual
+    assert ours < 4 * direct
+    assert 3 * ours < usual
 
 
 @pytest.mark.parametrize("others", [{"strides": (2, 2)}, {"dilations": (2, 2)}], ids=str)
