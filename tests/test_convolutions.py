@@ -183,7 +183,8 @@ def error(graph: Graph, given: Any) -> float:
 
 
 def test_tiles_of_four_round_nearly_as_the_direct_sum_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the points 1 and 2, which are usual, three times as much or more; four times the direct sum is what the check of models allows."""
+    """Four times the direct sum is what the check of models allows. With the points 1 and 2, which are usual, three times as much
+    or more."""
     made, goal = case((1, 64, 16, 16), 16, PADS, "")
     given = values(goal)
     mine = Graph(goal.inputs, (made.mugraph(4, (16, 1)),))
