@@ -1,6 +1,6 @@
 """Original against optimized on one NVIDIA GPU: ONNX Runtime's CUDA provider with CUDA graphs on both sides, and torch.compile.
 
-    python bench/optimize_cuda.py [NAME ...] [--dtype float16 float32] [--batch 1 16] [--models DIR] [--no-compile]
+    python bench/optimize_cuda.py [NAME ...] [--dtype float16 float32] [--batch 1 16] [--models DIR] [--no-compile | --only-compile]
 
 Prints a table and writes bench/results/optimize_cuda-DEVICE.json (microseconds). Needs the extras `cuda` and `models`. A model
 is built, or read from DIR/NAME-bBATCH.onnx; half precision is onnxruntime's own conversion of it. `onnxruntime, OPTIONS`
@@ -47,12 +47,8 @@ def loaded(name: str, dtype: str, batch: int, folder: Path | None) -> Model:
     file = None if folder is None else folder / f"{name}-b{batch}.onnx"
     if file is not None and file.exists():
         proto = onnx.load(file)
-    elif name in models.EXPORTED:
-        proto = models.build(name, small=False, batch=batch)
-    elif batch == 1:
-        proto = models.build(name, small=False)
     else:
-        raise ValueError(f"{name} has batch 1 only")
+        proto = models.build(name, small=False, batch=batch)
     if dtype == "float16":
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -134,8 +130,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     for batch in options.batch:
         for dtype in options.dtype:
             for name in options.names:
-                if batch == 1 or name in models.EXPORTED:
-                    yield name, dtype, batch
+                yield name, dtype, batch
 
 
 def kept(path: Path, device: str, versions: dict[str, str]) -> list[dict[str, Any]]:
@@ -145,6 +140,26 @@ def kept(path: Path, device: str, versions: dict[str, str]) -> list[dict[str, An
     found = json.loads(path.read_text())
     same = (found["device"], found["versions"]) == (device, versions)
     return list(found["rows"]) if same else []
+
+
+def fill_in(rows: list[dict[str, Any]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows that were given torch.compile's time."""
+    by_case = {r["case"]: r for r in rows if "torch.compile" not in r["baselines"]}
+    for name, dtype, batch in cases(options):
+        if (found := by_case.get(f"{name} {dtype} b{batch}")) is None:
+            continue
+        try:
+            if (t := compiled(name, dtype, batch)) is not None:
+                found["baselines"]["torch.compile"] = t
+                yield found
+        except Exception as error:  # a peer that fails has no figure
+            found["compile_error"] = str(error)[:200]
+            yield found
+
+
+def write(path: Path, device: str, versions: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    found = {"bench": "optimize_cuda", "device": device, "versions": versions, "unit": "us", "rows": rows}
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def show(r: dict[str, Any]) -> None:
@@ -163,6 +178,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--models", type=Path, help="a folder of NAME-bBATCH.onnx")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument(
+        "--only-compile", action="store_true", help="torch.compile alone, into the rows of the file that lack it"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=30.0, help="search of each model")
     parser.add_argument(
@@ -178,8 +196,8 @@ def main() -> None:
         or ROOT / "bench" / "results" / f"optimize_cuda-{device.split()[1] if ' ' in device else device}.json"
     )
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
-    rows = kept(path, device, versions) if options.append else []
-    for case in cases(options):
+    rows = kept(path, device, versions) if options.append or options.only_compile else []
+    for case in cases(options) if not options.only_compile else ():
         try:
             found = row(*case, options)
             for earlier in (r for r in rows if r["case"] == found["case"] and options.no_compile):
@@ -189,9 +207,12 @@ def main() -> None:
             print(f"{case}: {type(error).__name__}: {error}", flush=True)
             continue
         show(rows[-1])
-        found = {"bench": "optimize_cuda", "device": device, "versions": versions, "unit": "us", "rows": rows}
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write(path, device, versions, rows)
         gc.collect()
+    if options.only_compile:
+        for found in fill_in(rows, options):
+            show(found)
+            write(path, device, versions, rows)
     for batch in options.batch:
         ratios = [r["ratio"] for r in rows if r["case"].endswith(f" b{batch}")]
         if ratios:

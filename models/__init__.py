@@ -37,7 +37,7 @@ def build(name: str, *, small: bool = True, seed: int = 0, **options: Any) -> on
     """The model `name`; `options` are the keyword arguments of its builder, such as `batch` or `dynamic`."""
     if name in light.FILES:
         _check_options(name, light.build, options)
-        return light.build(name, small=small, seed=seed)
+        return light.build(name, small=small, seed=seed, **options)
     if name not in EXPORTED:
         raise ValueError(f"no model is named {name!r}; the names are {', '.join(NAMES)}")
     exporter.require("torch")

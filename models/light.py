@@ -49,8 +49,8 @@ class Use(NamedTuple):
     is_residual: bool
 
 
-def build(name: str, *, small: bool = True, seed: int = 0) -> onnx.ModelProto:
-    """The light model `name`; `small` makes no difference here."""
+def build(name: str, *, small: bool = True, seed: int = 0, batch: int = 1) -> onnx.ModelProto:
+    """The light model `name`, of batch 1 in its file; `small` makes no difference here."""
     del small
     model = onnx.load(Path(onnx.__file__).parent / "backend/test/data/light" / FILES[name])
     graph = model.graph
@@ -64,7 +64,31 @@ def build(name: str, *, small: bool = True, seed: int = 0) -> onnx.ModelProto:
             kept[weight] = numpy_helper.from_array(_values(generator, uses[weight], shape, gain), weight)
     _replace_initializers(graph, kept)
     model.ir_version = IR_VERSION_OF_OPSET_9
+    if batch != 1:
+        _rebatch(graph, batch)
     return model
+
+
+def _rebatch(graph: onnx.GraphProto, batch: int) -> None:
+    """Give the inputs and outputs another batch; what reshapes a batch of one to a fixed shape keeps its first size (0)."""
+    graph.ClearField("value_info")
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    fed = {value.name for value in graph.input}
+    for node in graph.node:
+        if fed.isdisjoint(node.input):
+            continue
+        fed.update(node.output)
+        if node.op_type == "Reshape":
+            shape = numpy_helper.to_array(tensors[node.input[1]])
+            name = f"{node.output[0]}_shape"
+            graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), name))
+            node.input[1] = name
+    read = {name for node in graph.node for name in node.input}
+    unread = [tensor for tensor in graph.initializer if tensor.name not in read]
+    for tensor in unread:
+        graph.initializer.remove(tensor)
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
 
 
 def _replace_initializers(graph: onnx.GraphProto, tensors: dict[str, onnx.TensorProto]) -> None:

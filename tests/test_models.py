@@ -68,6 +68,15 @@ def test_light_model_is_valid_and_runs(name: str) -> None:
     check(model)
 
 
+@pytest.mark.parametrize("name", ["light_squeezenet", "light_shufflenet"])
+def test_a_light_model_of_another_batch_is_the_one_of_batch_one_image_by_image(name: str) -> None:
+    fed = models.inputs(models.build(name, batch=2))
+    (of_two,) = session(models.build(name, batch=2)).run(None, fed)
+    single = session(models.build(name))
+    of_each = [single.run(None, {k: v[i : i + 1] for k, v in fed.items()})[0] for i in range(2)]
+    np.testing.assert_allclose(of_two, np.concatenate(of_each), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in models.EXPORTED if name != "mini_transformer"])
 def test_full_model_is_valid_and_runs(name: str) -> None:
