@@ -26,8 +26,9 @@ from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.convolutions import Convolution, _evidence, convolution, mugraphs
+from taso_mirage.kernels.convolutions import Convolution, _evidence, convolution
 from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import SINGLE, Evidence, verified
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import Array, Model, random_inputs
@@ -154,9 +155,14 @@ def test_a_value_that_is_no_number_stays_one() -> None:
 # ---------------------------------------------------------------- evidence
 
 
+def mugraphs(goal: Graph) -> list[Found]:
+    made = convolution(goal)
+    return [] if made is None else made.mugraphs(goal, CPU)
+
+
 def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> None:
     _, goal = case((1, 64, 14, 15), 48, PADS, "bias, sum, relu")
-    found = mugraphs(goal, CPU)
+    found = mugraphs(goal)
     assert [f.seconds for f in found] == sorted(f.seconds for f in found)
     assert {f.graph.outputs[0].attr("tile") for f in found} == {2, 4}
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
@@ -166,7 +172,7 @@ def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> N
 @pytest.mark.parametrize("side", [9, 16, 21])
 def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
     made, goal = case((1, 8, side, side), 8, pads, "bias")
-    assert {f.graph.outputs[0].attr("tile") for f in mugraphs(goal, CPU)} == {2, 4}
+    assert {f.graph.outputs[0].attr("tile") for f in mugraphs(goal)} == {2, 4}
     for tile in (2, 4):
         small, leaves = made.small(tile)
         assert all(int(n) > 0 for leaf in leaves for n in leaf.shape)
@@ -199,12 +205,12 @@ def test_tiles_of_four_round_nearly_as_the_direct_sum_does(monkeypatch: pytest.M
 def test_a_goal_of_another_convolution_has_no_muGraphs(others: dict[str, Any]) -> None:
     data, kernel = x("x", 1, 8, 9, 9), x("w", 8, 8, 3, 3)
     assert convolution(Graph((data, kernel), (conv(data, kernel),))) is not None
-    assert mugraphs(Graph((data, kernel), (conv(data, kernel, **others),)), CPU) == []
+    assert mugraphs(Graph((data, kernel), (conv(data, kernel, **others),))) == []
 
 
 def test_what_is_no_convolution_has_no_muGraphs() -> None:
     data = x("x", 1, 8, 4, 4)
-    assert mugraphs(Graph((data,), (term("relu", data),)), CPU) == []
+    assert mugraphs(Graph((data,), (term("relu", data),))) == []
     assert convolution(Graph((data,), (term("add", data, data),))) is None
 
 
@@ -269,7 +275,7 @@ def model(*outputs: Node) -> Model:
 
 def found(*outputs: Node) -> list[list[str]]:
     """The operators of the regions with a convolution."""
-    made = fragments(model(*outputs), {}, convolutions=True)
+    made = fragments(model(*outputs), {}, prepared=True)
     return [[n.op for n in graph if n.args] for graph in made if any(n.op == "conv" for n in graph)]
 
 
@@ -380,8 +386,8 @@ def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() 
     kernel = w("w", 9, 8, 3, 3)
     goal = term("relu", conv(batch, kernel))
     plain = model(goal)
-    ((graph, (spot,)),) = fragments(plain, {"n": 2}, convolutions=True).items()
-    (best, *_) = mugraphs(graph, CPU)
+    ((graph, (spot,)),) = fragments(plain, {"n": 2}, prepared=True).items()
+    (best, *_) = mugraphs(graph)
     fused = embed(plain, [Region(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
     ours, wanted = session(fused, True), session(plain, False)
     for n in (2, 3, 2):
@@ -408,7 +414,7 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
         from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10))
     )
     assert any(n.op == "conv" for n in made.nodes())
-    assert fragments(made, {}, convolutions=True) == {}
+    assert fragments(made, {}, prepared=True) == {}
 
 
 @pytest.mark.parametrize(

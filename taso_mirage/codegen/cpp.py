@@ -8,7 +8,7 @@ Inputs and outputs are the graph's, dense, row by row; they do not overlap. `par
 for every i below count, in any order, on any threads, and returns when all have returned; `pool` is handed through (an
 OrtKernelContext, say). Where it is null the blocks run in a loop. Kernels keep no state between calls.
 
-A muGraph with a convolution has more, for what is computed from its weights, once, and read in every run: it lies behind the graph's
+A muGraph that prepares its weights has more, for what is computed from them, once, and read in every run: it lies behind the graph's
 inputs, at `inputs[count of inputs]`, aligned to 64.
 
     extern "C" const size_t NAME_prepared[];                           // its bytes, and which input the weights are
@@ -30,6 +30,7 @@ import numpy as np
 
 from taso_mirage.codegen.cpu.bodies import Body
 from taso_mirage.codegen.cpu.nests import INDENT, memory_type, number, stage_lines
+from taso_mirage.codegen.cpu.prepared import Prepared, headers, prepares
 from taso_mirage.codegen.cpu.schedule import Memory, Schedule
 from taso_mirage.codegen.cpu.values import (
     Buffer,
@@ -38,7 +39,6 @@ from taso_mirage.codegen.cpu.values import (
     Value,
     contiguous,
 )
-from taso_mirage.codegen.cpu.winograd import OP, Convolution, header
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
 from taso_mirage.mugraph import overlaps
@@ -63,8 +63,7 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
             raise InvalidOption(f"{name!r} is no name of a C function")
         made.append(Program(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
-    convolutions = [header()] if any(node.op == OP for graph in graphs.values() for node in graph) else []
-    return "\n".join([heads + NOTE, vector_header(), *convolutions, *_tables(lazy), *made])
+    return "\n".join([heads + NOTE, vector_header(), *headers(graphs.values()), *_tables(lazy), *made])
 
 
 @dataclass
@@ -79,15 +78,15 @@ class Program:
     functions: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     prepared: tuple[str, int] | None = None
-    """The class of a convolution, and the input that is its weights."""
+    """The class of the term that reads prepared weights, and the input that they are made from."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:
-            if node.op == OP:
-                self._convolution(node)
+            if prepares(node):
+                self._by_class(node)
             elif node.op not in ("input", "item", "constant") and node is not ABSENT:
                 self._kernel(node)
         for i, output in enumerate(self.graph.outputs):
@@ -114,11 +113,11 @@ class Program:
             f"run({function}, {blocks}, {tensors}, parallel_for, pool);",
         ]
 
-    def _convolution(self, node: Node) -> None:
-        """Its blocks are those of the class that `winograd.h` has for it."""
+    def _by_class(self, node: Node) -> None:
+        """Its blocks are those of the class that a header has for it."""
         if node.args[1] not in self.graph.inputs or self.prepared is not None:
-            raise Unsupported("a muGraph with two convolutions, or one with weights that are no input")
-        made = Convolution(node, f"{self.name}_{len(self.functions)}")
+            raise Unsupported("a muGraph that prepares two weights, or one that is no input")
+        made = Prepared(node, f"{self.name}_{len(self.functions)}")
         self.functions.append(made.instance)
         self.prepared = made.name, self.graph.inputs.index(node.args[1])
         self.places[node, 0] = self._place(node, 0, node.tensor)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
 from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, substitute, weight
-from taso_mirage.kernels.convolutions import convolution
+from taso_mirage.ir import Graph, Node, substitute, weight
+from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.model import Array, Weight, random_array
 from taso_mirage.onnx_io import serialize
@@ -20,26 +21,35 @@ from taso_mirage.runtime.plan import Kernel
 
 SECONDS = 0.2
 """For running it both ways."""
+LEAST, COLD = 1 << 19, 1 << 26
+"""Bytes of weights that a whole model's run does not find in a cache; and of those, with copies, that none here finds there."""
 
 
 def saved(graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target) -> float:
-    """Seconds less that a region takes with the kernel in place of its operators. Both sides arrange the weights of convolutions ahead."""
-    given, weights = _given(graph, spot)
-    before = standalone(given, opsets, weights)
-    leaves = {n.attr("name"): n for n in given if n.op in ("input", "weight")}
-    inputs = tuple([leaves[leaf.attr("name")] for leaf in graph.inputs])
-    after = embed(before, [Region(inputs, given.outputs, kernel)])
+    """Seconds less that a region takes with the kernel in place of its operators. Both sides arrange weights
+    ahead, where the kernel prepares them, and have so many copies of them that they come from memory, as in a whole model."""
+    known = _weights(graph, spot)
+    held = 4 * sum(prod(map(int, leaf.shape)) for leaf in known)
+    copies = [_copy(graph, known, i) for i in range(-(-COLD // held) if held >= LEAST else 1)]
+    left = tuple([leaf for leaf in graph.inputs if leaf not in known])
+    outputs = tuple([output for copy, _ in copies for output in copy.outputs])
+    before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
+    after = embed(before, [Region(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_turn([serialize(before), serialize(after)], target, SECONDS)
-    return times[0] - times[1]
+    return (times[0] - times[1]) / len(copies)
 
 
-def _given(graph: Graph, spot: Spot) -> tuple[Graph, dict[str, Weight]]:
-    """The graph of a region, of a convolution with random weights in place of the inputs that are weights in the model."""
-    if convolution(graph) is None:
-        return graph, {}
-    rng = np.random.default_rng(0)
-    known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if is_weight(node)]
-    mapping = {leaf: weight(leaf.attr("name"), leaf.tensor) for leaf in known}
-    arrays: dict[str, Weight] = {leaf.attr("name"): Array(random_array(leaf, rng, {})) for leaf in known}
-    left = tuple([leaf for leaf in graph.inputs if leaf not in mapping])
-    return Graph(left, substitute(graph.outputs, mapping)), arrays
+def _weights(graph: Graph, spot: Spot) -> list[Node]:
+    """The inputs of a region that are weights in the model, if its kernel prepares them."""
+    if prepared(graph) is None:
+        return []
+    return [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if is_weight(node)]
+
+
+def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:
+    """The region with weights of its own, random ones, in place of those inputs."""
+    rng = np.random.default_rng(i)
+    made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
+    inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])
+    arrays: dict[str, Weight] = {made[leaf].attr("name"): Array(random_array(leaf, rng, {})) for leaf in known}
+    return Graph(inputs, substitute(graph.outputs, made)), arrays

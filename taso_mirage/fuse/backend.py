@@ -33,8 +33,8 @@ class Backend(Protocol):
         """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model asks its sizes which operators run."""
 
     @property
-    def convolutions(self) -> bool:
-        """Whether there are kernels for convolutions (`kernels.convolutions`)."""
+    def prepared(self) -> bool:
+        """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
 
     @property
     def searching(self) -> int:

@@ -25,7 +25,7 @@ class Cpu:
 
     device: Device = CPU
     batched = False
-    convolutions = True
+    prepared = True
     searching = 0
     lanes = 1
 

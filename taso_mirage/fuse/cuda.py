@@ -53,7 +53,7 @@ class Cuda:
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
     lanes: int = 4
     batched: bool = True
-    convolutions: bool = False
+    prepared: bool = False
     """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
 
     @property

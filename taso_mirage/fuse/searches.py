@@ -11,7 +11,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.convolutions import convolution, mugraphs
+from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.workers import Workers
 
@@ -36,8 +36,8 @@ class Searches:
 
     def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[Found]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
-        if convolution(goal) is not None:
-            return mugraphs(goal, self.device)
+        if (made := prepared(goal)) is not None:
+            return made.mugraphs(goal, self.device)
         future = self.futures.get(goal)
         if future is None:
             return Search(goal, Options(), self.device).run(BEST, seconds, progress)

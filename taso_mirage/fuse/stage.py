@@ -25,11 +25,11 @@ from taso_mirage.fuse.searches import Searches
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.convolutions import convolution
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import Lane, lanes
+from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.regions import Spot
-from taso_mirage.meanings.work import size, work
+from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
@@ -52,7 +52,6 @@ CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 SHARE = 0.4
 """Of the budget."""
-CONVOLUTION = "conv"
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
 as fast as the original is the result."""
@@ -67,6 +66,8 @@ class Fused:
     record: Record
     kernel: Kernel
     saved: float
+    prepares: type | None = None
+    """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
 
     @property
     def regions(self) -> list[Region]:
@@ -143,8 +144,8 @@ class _Ended(Exception):
 
 
 def _lanes(goal: Graph) -> list[Lane]:
-    """The lanes of a goal; a convolution is one."""
-    if convolution(goal) is not None:
+    """The lanes of a goal; one whose kernel prepares weights is one."""
+    if prepared(goal) is not None:
         return [Lane(goal, tuple(range(len(goal.inputs))), (0,))]
     return lanes(label(goal))
 
@@ -188,7 +189,7 @@ class _Stage:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
             found, self.left_out = kinds(
-                self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.convolutions
+                self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
             )
         except Exception as error:
             self._report("the regions", error)
@@ -196,13 +197,14 @@ class _Stage:
         return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
 
     def _possible(self, kind: Kind, spots: Sequence[Spot]) -> float:
-        """Seconds of the starts of operators, of what goes through memory between them, and of half of a convolution, in all places
-        together."""
+        """Seconds of the starts of operators, of what goes through memory between them, and of what prepared weights may save, in
+        all places together."""
         inner = [n for n in kind.whole if n.args and n.op != "item"]
         moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
-        saved = sum(work(n, {}).flops / 2 for n in inner if n.op == "conv")
         device = self.backend.device
-        return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved / device.flops)
+        made = prepared(kind.whole)
+        saved = 0.0 if made is None else made.saved(device)
+        return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
     def _report(self, what: str, error: Exception) -> None:
         """A bug, which must not cost what was found before."""
@@ -223,7 +225,10 @@ class _Stage:
                     chosen is not None
                     and (saved := alone.saved(kind.whole, spots[0], chosen[1], self.base.model.opsets, self.target)) > 0
                 ):
-                    found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots)))
+                    made = prepared(kind.goal)
+                    found.append(
+                        Fused(operators, tuple(spots), *chosen, saved * len(spots), type(made) if made else None)
+                    )
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:
@@ -299,11 +304,15 @@ class _Stage:
     def _placed(self, worth: Sequence[Fused]) -> Model | None:
         """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does.
 
-        Convolutions are tried together first: between two of them no layout is changed, so that all gain more than each alone."""
+        Those that prepare weights are tried together first: between two convolutions no layout is changed, so that all gain more than each
+        alone, and of a product the gain is small beside the noise."""
         kept: list[Fused] = []
         session = self._opened(self.base.model) if worth else None
-        convolutions = [kind for kind in worth if CONVOLUTION in kind.operators]
-        trials = [convolutions] * (len(convolutions) > 1) + [[kind] for kind in worth]
+        together: dict[type | None, list[Fused]] = {}
+        for kind in worth:
+            together.setdefault(kind.prepares, []).append(kind)
+        together.pop(None, None)
+        trials = [kinds for kinds in together.values() if len(kinds) > 1] + [[kind] for kind in worth]
         for i, trial in enumerate(trials):
             self.progress("kernels in the model", i, len(trials))
             if self.budget.stop or session is None:

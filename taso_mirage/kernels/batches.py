@@ -46,14 +46,14 @@ class Kind:
 
 
 def kinds(
-    model: Model, sizes: Sizes, lanes: int, batched: bool, convolutions: bool = False
+    model: Model, sizes: Sizes, lanes: int, batched: bool, prepared: bool = False
 ) -> tuple[dict[Kind, list[Spot]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. With `batched` one with free dims runs at
     all sizes or is left out. Without, every free dim is at its size."""
     found: dict[Kind, list[Spot]] = {}
     left_out: set[str] = set()
     known: Known = {}
-    for whole, spots in fragments(model, sizes, lanes, batched, convolutions).items():
+    for whole, spots in fragments(model, sizes, lanes, batched, prepared).items():
         for spot in spots:
             seen = _free([*spot.inputs, *spot.outputs])
             hidden = _free(_members(spot)) - seen

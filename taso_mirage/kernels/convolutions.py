@@ -17,6 +17,7 @@ from taso_mirage.gpu import Device
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.meanings.work import work
 from taso_mirage.ops import term
 from taso_mirage.verify.refused import Refused
 
@@ -77,6 +78,22 @@ class Convolution:
         made = Convolution(x, w, b, z, self.pads, self.relu, groups)
         return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
 
+    def mugraphs(self, graph: Graph, device: Device) -> list[Found]:
+        """The verified muGraphs of the goal `graph`, which this is; by the model, that is by their multiplications, the fastest first."""
+        found = []
+        for tile, block in _blocks(self):
+            evidence = _evidence(self.small(tile), tile)
+            if isinstance(evidence, Evidence):
+                made = Graph(graph.inputs, (self.mugraph(tile, block),))
+                products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * _tiles(self, tile) * (tile + 2) ** 2
+                seconds = 2 * products / device.flops
+                found.append(Found(made, graph, seconds, device.name, evidence))
+        return sorted(found, key=lambda each: each.seconds)
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save: half of those of the direct sum."""
+        return work(self.goal(), {}).flops / 2 / device.flops
+
 
 def is_convolution(node: Node) -> bool:
     """Whether a term of a model is one that there are kernels for."""
@@ -119,22 +136,6 @@ def convolution(goal: Graph) -> Convolution | None:
         return None
     x, w, b = (*node.args, ABSENT)[:3]
     return Convolution(x, w, b, z, node.attr("pads"), relu, node.attr("group"))
-
-
-def mugraphs(goal: Graph, device: Device) -> list[Found]:
-    """The verified muGraphs of such a goal; by the model, that is by their multiplications, the fastest first."""
-    made = convolution(goal)
-    if made is None:
-        return []
-    found = []
-    for tile, block in _blocks(made):
-        evidence = _evidence(made.small(tile), tile)
-        if isinstance(evidence, Evidence):
-            graph = Graph(goal.inputs, (made.mugraph(tile, block),))
-            products = prod(map(int, (made.x.shape[0], *made.w.shape[:2]))) * _tiles(made, tile) * (tile + 2) ** 2
-            seconds = 2 * products / device.flops
-            found.append(Found(graph, goal, seconds, device.name, evidence))
-    return sorted(found, key=lambda each: each.seconds)
 
 
 @lru_cache(maxsize=256)

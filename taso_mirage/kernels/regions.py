@@ -6,8 +6,8 @@ by operations, and a library's product does it best. A fold after a linear layer
 there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut;
 where kernels can run beside each other, results of other labels are lanes (`lanes.py`), of which no two compute the same product.
 What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
-is in it with all that reads them. A convolution is a region only where a back end has kernels for
-it (`convolutions.py`). What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
+is in it with all that reads them. What has kernels that prepare weights is a region first, where a back end has those (`prepared.py`).
+What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, users, variable
-from taso_mirage.kernels.convolutions import followed, is_convolution
+from taso_mirage.kernels import prepared as kernels_prepared
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.lanes import groups
 from taso_mirage.meanings.work import size, sized, work
@@ -76,13 +76,13 @@ class Spot:
 
 
 def fragments(
-    model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False, convolutions: bool = False
+    model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False, prepared: bool = False
 ) -> dict[Graph, list[Spot]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places. With `batched` a
-    linear layer of a free number of rows is in none: it may get many. With `convolutions` those that have kernels are regions too."""
+    linear layer of a free number of rows is in none: it may get many. With `prepared` what has kernels that prepare weights is a region."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched)
-    if convolutions:
-        growing.convolve()
+    if prepared:
+        growing.prepare()
     found: dict[Graph, list[Spot]] = {}
     growing.run()
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
@@ -154,14 +154,15 @@ class _Growing:
             if kind is not None:
                 self.kinds[node] = kind
 
-    def convolve(self) -> None:
-        """The convolutions that there are kernels for, each with what follows."""
+    def prepare(self) -> None:
+        """What there are kernels for that prepare weights, each with what follows."""
         for node in self.order:
-            if is_convolution(node):
-                members = followed(node, lambda n: self.users.get(n, ()), self.wanted.__contains__)
-                members = list(takewhile(lambda n: n not in self.region, members))
-                if self._convex(set(members)) and self._fixed(members):
-                    self._take(members[::-1])
+            members = kernels_prepared.members(
+                node, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
+            )
+            members = list(takewhile(lambda n: n not in self.region, members))
+            if members and self._convex(set(members)) and self._fixed(members):
+                self._take(members[::-1])
 
     def _fixed(self, members: Sequence[Node]) -> bool:
         """Whether all sizes are known: some hang on the data."""

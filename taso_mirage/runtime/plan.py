@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.codegen.compile import Compiled
 from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.codegen.cpu.winograd import OP
+from taso_mirage.codegen.cpu.prepared import prepares
 from taso_mirage.codegen.gpu.program import Buffer, Program
 from taso_mirage.dims import product, symbol
 from taso_mirage.errors import Unsupported
@@ -79,7 +79,7 @@ def cpu_kernel(graph: Graph) -> Kernel:
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_cpp(graph).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
-    prepared = " prepared" if any(node.op == OP for node in graph) else ""  # what older libraries do not know
+    prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
     return Kernel("cpu", entry, inputs, outputs, sealed(lines), generate_cpp(graph, entry) + "\n" + said)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import Kernel, build, empty_aligned
-from taso_mirage.codegen.cpu.winograd import layout
+from taso_mirage.codegen.cpu.prepared import layout
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, topological
 

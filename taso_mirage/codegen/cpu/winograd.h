@@ -25,15 +25,6 @@ inline thread_local taso_mirage_room_t taso_mirage_room;
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t LANES = 16, REGISTERS = 32;
-#elif defined(__AVX__)
-constexpr size_t LANES = 8, REGISTERS = 16;
-#else
-constexpr size_t LANES = 4, REGISTERS = 32;
-#endif
-typedef float lanes_t __attribute__((vector_size(LANES * 4)));
-
 inline void alternate(lanes_t a, lanes_t b, lanes_t* made) {
 #if defined(__clang__)
   for (size_t i = 0; i < LANES; ++i) made[i / (LANES / 2)][i * 2 % LANES] = a[i], made[i / (LANES / 2)][i * 2 % LANES + 1] = b[i];

@@ -8,6 +8,10 @@
 #include <memory>
 #include <mutex>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "api.h"
 #include "cpu.h"
 #include "cuda.h"
@@ -19,7 +23,7 @@ using plan::Plan;
 using plan::Problem;
 
 constexpr size_t NAMES = 128;
-constexpr size_t ALIGNMENT = 256;
+constexpr size_t ALIGNMENT = 256, PAGE = size_t{1} << 21;
 constexpr size_t BATCHES = 64;  // parts that the runtime's threads take a grid in, at most
 
 }  // namespace
@@ -88,8 +92,13 @@ struct Freed {
 };
 using Memory = std::unique_ptr<void, Freed>;
 
+// In large pages, where the system has them: what is read in every run comes faster from memory so, as fewer addresses are translated.
 Memory aligned(size_t bytes) {
-  Memory found(std::aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT));
+  const size_t page = bytes < PAGE ? ALIGNMENT : PAGE, rounded = (bytes + page - 1) / page * page;
+  Memory found(std::aligned_alloc(page, rounded));
+#ifdef MADV_HUGEPAGE
+  if (found != nullptr && page == PAGE) madvise(found.get(), rounded, MADV_HUGEPAGE);
+#endif
   if (found == nullptr) throw Problem("there are no " + std::to_string(bytes) + " bytes of memory for its weights");
   return found;
 }

@@ -1,0 +1,29 @@
+"""A product of few rows with a weight, read once from memory: only kernels for the CPU have it."""
+
+from op_specs.arithmetic import add
+from op_specs.matmul import matmul
+from taso_mirage.errors import IllTyped
+from taso_mirage.ops import op
+
+
+@op()
+def gemv(xp, x, w, b=None, z=None, *, columns: int = 16):
+    """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
+
+    `columns`: how many of them lie side by side in the prepared weights, which changes nothing."""
+    if xp.rank(w) != 2 or xp.rank(x) < 2:
+        raise IllTyped(f"gemv of {xp.shape(x)} with {xp.shape(w)}")
+    y = matmul(xp, x, w)
+    if b is not None:
+        if xp.shape(b) != xp.shape(w)[1:]:
+            raise IllTyped(f"{xp.shape(b)} added to columns of {xp.shape(y)}")
+        y = add(xp, y, b)
+    if z is not None:
+        if xp.shape(z) != xp.shape(y):
+            raise IllTyped(f"{xp.shape(z)} added to results of {xp.shape(y)}")
+        y = add(xp, y, z)
+    return y
+
+
+gemv.example("float32[1,3]", "float32[3,4]")
+gemv.example("float32[2,1,3]", "float32[3,4]", "float32[4]", "float32[2,1,4]")

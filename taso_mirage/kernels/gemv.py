@@ -1,0 +1,125 @@
+"""Products of few rows with a weight as kernels for the CPU, with the sum that follows: the weights lie as they are read.
+
+A runtime's product of one row waits for its weights, and those for the translation of their addresses: they come 1.2 times as fast from
+large pages, in which a kernel may keep them, and twice as fast where they are bfloat16 numbers, as a checkpoint's often are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from taso_mirage.dims import fixed
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.expressions import is_weight
+from taso_mirage.gpu import Device
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.search import Found
+from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.meanings.work import work
+from taso_mirage.ops import term
+from taso_mirage.verify.refused import Refused
+
+COLUMNS = (64, 32, 16)
+"""Columns of a strip of the prepared weights: multiples of the longest vectors."""
+ROWS = 8
+"""At most: with more, the runtime's products are bound by arithmetic, at which they are good."""
+LEAST = 1 << 18
+"""Elements of the weights: fewer stay in caches."""
+SAVED = 0.2
+"""Of the time that weights take to come from memory, about what large pages save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A goal that is a product of few rows with a weight: its operands, in the order of the operator `gemv`."""
+
+    x: Node
+    w: Node
+    b: Node
+    z: Node
+
+    def goal(self) -> Node:
+        """As the model has it."""
+        made = term("matmul", self.x, self.w)
+        for other in (self.b, self.z):
+            made = made if other is ABSENT else term("add", made, other)
+        return made
+
+    def mugraph(self, columns: int) -> Node:
+        """With prepared weights."""
+        return term("gemv", self.x, self.w, self.b, self.z, columns=columns)
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[Found]:
+        """The verified muGraphs of the goal `graph`, which this is; the model tells them not apart."""
+        evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
+        if not isinstance(evidence, Evidence):
+            return []
+        asked = work(self.goal(), {})
+        seconds = max(asked.bytes / device.bandwidth, asked.flops / device.flops)
+        graphs = [Graph(graph.inputs, (self.mugraph(columns),)) for columns in COLUMNS]
+        return [Found(each, graph, seconds, device.name, evidence) for each in graphs]
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save."""
+        return SAVED * 4 * prod(map(int, self.w.shape)) / device.bandwidth
+
+
+def is_product(node: Node, sizes: Mapping[str, int]) -> bool:
+    """Whether a term of a model is one that there are kernels for, its symbols at these sizes."""
+    return _fits(node, sizes) and is_weight(node.args[1]) and prod(map(int, node.args[1].shape)) >= LEAST
+
+
+def _fits(node: Node, sizes: Mapping[str, int]) -> bool:
+    if node.op != "matmul" or node.dtype != "float32":
+        return False
+    x, w = (a.shape for a in node.args)
+    try:
+        rows = prod(fixed(x, sizes)[:-1])
+    except (LookupError, TasoMirageError):  # a size that hangs on the data
+        return False
+    return len(x) > 1 and len(w) == 2 and all(isinstance(n, int) for n in w) and 0 < rows <= ROWS
+
+
+def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
+    """A product of a model with the sums that alone read it: of a bias, then of what has the shape of the result."""
+    members = [node]
+    for added in ((node.dtype, node.shape[-1:]), (node.dtype, node.shape)):
+        last = members[-1]
+        readers = users(last)
+        if wanted(last) or len(readers) != 1 or readers[0].op != "add" or readers[0].type != node.type:
+            continue
+        others = [a for a in readers[0].args if a is not last]
+        if len(others) == 1 and (others[0].dtype, others[0].shape) == added:
+            members.append(readers[0])
+    return members
+
+
+def product(goal: Graph) -> Product | None:
+    """What a goal is that `followed` gave; None for others."""
+    node, more = goal.outputs[0], list[Node]()
+    while node.op == "add" and len(more) < 2:
+        place = next((i for i, a in enumerate(node.args) if a.op in ("matmul", "add") and a.type == node.type), None)
+        if place is None:
+            return None
+        more.append(node.args[1 - place])
+        node = node.args[place]
+    if len(goal.outputs) != 1 or not _fits(node, {}) or not {*node.args, *more} <= {*goal.inputs}:
+        return None
+    b = more.pop() if more and more[-1].shape == node.shape[-1:] else ABSENT
+    z = more.pop() if more else ABSENT
+    x, w = node.args
+    return None if more or (z is not ABSENT and z.type != node.type) else Product(x, w, b, z)
+
+
+@lru_cache
+def _evidence(rank: int, bias: bool, sum: bool) -> Evidence | Refused:
+    """At small sizes: the algebra hangs on none of them."""
+    rows = (2,) * (rank - 1)
+    x, w = variable("x", Tensor("float32", (*rows, 3))), variable("w", Tensor("float32", (3, 5)))
+    b = variable("b", Tensor("float32", (5,))) if bias else ABSENT
+    z = variable("z", Tensor("float32", (*rows, 5))) if sum else ABSENT
+    made, leaves = Product(x, w, b, z), tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
+    return verified(Graph(leaves, (made.mugraph(COLUMNS[0]),)), Graph(leaves, (made.goal(),)))

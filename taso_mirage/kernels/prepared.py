@@ -1,0 +1,24 @@
+"""Goals whose kernels read weights that were prepared, once, where a session is made: each kind is one file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from taso_mirage.ir import Graph, Node
+from taso_mirage.kernels import convolutions, gemv
+from taso_mirage.kernels.convolutions import Convolution, convolution
+from taso_mirage.kernels.gemv import Product, product
+
+
+def members(
+    node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool], sizes: Mapping[str, int]
+) -> list[Node]:
+    """A term of a model that there are such kernels for at these sizes of its symbols, with what follows; nothing of others."""
+    if convolutions.is_convolution(node):
+        return convolutions.followed(node, users, wanted)
+    return gemv.followed(node, users, wanted) if gemv.is_product(node, sizes) else []
+
+
+def prepared(goal: Graph) -> Convolution | Product | None:
+    """What such a goal is; None for others."""
+    return convolution(goal) or product(goal)

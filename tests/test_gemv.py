@@ -1,0 +1,208 @@
+"""Products of few rows as kernels: what they compute, which products of a model they are for, and how their weights lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_codegen_cpp import STRICT, check, values
+from test_convolutions import QUICK, model, session, w, x
+
+from taso_mirage.codegen.cpp import generate_all
+from taso_mirage.codegen.cpu.native import Kernel, build
+from taso_mirage.cpu import CPU
+from taso_mirage.dims import symbol
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels import gemv
+from taso_mirage.kernels.gemv import LEAST, Product, product
+from taso_mirage.kernels.prepared import prepared
+from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.verify import verified
+from taso_mirage.model import random_inputs
+from taso_mirage.ops import term
+from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.verify.refused import Refused
+
+CASES = (
+    ((1, 1, 7), 33, ""),
+    ((3, 300), 64, "bias"),
+    ((2, 4, 257), 70, "sum"),
+    ((1, 1, 1), 1, "bias, sum"),
+    ((2, 513), 17, "bias, sum"),
+)
+
+
+def case(shape: tuple[int, ...], n: int, follows: str) -> tuple[Product, Graph]:
+    """A product, followed by what is named, and its goal over inputs."""
+    data, weights = x("x", *shape), x("w", shape[-1], n)
+    bias = x("b", n) if "bias" in follows else ABSENT
+    z = x("z", *shape[:-1], n) if "sum" in follows else ABSENT
+    made = Product(data, weights, bias, z)
+    return made, Graph(tuple([leaf for leaf in (data, weights, bias, z) if leaf is not ABSENT]), (made.goal(),))
+
+
+def bfloat16(array: Any) -> Any:
+    """The upper halves."""
+    return (array.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def half(array: Any) -> Any:
+    """Half precision, some of it subnormal."""
+    made = array.astype(np.float16)
+    made.flat[::3] *= np.float16(2**-14)
+    return made.astype(np.float32)
+
+
+FORMATS = {"single": lambda array: array, "bfloat16": bfloat16, "half": half}
+
+
+@pytest.mark.parametrize(
+    "flags", [QUICK, (*QUICK, "-mno-avx512f"), (*QUICK, "-mno-avx", "-Wno-psabi")], ids=["native", "8", "4"]
+)
+def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
+    """At odd sizes, on two threads, with vectors of 16, 8 and 4 numbers, of weights that are bfloat16 numbers too."""
+    graphs, goals = {}, {}
+    for i, given in enumerate(CASES):
+        for columns in (16, 64):
+            made, goal = case(*given)
+            graphs[f"case_{i}_{columns}"] = Graph(goal.inputs, (made.mugraph(columns),))
+            goals[f"case_{i}_{columns}"] = goal
+    library = build(generate_all(graphs), None, flags)
+    for name, graph in graphs.items():
+        kernel = Kernel(graph, name, threads=2, library=library)
+        given = values(goals[name])
+        weights = graph.inputs[1]
+        for make in FORMATS.values():
+            check(kernel, goals[name], given | {weights: make(given[weights])}, 4e-6)
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "half"])
+def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_results(format: str) -> None:
+    """One number that is none of the format, and all lie as they are."""
+    made, goal = case((2, 300), 40, "bias")
+    kernel = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=STRICT)
+    given = values(goal)
+    weights = given[goal.inputs[1]] = FORMATS[format](given[goal.inputs[1]])
+    (narrow,), (wanted,) = kernel.prepared(list(given.values())), kernel(*given.values())
+    assert narrow.view(np.uint8)[0] == ["single", "bfloat16", "half"].index(format)
+    row = weights[0, :16]
+    bits = row.astype(np.float16).view(np.uint16) if format == "half" else row.view(np.uint32) >> 16
+    np.testing.assert_array_equal(narrow.view(np.uint8)[64:96].view(np.uint16), bits)
+    weights.view(np.uint32)[299, 39] |= 1
+    (single,), (found,) = kernel.prepared(list(given.values())), kernel(*given.values())
+    assert single.view(np.uint8)[0] == 0
+    np.testing.assert_array_equal(single.view(np.uint8)[64:128].view(np.float32), row)
+    np.testing.assert_array_equal(found[:, :39], wanted[:, :39])
+
+
+@pytest.mark.parametrize(
+    "value", [65504.0, 65536.0, 1e30, np.inf, np.nan, 2.0**-24, 2.0**-25, -0.0, 3.0e-38, 1.0 + 2.0**-10, 1.0 + 2.0**-11]
+)
+def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
+    """A weight alone is what the product with one gives: largest, smallest, beyond the format, no number."""
+    made, goal = case((1, 1), 1, "")
+    (found,) = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=QUICK)(
+        np.ones((1, 1), np.float32), np.full((1, 1), value, np.float32)
+    )
+    np.testing.assert_array_equal(found, np.full((1, 1), value, np.float32))
+
+
+def test_what_is_no_number_stays_none() -> None:
+    made, goal = case((2, 9), 5, "")
+    given = values(goal)
+    given[goal.inputs[0]][1, 3] = np.nan
+    (found,) = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=QUICK)(*given.values())
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("given", CASES, ids=str)
+def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: tuple[tuple[int, ...], int, str]) -> None:
+    made, goal = case(*given)
+    assert prepared(goal) == made
+    found = made.mugraphs(goal, CPU)
+    assert {f.graph.outputs[0].attr("columns") for f in found} == {16, 32, 64}
+    assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
+
+
+def test_other_operands_are_refused() -> None:
+    made, goal = case((2, 3), 3, "bias, sum")
+
+    def refused(*operands: Node) -> bool:
+        return isinstance(verified(Graph(goal.inputs, (term("gemv", *operands),)), goal), Refused)
+
+    assert not refused(made.x, made.w, made.b, made.z)
+    assert refused(made.x, made.w, made.b, ABSENT)
+    assert refused(made.x, made.w, ABSENT, made.z)
+    assert refused(made.z, made.w, made.b, made.x)
+
+
+def test_operands_that_do_not_fit_are_ill_typed() -> None:
+    data, weights = x("x", 1, 3), x("w", 3, 5)
+    with pytest.raises(IllTyped, match="gemv of"):
+        term("gemv", data, x("w", 2, 3, 5))
+    with pytest.raises(IllTyped, match="added to columns"):
+        term("gemv", data, weights, x("b", 1))
+    with pytest.raises(IllTyped, match="added to results"):
+        term("gemv", data, weights, ABSENT, x("z", 5))
+
+
+def found(*outputs: Node, **sizes: int) -> list[list[str]]:
+    """The operators of the regions with a product of few rows."""
+    made = fragments(model(*outputs), sizes, prepared=True)
+    return [[n.op for n in graph if n.args] for graph in made if product(graph) is not None]
+
+
+def test_a_region_is_a_product_of_few_rows_with_the_sums_that_alone_read_it() -> None:
+    data, weights, bias, z = x("x", 1, 1, 512), w("w", 512, 512), w("b", 512), x("z", 1, 1, 512)
+    made = term("matmul", data, weights)
+    assert found(made) == [["matmul"]]
+    assert found(term("add", made, bias)) == [["matmul", "add"]]
+    assert found(term("add", z, term("add", made, bias))) == [["matmul", "add", "add"]]
+    assert found(term("add", z, made)) == [["matmul", "add"]]
+    assert found(term("add", term("add", z, made), data)) == [["matmul", "add"]]
+    assert found(term("add", made, made)) == [["matmul"]]
+    assert found(term("add", made, x("z", 3, 1, 512))) == [["matmul"]]
+    assert found(term("tanh", made), made) == [["matmul"]]
+
+
+def test_rows_are_counted_at_the_sizes_that_are_asked_for() -> None:
+    free = variable("x", Tensor("float32", (symbol("n"), 512)))
+    made = term("matmul", free, w("w", 512, 512))
+    assert found(made, n=8) == [["matmul"]]
+    assert found(made, n=9) == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        term("matmul", x("x", 1, 512), x("w", 512, 512)),
+        term("matmul", x("x", 9, 512), w("w", 512, 512)),
+        term("matmul", x("x", 1, 512), w("w", 512, LEAST // 512 - 1)),
+        term("matmul", x("x", 2, 1, 512), w("w", 2, 512, 512)),
+        term("matmul", x("x", 512), w("w", 512, 512)),
+    ],
+    ids=["weights of the run", "many rows", "small", "two weights", "a vector"],
+)
+def test_others_are_in_no_region(made: Node) -> None:
+    assert found(made) == []
+
+
+def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemv, "LEAST", 1)
+    data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
+    plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
+    ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
+    made = prepared(graph)
+    assert made is not None
+    kernel = cpu_kernel(made.mugraphs(graph, CPU)[0].graph)
+    fused = embed(plain, [Region(spot.inputs, spot.outputs, kernel)])
+    wanted = session(plain, False)
+    for each in (session(fused, True), session(fused, False)):
+        for seed in range(3):
+            feed = dict(random_inputs(plain, seed, {}))
+            np.testing.assert_allclose(each.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
