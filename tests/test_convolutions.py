@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -120,14 +120,18 @@ def test_the_kernel_as_models_have_it() -> None:
 
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     """Nothing outside of the tensors is read or written: they have the sizes that the types say, to the byte."""
-    graphs = {k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 4 in (0, 3)}
+    sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 4 in (0, 3)}, tmp_path)
+
+
+def sanitized(graphs: Mapping[str, Graph], folder: Path) -> None:
+    """Run kernels on zeros under sanitizers."""
     calls = "".join(_call(name, graph) for name, graph in graphs.items())
     main = f"#include <cstdlib>\nint main() {{\n{calls}  return 0;\n}}\n"
-    (tmp_path / "main.cpp").write_text(generate_all(graphs) + main)
+    (folder / "main.cpp").write_text(generate_all(graphs) + main)
     flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*compiler(), *flags, "-o", tmp_path / "main", tmp_path / "main.cpp"], check=True)
+    subprocess.run([*compiler(), *flags, "-o", folder / "main", folder / "main.cpp"], check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([folder / "main"], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 

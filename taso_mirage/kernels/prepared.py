@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from taso_mirage.ir import Graph, Node
-from taso_mirage.kernels import convolutions, gemv
+from taso_mirage.kernels import convolutions, linear
 from taso_mirage.kernels.convolutions import Convolution, convolution
-from taso_mirage.kernels.gemv import Product, product
+from taso_mirage.kernels.linear import Product, product
 
 
 def members(
@@ -16,7 +16,7 @@ def members(
     """A term of a model that there are such kernels for at these sizes of its symbols, with what follows; nothing of others."""
     if convolutions.is_convolution(node):
         return convolutions.followed(node, users, wanted)
-    return gemv.followed(node, users, wanted) if gemv.is_product(node, sizes) else []
+    return linear.followed(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
 def prepared(goal: Graph) -> Convolution | Product | None:

@@ -1,4 +1,4 @@
-"""Terms whose C++ is a class by hand, `winograd.h` or `gemv.h`: they read weights that are prepared once, before the first run."""
+"""Terms whose C++ is a class by hand, `winograd.h` or `linear.h`: they read weights that are prepared once, before the first run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _winograd(node: Node) -> tuple[Any, ...]:
     return *data, int(w.shape[0]) // group, *node.shape[2:], top, left, node.attr("tile"), *node.attr("block")
 
 
-def _gemv(node: Node) -> tuple[Any, ...]:
-    return prod(map(int, node.shape[:-1])), *node.args[1].shape, node.attr("columns")
+def _linear(node: Node) -> tuple[Any, ...]:
+    return prod(map(int, node.shape[:-1])), *node.args[1].shape, *node.attr("block")
 
 
 KINDS = {
@@ -45,7 +45,7 @@ KINDS = {
         _winograd,
         lambda n: (n.attr("tile"), n.attr("block")[0]),
     ),
-    "gemv": Kind("gemv.h", "Gemv", lambda n: n.attr("columns"), _gemv, lambda n: (n.attr("columns"),)),
+    "linear": Kind("linear.h", "Linear", lambda n: n.attr("block")[0], _linear, lambda n: n.attr("block")[:1]),
 }
 
 

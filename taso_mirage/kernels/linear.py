@@ -1,16 +1,18 @@
-"""Products of few rows with a weight as kernels for the CPU, with the sum that follows: the weights lie as they are read.
+"""Products with a weight as kernels for the CPU, with the sums that follow: the weights lie as they are read.
 
 A runtime's product of one row waits for its weights, and those for the translation of their addresses: they come 1.2 times as fast from
-large pages, in which a kernel may keep them, and twice as fast where they are bfloat16 numbers, as a checkpoint's often are.
+large pages, in which a kernel may keep them, and twice as fast where they are numbers of half the width, as a checkpoint's often are.
+One of more rows is bound by arithmetic, which a runtime is good at, but not at every size (bench/README.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from taso_mirage.cpu import cores
 from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
@@ -22,19 +24,21 @@ from taso_mirage.meanings.work import work
 from taso_mirage.ops import term
 from taso_mirage.verify.refused import Refused
 
-COLUMNS = (64, 32, 16)
-"""Columns of a strip of the prepared weights: multiples of the longest vectors."""
-ROWS = 8
-"""At most: with more, the runtime's products are bound by arithmetic, at which they are good."""
+FEW = 8
+"""Rows up to which weights may lie in their narrow format (`linear.h`)."""
+THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16, 6))
+"""Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few rows, and of more."""
+TASKS = 4
+"""Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
 """Elements of the weights: fewer stay in caches."""
-SAVED = 0.2
-"""Of the time that weights take to come from memory, about what large pages save."""
+SAVED = 0.2, 0.1
+"""About what is saved of the time in which weights come from memory, and of that of the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A goal that is a product of few rows with a weight: its operands, in the order of the operator `gemv`."""
+    """A goal that is a product with a weight: its operands, in the order of the operator `linear`."""
 
     x: Node
     w: Node
@@ -48,23 +52,34 @@ class Product:
             made = made if other is ABSENT else term("add", made, other)
         return made
 
-    def mugraph(self, columns: int) -> Node:
+    def mugraph(self, block: tuple[int, int, int]) -> Node:
         """With prepared weights."""
-        return term("gemv", self.x, self.w, self.b, self.z, columns=columns)
+        return term("linear", self.x, self.w, self.b, self.z, block=block)
 
     def mugraphs(self, graph: Graph, device: Device) -> list[Found]:
         """The verified muGraphs of the goal `graph`, which this is; the model tells them not apart."""
         evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
         if not isinstance(evidence, Evidence):
             return []
-        asked = work(self.goal(), {})
-        seconds = max(asked.bytes / device.bandwidth, asked.flops / device.flops)
-        graphs = [Graph(graph.inputs, (self.mugraph(columns),)) for columns in COLUMNS]
+        seconds = max(self._seconds(device))
+        graphs = [Graph(graph.inputs, (self.mugraph(block),)) for block in self._blocks()]
         return [Found(each, graph, seconds, device.name, evidence) for each in graphs]
 
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save."""
-        return SAVED * 4 * prod(map(int, self.w.shape)) / device.bandwidth
+        return max(share * seconds for share, seconds in zip(SAVED, self._seconds(device), strict=True))
+
+    def _seconds(self, device: Device) -> tuple[float, float]:
+        """For the weights to come from memory, and for the arithmetic."""
+        return 4 * prod(map(int, self.w.shape)) / device.bandwidth, work(self.goal(), {}).flops / device.flops
+
+    def _blocks(self) -> Iterator[tuple[int, int, int]]:
+        rows = prod(map(int, self.x.shape[:-1]))
+        for columns, most in THIN if rows <= FEW else WIDE:
+            strips, tiles, parts = -(-int(self.w.shape[1]) // columns), -(-rows // most), 1
+            while strips * parts < TASKS * cores() and 2 * parts <= tiles:
+                parts *= 2
+            yield columns, most, parts
 
 
 def is_product(node: Node, sizes: Mapping[str, int]) -> bool:
@@ -80,7 +95,7 @@ def _fits(node: Node, sizes: Mapping[str, int]) -> bool:
         rows = prod(fixed(x, sizes)[:-1])
     except (LookupError, TasoMirageError):  # a size that hangs on the data
         return False
-    return len(x) > 1 and len(w) == 2 and all(isinstance(n, int) for n in w) and 0 < rows <= ROWS
+    return len(x) > 1 and len(w) == 2 and all(isinstance(n, int) for n in w) and rows > 0
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -122,4 +137,4 @@ def _evidence(rank: int, bias: bool, sum: bool) -> Evidence | Refused:
     b = variable("b", Tensor("float32", (5,))) if bias else ABSENT
     z = variable("z", Tensor("float32", (*rows, 5))) if sum else ABSENT
     made, leaves = Product(x, w, b, z), tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
-    return verified(Graph(leaves, (made.mugraph(COLUMNS[0]),)), Graph(leaves, (made.goal(),)))
+    return verified(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))

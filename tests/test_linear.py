@@ -1,14 +1,15 @@
-"""Products of few rows as kernels: what they compute, which products of a model they are for, and how their weights lie."""
+"""Products with a weight as kernels: what they compute, which products of a model they are for, and how their weights lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_codegen_cpp import STRICT, check, values
-from test_convolutions import QUICK, model, session, w, x
+from test_convolutions import QUICK, model, sanitized, session, w, x
 
 from taso_mirage.codegen.cpp import generate_all
 from taso_mirage.codegen.cpu.native import Kernel, build
@@ -16,8 +17,8 @@ from taso_mirage.cpu import CPU
 from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels import gemv
-from taso_mirage.kernels.gemv import LEAST, Product, product
+from taso_mirage.kernels import linear
+from taso_mirage.kernels.linear import LEAST, Product, product
 from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified
@@ -33,6 +34,8 @@ CASES = (
     ((2, 4, 257), 70, "sum"),
     ((1, 1, 1), 1, "bias, sum"),
     ((2, 513), 17, "bias, sum"),
+    ((2, 13, 390), 50, "bias, sum"),
+    ((9, 40), 200, ""),
 )
 
 
@@ -67,10 +70,10 @@ def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
     """At odd sizes, on two threads, with vectors of 16, 8 and 4 numbers, of weights that are bfloat16 numbers too."""
     graphs, goals = {}, {}
     for i, given in enumerate(CASES):
-        for columns in (16, 64):
+        for k, block in enumerate(((16, 6, 1), (64, 8, 2), (48, 9, 3))):
             made, goal = case(*given)
-            graphs[f"case_{i}_{columns}"] = Graph(goal.inputs, (made.mugraph(columns),))
-            goals[f"case_{i}_{columns}"] = goal
+            graphs[f"case_{i}_{k}"] = Graph(goal.inputs, (made.mugraph(block),))
+            goals[f"case_{i}_{k}"] = goal
     library = build(generate_all(graphs), None, flags)
     for name, graph in graphs.items():
         kernel = Kernel(graph, name, threads=2, library=library)
@@ -84,7 +87,7 @@ def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
 def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_results(format: str) -> None:
     """One number that is none of the format, and all lie as they are."""
     made, goal = case((2, 300), 40, "bias")
-    kernel = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=STRICT)
+    kernel = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=STRICT)
     given = values(goal)
     weights = given[goal.inputs[1]] = FORMATS[format](given[goal.inputs[1]])
     (narrow,), (wanted,) = kernel.prepared(list(given.values())), kernel(*given.values())
@@ -105,17 +108,25 @@ def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_result
 def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
     """A weight alone is what the product with one gives: largest, smallest, beyond the format, no number."""
     made, goal = case((1, 1), 1, "")
-    (found,) = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=QUICK)(
+    (found,) = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(
         np.ones((1, 1), np.float32), np.full((1, 1), value, np.float32)
     )
     np.testing.assert_array_equal(found, np.full((1, 1), value, np.float32))
+
+
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    graphs = {}
+    for i, given in enumerate(CASES):
+        made, goal = case(*given)
+        graphs[f"case_{i}"] = Graph(goal.inputs, (made.mugraph(((16, 8, 1), (48, 9, 2))[i % 2]),))
+    sanitized(graphs, tmp_path)
 
 
 def test_what_is_no_number_stays_none() -> None:
     made, goal = case((2, 9), 5, "")
     given = values(goal)
     given[goal.inputs[0]][1, 3] = np.nan
-    (found,) = Kernel(Graph(goal.inputs, (made.mugraph(16),)), flags=QUICK)(*given.values())
+    (found,) = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(*given.values())
     assert np.isfinite(found[0]).all()
     assert np.isnan(found[1]).all()
 
@@ -125,7 +136,9 @@ def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: tuple[tuple[i
     made, goal = case(*given)
     assert prepared(goal) == made
     found = made.mugraphs(goal, CPU)
-    assert {f.graph.outputs[0].attr("columns") for f in found} == {16, 32, 64}
+    assert {f.graph.outputs[0].attr("block")[0] for f in found} == (
+        {16, 32, 64} if np.prod(given[0][:-1]) <= 8 else {16, 32, 48, 64}
+    )
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
 
 
@@ -133,7 +146,7 @@ def test_other_operands_are_refused() -> None:
     made, goal = case((2, 3), 3, "bias, sum")
 
     def refused(*operands: Node) -> bool:
-        return isinstance(verified(Graph(goal.inputs, (term("gemv", *operands),)), goal), Refused)
+        return isinstance(verified(Graph(goal.inputs, (term("linear", *operands),)), goal), Refused)
 
     assert not refused(made.x, made.w, made.b, made.z)
     assert refused(made.x, made.w, made.b, ABSENT)
@@ -143,21 +156,21 @@ def test_other_operands_are_refused() -> None:
 
 def test_operands_that_do_not_fit_are_ill_typed() -> None:
     data, weights = x("x", 1, 3), x("w", 3, 5)
-    with pytest.raises(IllTyped, match="gemv of"):
-        term("gemv", data, x("w", 2, 3, 5))
+    with pytest.raises(IllTyped, match="linear of"):
+        term("linear", data, x("w", 2, 3, 5))
     with pytest.raises(IllTyped, match="added to columns"):
-        term("gemv", data, weights, x("b", 1))
+        term("linear", data, weights, x("b", 1))
     with pytest.raises(IllTyped, match="added to results"):
-        term("gemv", data, weights, ABSENT, x("z", 5))
+        term("linear", data, weights, ABSENT, x("z", 5))
 
 
 def found(*outputs: Node, **sizes: int) -> list[list[str]]:
-    """The operators of the regions with a product of few rows."""
+    """The operators of the regions that are products."""
     made = fragments(model(*outputs), sizes, prepared=True)
     return [[n.op for n in graph if n.args] for graph in made if product(graph) is not None]
 
 
-def test_a_region_is_a_product_of_few_rows_with_the_sums_that_alone_read_it() -> None:
+def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
     data, weights, bias, z = x("x", 1, 1, 512), w("w", 512, 512), w("b", 512), x("z", 1, 1, 512)
     made = term("matmul", data, weights)
     assert found(made) == [["matmul"]]
@@ -170,30 +183,36 @@ def test_a_region_is_a_product_of_few_rows_with_the_sums_that_alone_read_it() ->
     assert found(term("tanh", made), made) == [["matmul"]]
 
 
-def test_rows_are_counted_at_the_sizes_that_are_asked_for() -> None:
+def test_rows_may_be_free() -> None:
     free = variable("x", Tensor("float32", (symbol("n"), 512)))
     made = term("matmul", free, w("w", 512, 512))
     assert found(made, n=8) == [["matmul"]]
-    assert found(made, n=9) == []
+
+
+def test_rows_are_cut_where_there_are_few_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "cores", lambda: 8)
+    for rows, columns, parts in ((1, 64, 1), (16, 48, 2), (128, 48, 8)):
+        made, goal = case((rows, 8), 192, "")
+        blocks = [f.graph.outputs[0].attr("block") for f in made.mugraphs(goal, CPU)]
+        assert blocks[0][::2] == (columns, parts)
 
 
 @pytest.mark.parametrize(
     "made",
     [
         term("matmul", x("x", 1, 512), x("w", 512, 512)),
-        term("matmul", x("x", 9, 512), w("w", 512, 512)),
         term("matmul", x("x", 1, 512), w("w", 512, LEAST // 512 - 1)),
         term("matmul", x("x", 2, 1, 512), w("w", 2, 512, 512)),
         term("matmul", x("x", 512), w("w", 512, 512)),
     ],
-    ids=["weights of the run", "many rows", "small", "two weights", "a vector"],
+    ids=["weights of the run", "small", "two weights", "a vector"],
 )
 def test_others_are_in_no_region(made: Node) -> None:
     assert found(made) == []
 
 
 def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemv, "LEAST", 1)
+    monkeypatch.setattr(linear, "LEAST", 1)
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()

@@ -1,18 +1,19 @@
-"""A product of few rows with a weight, read once from memory: only kernels for the CPU have it."""
+"""A product with a weight that lies as it is read: only kernels for the CPU have it."""
 
 from op_specs.arithmetic import add
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
-from taso_mirage.ops import op
+from taso_mirage.ops import Ints, op
 
 
 @op()
-def gemv(xp, x, w, b=None, z=None, *, columns: int = 16):
+def linear(xp, x, w, b=None, z=None, *, block: Ints = (16, 8, 1)):
     """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
 
-    `columns`: how many of them lie side by side in the prepared weights, which changes nothing."""
+    `block`: the columns that lie side by side in the prepared weights, the rows of a tile at most, and into how many parts the rows are
+    cut, which changes nothing."""
     if xp.rank(w) != 2 or xp.rank(x) < 2:
-        raise IllTyped(f"gemv of {xp.shape(x)} with {xp.shape(w)}")
+        raise IllTyped(f"linear of {xp.shape(x)} with {xp.shape(w)}")
     y = matmul(xp, x, w)
     if b is not None:
         if xp.shape(b) != xp.shape(w)[1:]:
@@ -25,5 +26,5 @@ def gemv(xp, x, w, b=None, z=None, *, columns: int = 16):
     return y
 
 
-gemv.example("float32[1,3]", "float32[3,4]")
-gemv.example("float32[2,1,3]", "float32[3,4]", "float32[4]", "float32[2,1,4]")
+linear.example("float32[1,3]", "float32[3,4]")
+linear.example("float32[2,1,3]", "float32[3,4]", "float32[4]", "float32[2,1,4]")

@@ -1,0 +1,142 @@
+// A product of M rows with weights of K x N, for one strip of COLUMNS of them and one part of the rows. The weights lie as they are read, strip by
+// strip, [strips][K][COLUMNS], behind a head that says in which format. A product of few rows takes as long as its weights take to come from
+// memory: weights that are all numbers of bfloat16, or all of half precision, as those of most checkpoints are, lie as such then: half the
+// bytes for the same numbers. One of many rows multiplies tiles of ROWS x COLUMNS, with sums in registers, over CHUNK rows of the weights at a time.
+
+namespace {
+
+typedef uint32_t bits_t __attribute__((vector_size(LANES * 4)));
+typedef uint16_t halves_t __attribute__((vector_size(LANES * 2)));
+
+template <class To, class From>
+inline To as(const From& from) {
+  To made;
+  static_assert(sizeof made == sizeof from, "the same bits");
+  std::memcpy(&made, &from, sizeof made);
+  return made;
+}
+
+struct Single {
+  typedef uint32_t stored;
+  static bool has(uint32_t) { return true; }
+  static stored of(uint32_t bits) { return bits; }
+  static lanes_t load(const stored* from) {
+    lanes_t made;
+    std::memcpy(&made, from, sizeof made);
+    return made;
+  }
+};
+
+inline bits_t widened(const uint16_t* from) {
+  halves_t made;
+  std::memcpy(&made, from, sizeof made);
+  return __builtin_convertvector(made, bits_t);
+}
+
+struct Bfloat {
+  typedef uint16_t stored;
+  static bool has(uint32_t bits) { return (bits & 0xffff) == 0; }
+  static stored of(uint32_t bits) { return static_cast<stored>(bits >> 16); }
+  static lanes_t load(const stored* from) { return as<lanes_t>(widened(from) << 16); }
+};
+
+// The exponents of half precision are those of single precision less 112.
+struct Half {
+  typedef uint16_t stored;
+  static bool has(uint32_t bits) {
+    const uint32_t magnitude = bits & 0x7fffffff, made = of(bits) & 0x7fffu;
+    return made < 0x7c00 && as<float>(made << 13) * 0x1p112f == as<float>(magnitude);
+  }
+  static stored of(uint32_t bits) {
+    const float scaled = as<float>(bits & 0x7fffffff) * 0x1p-112f;
+    const uint32_t made = as<uint32_t>(scaled) >> 13;
+    return static_cast<stored>((bits >> 16 & 0x8000) | (made < 0x7c00 ? made : 0x7c00));
+  }
+  static lanes_t load(const stored* from) {
+    const bits_t bits = widened(from);
+    const lanes_t scaled = as<lanes_t>((bits & 0x7fff) << 13) * 0x1p112f;
+    return as<lanes_t>(as<bits_t>(scaled) | (bits & 0x8000) << 16);
+  }
+};
+
+template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM>
+struct Linear {
+  static constexpr size_t VECTORS = COLUMNS / LANES, STRIPS = (N + COLUMNS - 1) / COLUMNS, STRIP = K * COLUMNS, BLOCKS = STRIPS * PARTS;
+  static constexpr size_t HEAD = 64, PREPARED = HEAD + STRIPS * STRIP * sizeof(float), CHUNK = 768, AHEAD = 1536;
+  // The first LONG tiles have one row more than the others.
+  static constexpr size_t TILES = (M + ROWS - 1) / ROWS, SHORT = M / TILES, LONG = M % TILES;
+  static constexpr bool NARROW = M <= 8;
+  enum Format : char { SINGLE, BFLOAT, HALF };
+
+  static void prepare(const void* weights, void* prepared) {
+    const uint32_t* w = static_cast<const uint32_t*>(weights);
+    bool bfloat = NARROW, half = NARROW;
+    for (size_t i = 0; i < K * N && (bfloat || half); ++i) bfloat = bfloat && Bfloat::has(w[i]), half = half && Half::has(w[i]);
+    *static_cast<Format*>(prepared) = bfloat ? BFLOAT : half ? HALF : SINGLE;
+    void* strips = static_cast<char*>(prepared) + HEAD;
+    if (bfloat) arrange<Bfloat>(w, strips);
+    else if (half) arrange<Half>(w, strips);
+    else arrange<Single>(w, strips);
+  }
+  template <class F>
+  static void arrange(const uint32_t* w, void* strips) {
+    typename F::stored* made = static_cast<typename F::stored*>(strips);
+    for (size_t strip = 0; strip < STRIPS; ++strip)
+      for (size_t k = 0; k < K; ++k)
+        for (size_t n = strip * COLUMNS; n < (strip + 1) * COLUMNS; ++n) *made++ = n < N ? F::of(w[k * N + n]) : typename F::stored{};
+  }
+
+  static void block(void* data, size_t number) {
+    void** tensors = static_cast<void**>(data);
+    const char* prepared = static_cast<const char*>(tensors[1]);
+    switch (*reinterpret_cast<const Format*>(prepared)) {
+      case BFLOAT: return multiply<Bfloat>(prepared + HEAD, tensors, number);
+      case HALF: return multiply<Half>(prepared + HEAD, tensors, number);
+      case SINGLE: return multiply<Single>(prepared + HEAD, tensors, number);
+    }
+  }
+  template <class F>
+  static void multiply(const void* strips, void** tensors, size_t number) {
+    const size_t strip = number / PARTS, part = number % PARTS, first = strip * COLUMNS;
+    const typename F::stored* w = static_cast<const typename F::stored*>(strips) + strip * STRIP;
+    for (size_t begin = 0; begin < K; begin += CHUNK) {
+      const size_t end = K - begin < CHUNK ? K : begin + CHUNK;
+      for (size_t i = part * TILES / PARTS; i < (part + 1) * TILES / PARTS; ++i) {
+        const size_t row = i * SHORT + (i < LONG ? i : LONG);
+        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors);
+        else tile<F, SHORT>(w, begin, end, row, first, tensors);
+      }
+    }
+  }
+  template <class F, size_t R>
+  static void tile(const typename F::stored* w, size_t begin, size_t end, size_t row, size_t first, void** tensors) {
+    const float* x = static_cast<const float*>(tensors[0]) + row * K;
+    lanes_t sums[R][VECTORS] = {};
+    w += begin * COLUMNS;
+    for (size_t k = begin; k < end; ++k, w += COLUMNS) {
+      for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);
+      lanes_t those[VECTORS];
+      for (size_t i = 0; i < VECTORS; ++i) those[i] = F::load(w + i * LANES);
+      for (size_t m = 0; m < R; ++m)
+        for (size_t i = 0; i < VECTORS; ++i) sums[m][i] += x[m * K + k] * those[i];
+    }
+    for (size_t m = 0; m < R; ++m)
+      for (size_t i = 0; i < VECTORS && first + i * LANES < N; ++i) deliver(sums[m][i], begin > 0, end == K, row + m, first + i * LANES, tensors);
+  }
+  static void deliver(lanes_t made, bool more, bool last, size_t row, size_t column, void** tensors) {
+    const size_t count = N - column < LANES ? N - column : LANES, at = row * N + column;
+    float* y = static_cast<float*>(tensors[4]) + at;
+    if (more) made += some(y, count);
+    if (BIAS && last) made += some(static_cast<const float*>(tensors[2]) + column, count);
+    if (SUM && last) made += some(static_cast<const float*>(tensors[3]) + at, count);
+    std::memcpy(y, &made, count * sizeof(float));
+  }
+  static lanes_t some(const float* from, size_t count) {
+    lanes_t made = {};
+    if (count == LANES) std::memcpy(&made, from, sizeof made);
+    else std::memcpy(&made, from, count * sizeof(float));
+    return made;
+  }
+};
+
+}  // namespace
