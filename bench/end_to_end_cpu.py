@@ -3,9 +3,10 @@
     python bench/end_to_end_cpu.py [NAME ...] [--batch 1 8] [--seconds 6] [--budget 20] [--append] [--models DIR]
 
 Prints a line for each model and writes bench/results/end_to_end_cpu-cpu2.json after it (microseconds). All run in turn in one
-process on the same inputs. `prefill` is at 128 tokens, which here takes as long as anyone wants to wait; `prefill_512` is run when it
-is named. `floor` is a roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the rate of the
-best matrix product, both measured here just before. `left` is what ONNX Runtime's profiler says of our result, by operator.
+process on the same inputs. `prefill` is at 128 tokens, which here takes as long as anyone wants to wait; `prefill_512` and
+`decode_bfloat16`, whose weights are numbers of that format as if from such a checkpoint, are run when they are named. `floor` is a
+roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the rate of the best matrix product, both
+measured here just before. `left` is what ONNX Runtime's profiler says of our result, by operator.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ MODELS = {
     "vit": ("vit", {}),
     "lora": ("llama_lora", {}),
     "prefill_512": ("llama", {"sequence": 512}),
+    "decode_bfloat16": ("llama_decode", {"checkpoint": "bfloat16"}),
     "mini_transformer": ("mini_transformer", {}),
 }
 """Our names, and the builders behind them with their options in the full size."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from models import exporter, light
+from models import exporter, light, weights
 
 EXPORTED = {
     "bert": "transformer",
@@ -33,8 +33,19 @@ UNKNOWN_VOCABULARY = 32
 UNKNOWN_SIZE = 2
 
 
-def build(name: str, *, small: bool = True, seed: int = 0, **options: Any) -> onnx.ModelProto:
-    """The model `name`; `options` are the keyword arguments of its builder, such as `batch` or `dynamic`."""
+def build(
+    name: str, *, small: bool = True, seed: int = 0, checkpoint: str | None = None, **options: Any
+) -> onnx.ModelProto:
+    """The model `name`; `options` are the keyword arguments of its builder, such as `batch` or `dynamic`.
+
+    `checkpoint` is a dtype, "bfloat16" or "float16": the matrices have its numbers, as those of a model that was exported from such a
+    checkpoint in float32.
+    """
+    model = _built(name, small, seed, options)
+    return model if checkpoint is None else weights.from_checkpoint(model, checkpoint)
+
+
+def _built(name: str, small: bool, seed: int, options: Mapping[str, Any]) -> onnx.ModelProto:
     if name in light.FILES:
         _check_options(name, light.build, options)
         return light.build(name, small=small, seed=seed, **options)

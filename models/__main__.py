@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(NAMES))
         return 0
     chosen: dict[str, Any] = {"dynamic": True} if options.dynamic else {}
+    chosen |= {"checkpoint": options.checkpoint} if options.checkpoint else {}
     try:
         model = build(options.name, small=not options.full, seed=options.seed, **chosen)
     except (ImportError, TypeError, ValueError) as error:
@@ -48,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="the real size instead of a small one")
     parser.add_argument(
         "--dynamic", action="store_true", help="dynamic batch (bert, llama, vit) and sequence (bert, llama)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        choices=["bfloat16", "float16"],
+        help="round matrices to the numbers of a checkpoint in this dtype",
     )
     parser.add_argument("--seed", type=int, default=0, help="the seed of the random weights (default 0)")
     parser.add_argument("-o", "--output", type=Path, help="the file to write (default NAME.onnx)")

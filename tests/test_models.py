@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 import models
 from models import __main__ as command
@@ -117,6 +118,17 @@ def test_one_token_after_cached_ones_is_the_last_of_all_tokens(small: Small) -> 
     for i, layer in enumerate(whole.past_key_values.layers):
         np.testing.assert_allclose(outputs[f"present_key_{i}"], layer.keys.numpy(), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(outputs[f"present_value_{i}"], layer.values.numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrices_have_the_numbers_of_a_checkpoint(dtype: str) -> None:
+    narrow = onnx.helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, dtype.upper()))
+    plain, made = (models.build("light_squeezenet", **given) for given in ({}, {"checkpoint": dtype}))
+    for before, after in zip(plain.graph.initializer, made.graph.initializer, strict=True):
+        wide, rounded = numpy_helper.to_array(before), numpy_helper.to_array(after)
+        assert (rounded == (wide.astype(narrow) if wide.ndim > 1 and wide.dtype == np.float32 else wide)).all()
+    with pytest.raises(ValueError, match="bfloat16, float16"):
+        models.build("light_squeezenet", checkpoint="float8")
 
 
 @pytest.mark.parametrize("name", ["resnet50", "light_squeezenet"])
