@@ -13,6 +13,10 @@ from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.verify.refused import Refused
 
 
+LOOKS = 3
+"""Trials that say where a mutant agrees; what is kept of it is verified with more (`whole.verified`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A mutant, where it agrees, and the program with corrections: `joined` ones as one operator, where that makes a difference."""
@@ -27,7 +31,7 @@ def candidates(original: Graph, depth: int = 1) -> Iterator[Candidate | Refused]
     """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
     for mutant in mutants(original, depth):
         try:
-            yield from corrections(original, mutant, agreement(original, mutant.graph))
+            yield from corrections(original, mutant, agreement(original, mutant.graph, LOOKS))
         except Unsupported as error:
             yield Refused(f"{', then '.join(mutant.families)}: {error}")
 
