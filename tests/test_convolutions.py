@@ -26,7 +26,7 @@ from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.convolutions import Convolution, _evidence, convolution
+from taso_mirage.kernels.convolutions import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import SINGLE, Evidence, verified
@@ -59,12 +59,14 @@ def conv(data: Node, kernel: Node, bias: Node = ABSENT, **others: Any) -> Node:
     return term("conv", data, kernel, bias, **attrs)
 
 
-def case(shape: tuple[int, ...], channels: int, pads: tuple[int, ...], follows: str) -> tuple[Convolution, Graph]:
+def case(
+    shape: tuple[int, ...], channels: int, pads: tuple[int, ...], follows: str, sides: tuple[int, int] = (3, 3)
+) -> tuple[Convolution, Graph]:
     """A convolution, followed by what is named, and its goal over inputs."""
     n, c, height, width = shape
     group = 3 if "groups" in follows else 1
-    data, kernel = x("x", *shape), x("w", channels, c // group, 3, 3)
-    result = (n, channels, height + pads[0] + pads[2] - 2, width + pads[1] + pads[3] - 2)
+    data, kernel = x("x", *shape), x("w", channels, c // group, *sides)
+    result = (n, channels, height + pads[0] + pads[2] - sides[0] + 1, width + pads[1] + pads[3] - sides[1] + 1)
     bias = x("b", channels) if "bias" in follows else ABSENT
     z = x("z", *result) if "sum" in follows else ABSENT
     made = Convolution(data, kernel, bias, z, pads, "relu" in follows, group)
@@ -82,7 +84,18 @@ CASES = (
     ((3, 2, 20, 3), 4, (0, 1, 0, 1), "bias, relu"),
     ((2, 12, 9, 21), 15, PADS, "groups, bias, sum, relu"),
     ((1, 3, 5, 40), 54, (0, 1, 2, 0), "groups"),
+    ((1, 3, 17, 17), 18, (0, 3, 0, 3), "bias, relu", (1, 7)),
+    ((2, 3, 17, 5), 7, (3, 0, 3, 0), "sum", (7, 1)),
+    ((1, 4, 9, 11), 6, (2, 2, 2, 1), "bias, sum, relu", (5, 5)),
+    ((1, 2, 3, 9), 3, (0, 1, 0, 1), "", (1, 3)),
+    ((1, 2, 8, 6), 3, (1, 2, 2, 1), "", (3, 5)),
 )
+
+
+def tiles(made: Convolution) -> list[tuple[int, int]]:
+    """Small and large."""
+    height, width = (TILES[k] for k in made.kernel)
+    return list(dict.fromkeys(zip(height, width, strict=True)))[::-1]
 
 
 QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror")
@@ -92,11 +105,11 @@ def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[Kernel, G
     """All cases, each with a tile and blocks of its own, from one file; and their goals."""
     graphs, goals = {}, {}
     for i, given in enumerate(CASES):
-        for tile in (2, 4):
+        for k, tile in enumerate(tiles(case(*given)[0])):
             made, goal = case(*given)
-            block = (16, 1) if (i + tile // 2) % 2 else (32, 3)
-            graphs[f"case_{i}_{tile}"] = Graph(goal.inputs, (made.mugraph(tile, block),))
-            goals[f"case_{i}_{tile}"] = goal
+            block = (16, 1) if (i + k) % 2 else (32, 3)
+            graphs[f"case_{i}_{k}"] = Graph(goal.inputs, (made.mugraph(tile, block),))
+            goals[f"case_{i}_{k}"] = goal
     library = build(generate_all(graphs), None, flags)
     for name, graph in graphs.items():
         yield Kernel(graph, name, threads=threads, library=library), goals[name]
@@ -114,7 +127,7 @@ def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
 
 def test_the_kernel_as_models_have_it() -> None:
     made, goal = case((2, 19, 13, 17), 33, PADS, "bias, sum, relu")
-    graph = Graph(goal.inputs, (made.mugraph(4, (32, 2)),))
+    graph = Graph(goal.inputs, (made.mugraph((4, 4), (32, 2)),))
     check(Kernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
 
 
@@ -151,7 +164,7 @@ def test_a_value_that_is_no_number_stays_one() -> None:
     made, goal = case((1, 2, 4, 4), 3, PADS, "relu")
     given = values(goal)
     next(iter(given.values()))[0, 0, 1, 1] = np.nan
-    graph = Graph(goal.inputs, (made.mugraph(2, (16, 1)),))
+    graph = Graph(goal.inputs, (made.mugraph((2, 2), (16, 1)),))
     (found,) = Kernel(graph, flags=QUICK)(*given.values())
     assert np.isnan(found[0, :, 1, 1]).all()
 
@@ -168,7 +181,7 @@ def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> N
     _, goal = case((1, 64, 14, 15), 48, PADS, "bias, sum, relu")
     found = mugraphs(goal)
     assert [f.seconds for f in found] == sorted(f.seconds for f in found)
-    assert {f.graph.outputs[0].attr("tile") for f in found} == {2, 4}
+    assert {f.graph.outputs[0].attr("tile") for f in found} == {(2, 2), (4, 4)}
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
 
 
@@ -176,11 +189,11 @@ def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> N
 @pytest.mark.parametrize("side", [9, 16, 21])
 def test_wide_pads_have_evidence_too(pads: tuple[int, ...], side: int) -> None:
     made, goal = case((1, 8, side, side), 8, pads, "bias")
-    assert {f.graph.outputs[0].attr("tile") for f in mugraphs(goal)} == {2, 4}
-    for tile in (2, 4):
+    assert {f.graph.outputs[0].attr("tile") for f in mugraphs(goal)} == {(2, 2), (4, 4)}
+    for tile in ((2, 2), (4, 4)):
         small, leaves = made.small(tile)
         assert all(int(n) > 0 for leaf in leaves for n in leaf.shape)
-        assert small.goal().shape[2] % tile == goal.outputs[0].shape[2] % tile
+        assert small.goal().shape[2] % tile[0] == goal.outputs[0].shape[2] % tile[0]
 
 
 def error(graph: Graph, given: Any) -> float:
@@ -192,17 +205,27 @@ def error(graph: Graph, given: Any) -> float:
     return float(np.abs(single - exact).max() / np.abs(exact).max())
 
 
-def test_tiles_of_four_round_nearly_as_the_direct_sum_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the direct sum is what the check of models allows. With the points 1 and 2, which are usual, three times as much
-    or more."""
-    made, goal = case((1, 64, 16, 16), 16, PADS, "")
+@pytest.mark.parametrize(
+    ("sides", "pads", "points", "much"),
+    [
+        ((3, 3), PADS, (1, -1, 2, -2), 3.0),
+        ((5, 5), (2, 2, 2, 2), (1, -1, 2, -2), 3.0),
+        ((1, 7), (0, 3, 0, 3), (1, -1, 2, -2, Fraction(1, 2), -Fraction(1, 2), 3, -3), 1.5),
+    ],
+    ids=str,
+)
+def test_tiles_round_nearly_as_the_direct_sum_does(
+    sides: tuple[int, int], pads: tuple[int, ...], points: tuple[Any, ...], much: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four times the direct sum is what the check of models allows. With other points, which are usual, so many times as much."""
+    made, goal = case((1, 64, 16, 16), 16, pads, "", sides)
     given = values(goal)
-    mine = Graph(goal.inputs, (made.mugraph(4, (16, 1)),))
+    mine = Graph(goal.inputs, (made.mugraph(tiles(made)[-1], (16, 1)),))
     direct, ours = error(goal, given), error(mine, given)
-    monkeypatch.setitem(spec.POINTS, 4, (0, 1, -1, 2, -2))
+    monkeypatch.setitem(spec.POINTS, len(points) + 1, list(map(Fraction, points)))
     usual = error(mine, given)
     assert ours < 4 * direct
-    assert 3 * ours < usual
+    assert much * ours < usual
 
 
 @pytest.mark.parametrize("others", [{"strides": (2, 2)}, {"dilations": (2, 2)}], ids=str)
@@ -222,9 +245,9 @@ def test_what_is_no_convolution_has_no_muGraphs() -> None:
 @pytest.mark.parametrize("row", range(3))
 def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One number of one matrix changed: of the data's, the weights' and the results'."""
-    right = spec.transforms(tile)
+    right = spec.transforms(tile, 3)
 
-    def wrong(tile: int) -> Any:
+    def wrong(tile: int, kernel: int) -> Any:
         made = [[list(line) for line in matrix] for matrix in right]
         made[row][1][1] += Fraction(1, 36)
         return made
@@ -232,10 +255,10 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
     made, _ = case(*CASES[0])
     monkeypatch.setattr(spec, "transforms", wrong)
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small(tile), tile), Refused)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Refused)
     monkeypatch.undo()
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small(tile), tile), Evidence)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Evidence)
 
 
 def test_other_operands_are_refused() -> None:
@@ -243,7 +266,7 @@ def test_other_operands_are_refused() -> None:
     made, goal = case((1, 3, 6, 6), 3, (0, 1, 2, 1), "bias, sum, relu")
 
     def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
-        mine = term("winograd", *operands, pads=pads, tile=2, block=(16, 1), relu=relu)
+        mine = term("winograd", *operands, pads=pads, tile=(2, 2), block=(16, 1), relu=relu)
         return isinstance(verified(Graph(goal.inputs, (mine,)), goal), Refused)
 
     operands = made.x, made.w, made.b, made.z
@@ -256,7 +279,7 @@ def test_other_operands_are_refused() -> None:
 
 def test_operands_that_do_not_fit_are_ill_typed() -> None:
     data, kernel = x("x", 1, 2, 5, 5), x("w", 3, 2, 3, 3)
-    for bad in ({"tile": 3}, {"pads": (1, 1)}):
+    for bad in ({"tile": (3, 3)}, {"tile": (2,)}, {"pads": (1, 1)}):
         with pytest.raises(IllTyped, match="winograd of"):
             term("winograd", data, kernel, **{"pads": PADS, **bad})
     with pytest.raises(IllTyped, match="added to results"):
@@ -313,12 +336,24 @@ def test_two_convolutions_that_are_added_are_two_regions() -> None:
         conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 3, 3), strides=(2, 2)),
         conv(x("x", 1, 8, 9, 9), w("w", 8, 8, 3, 3), dilations=(2, 2)),
         conv(x("x", 1, 8, 6, 6), w("w", 8, 1, 3, 3), group=8),
-        conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 1, 3)),
+        conv(x("x", 1, 8, 6, 6), w("w", 8, 8, 1, 1)),
+        conv(x("x", 1, 8, 9, 9), w("w", 8, 8, 2, 3)),
+        conv(x("x", 1, 8, 9, 9), w("w", 8, 8, 7, 7)),
         conv(x("x", 1, 3, 6, 6), w("w", 8, 3, 3, 3)),
         conv(x("x", 1, 8, 6, 6), x("w", 8, 8, 3, 3)),
         conv(x("x", 1, 8, 6), w("w", 8, 8, 3), strides=(1,), pads=(1, 1), dilations=(1,)),
     ],
-    ids=["strides", "dilations", "groups", "kernel", "few channels", "weights of the run", "one axis"],
+    ids=[
+        "strides",
+        "dilations",
+        "groups",
+        "one pixel",
+        "even",
+        "large",
+        "few channels",
+        "weights of the run",
+        "one axis",
+    ],
 )
 def test_others_are_in_no_region(made: Node) -> None:
     assert found(term("relu", made)) == []
@@ -343,7 +378,7 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
     leaves = tuple(x(f"i{k}", *[int(d) for d in n.shape]) for k, n in enumerate(inputs))
     mapping = dict(zip((n.attr("name") for n in inputs), leaves, strict=True))
     made = Convolution(*(mapping[name] for name in "xwbz"), PADS, True)
-    fused = embed(plain, [Region(inputs, (goal,), cpu_kernel(Graph(leaves, (made.mugraph(4, (16, 1)),))))])
+    fused = embed(plain, [Region(inputs, (goal,), cpu_kernel(Graph(leaves, (made.mugraph((4, 4), (16, 1)),))))])
     ours, without, wanted = session(fused, True), session(fused, False), session(plain, False)
     for seed in range(3):
         feed = dict(random_inputs(plain, seed, {}))

@@ -1,4 +1,4 @@
-"""Convolutions as kernels for the CPU: 3 x 3 with stride 1 by minimal filtering, with the sum and the relu that follow.
+"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the relu that follow.
 
 What they have in common with other goals is the evidence: a muGraph is verified against its goal, at small sizes, as its algebra hangs on
 neither the channels nor how many tiles there are.
@@ -21,8 +21,10 @@ from taso_mirage.meanings.work import work
 from taso_mirage.ops import term
 from taso_mirage.verify.refused import Refused
 
-TILES = (4, 2)
-"""Results of a tile along an axis."""
+TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
+"""Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
+LARGEST = 25
+"""Elements of a kernel: with more, results that are as good as the direct sum's have small tiles."""
 COUNTS, PARTS = (16, 32), (1, 2, 4)
 """Tiles of a block, and parts of the output channels; with more than one part there are at most BLOCKS blocks."""
 BLOCKS = 16
@@ -42,6 +44,20 @@ class Convolution:
     relu: bool
     group: int = 1
 
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Its height and width."""
+        return tuple(map(int, self.w.shape[2:]))
+
+    def _results(self, sides: Sequence[int]) -> list[int]:
+        """The sizes of the results of such an image."""
+        return [n + self.pads[i] + self.pads[i + 2] - self.kernel[i] + 1 for i, n in enumerate(sides)]
+
+    def tiles(self, tile: tuple[int, int]) -> int:
+        """Of one image."""
+        sides = self._results([int(n) for n in self.x.shape[2:]])
+        return prod(-(-n // m) for n, m in zip(sides, tile, strict=True))
+
     def goal(self) -> Node:
         """As the model has it."""
         attrs = {"strides": (1, 1), "pads": self.pads, "dilations": (1, 1), "group": self.group}
@@ -49,28 +65,26 @@ class Convolution:
         made = made if self.z is ABSENT else term("add", made, self.z)
         return term("relu", made) if self.relu else made
 
-    def mugraph(self, tile: int, block: tuple[int, int]) -> Node:
+    def mugraph(self, tile: tuple[int, int], block: tuple[int, int]) -> Node:
         """By minimal filtering."""
         operands = (self.x, self.w, self.b, self.z)
         how = {"pads": self.pads, "group": self.group, "tile": tile, "block": block, "relu": int(self.relu)}
         return term("winograd", *operands, **how)
 
-    def small(self, tile: int) -> tuple[Convolution, tuple[Node, ...]]:
+    def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
         """The same with few channels, groups and tiles, the last of which are cut as here; and its leaves."""
         groups = min(self.group, 2)
-        sides = []
+        kernel, sides = self.kernel, []
         for i, size in enumerate(self.x.shape[2:]):
-            around = self.pads[i] + self.pads[i + 2] - 2
+            around, m = self.pads[i] + self.pads[i + 2] - kernel[i] + 1, tile[i]
             results = int(size) + around
-            side = tile + (results - 1) % tile + 1 - around
-            sides.append(side + tile * max(0, -(-(3 - side) // tile)))
+            side = m + (results - 1) % m + 1 - around
+            sides.append(side + m * max(0, -(-(kernel[i] - side) // m)))
         leaves = {
             "x": Tensor("float32", (2, 2 * groups, *sides)),
-            "w": Tensor("float32", (3 * groups, 2, 3, 3)),
+            "w": Tensor("float32", (3 * groups, 2, *kernel)),
             "b": Tensor("float32", (3 * groups,)),
-            "z": Tensor(
-                "float32", (2, 3 * groups, *(n + self.pads[i] + self.pads[i + 2] - 2 for i, n in enumerate(sides)))
-            ),
+            "z": Tensor("float32", (2, 3 * groups, *self._results(sides))),
         }
         x, w, b, z = (
             ABSENT if getattr(self, name) is ABSENT else variable(name, type) for name, type in leaves.items()
@@ -85,7 +99,8 @@ class Convolution:
             evidence = _evidence(self.small(tile), tile)
             if isinstance(evidence, Evidence):
                 made = Graph(graph.inputs, (self.mugraph(tile, block),))
-                products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * _tiles(self, tile) * (tile + 2) ** 2
+                products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * self.tiles(tile)
+                products *= prod(m + k - 1 for m, k in zip(tile, self.kernel, strict=True))
                 seconds = 2 * products / device.flops
                 found.append(Found(made, graph, seconds, device.name, evidence))
         return sorted(found, key=lambda each: each.seconds)
@@ -104,9 +119,11 @@ def is_convolution(node: Node) -> bool:
 
 
 def _fits(node: Node) -> bool:
-    """Whether a convolution is one that `Convolution` says: 3 x 3 with stride 1, no dilation and no negative pads."""
+    """Whether a convolution is one that `Convolution` says: of a kernel with tiles, with stride 1, no dilation and no negative pads."""
     same = all(node.attr(name) == (1, 1) for name in ("strides", "dilations"))
-    return same and node.args[1].shape[2:] == (3, 3) and min(node.attr("pads")) >= 0
+    kernel = node.args[1].shape[2:]
+    tiled = len(kernel) == 2 and set(kernel) <= set(TILES) and 1 < prod(map(int, kernel)) <= LARGEST
+    return same and tiled and min(node.attr("pads")) >= 0
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -139,20 +156,15 @@ def convolution(goal: Graph) -> Convolution | None:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: int) -> Evidence | Refused:
+def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> Evidence | Refused:
     made, leaves = small
     mine, goal = made.mugraph(tile, (COUNTS[0], 1)), made.goal()
     return verified(Graph(leaves, (mine,)), Graph(leaves, (goal,)))
 
 
-def _tiles(made: Convolution, tile: int) -> int:
-    """Of one image."""
-    sides = (int(n) + made.pads[i] + made.pads[i + 2] - 2 for i, n in enumerate(made.x.shape[2:]))
-    return prod(-(-n // tile) for n in sides)
-
-
-def _blocks(made: Convolution) -> Iterator[tuple[int, tuple[int, int]]]:
-    for tile, count, parts in product(TILES, COUNTS, PARTS):
-        blocks = int(made.x.shape[0]) * -(-_tiles(made, tile) // count)
+def _blocks(made: Convolution) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    height, width = (TILES[k] for k in made.kernel)
+    for tile, count, parts in product(dict.fromkeys(zip(height, width, strict=True)), COUNTS, PARTS):
+        blocks = int(made.x.shape[0]) * -(-made.tiles(tile) // count)
         if parts == 1 or blocks * parts <= BLOCKS:
             yield tile, (count, parts)

@@ -12,7 +12,6 @@ from taso_mirage.partial.correct import correct
 from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.verify.refused import Refused
 
-
 LOOKS = 3
 """Trials that say where a mutant agrees; what is kept of it is verified with more (`whole.verified`)."""
 

@@ -30,7 +30,16 @@ def _winograd(node: Node) -> tuple[Any, ...]:
     x, w = node.args[:2]
     group, (top, left, *_) = node.attr("group"), node.attr("pads")
     data = (x.shape[0], group, w.shape[1], *x.shape[2:])
-    return *data, int(w.shape[0]) // group, *node.shape[2:], top, left, node.attr("tile"), *node.attr("block")
+    return (
+        *data,
+        int(w.shape[0]) // group,
+        *w.shape[2:],
+        *node.shape[2:],
+        top,
+        left,
+        *node.attr("tile"),
+        *node.attr("block"),
+    )
 
 
 def _linear(node: Node) -> tuple[Any, ...]:
@@ -43,7 +52,7 @@ KINDS = {
         "Winograd",
         lambda n: n.attr("block")[0],
         _winograd,
-        lambda n: (n.attr("tile"), n.attr("block")[0]),
+        lambda n: (*n.attr("tile"), n.attr("block")[0]),
     ),
     "linear": Kind("linear.h", "Linear", lambda n: n.attr("block")[0], _linear, lambda n: n.attr("block")[:1]),
 }
