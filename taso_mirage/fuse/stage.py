@@ -221,14 +221,13 @@ class _Stage:
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
                 chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
-                if (
-                    chosen is not None
-                    and (saved := alone.saved(kind.whole, spots[0], chosen[1], self.base.model.opsets, self.target)) > 0
-                ):
-                    made = prepared(kind.goal)
-                    found.append(
-                        Fused(operators, tuple(spots), *chosen, saved * len(spots), type(made) if made else None)
-                    )
+                if chosen is None:
+                    continue
+                made = prepared(kind.goal)
+                saved = alone.saved(kind.whole, spots[0], chosen[1], self.base.model.opsets, self.target)
+                if saved > 0 or (made is not None and made.thin):  # of memory, the whole model says more
+                    prepares = None if made is None else type(made)
+                    found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots), prepares))
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:

@@ -105,6 +105,11 @@ class Convolution:
                 found.append(Found(made, graph, seconds, device.name, evidence))
         return sorted(found, key=lambda each: each.seconds)
 
+    @property
+    def thin(self) -> bool:
+        """No convolution waits for its weights."""
+        return False
+
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save: half of those of the direct sum."""
         return work(self.goal(), {}).flops / 2 / device.flops

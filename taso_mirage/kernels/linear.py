@@ -69,13 +69,18 @@ class Product:
         """Seconds that the kernel may save."""
         return max(share * seconds for share, seconds in zip(SAVED, self._seconds(device), strict=True))
 
+    @property
+    def thin(self) -> bool:
+        """Whether it has so few rows that it waits for its weights."""
+        return prod(map(int, self.x.shape[:-1])) <= FEW
+
     def _seconds(self, device: Device) -> tuple[float, float]:
         """For the weights to come from memory, and for the arithmetic."""
         return 4 * prod(map(int, self.w.shape)) / device.bandwidth, work(self.goal(), {}).flops / device.flops
 
     def _blocks(self) -> Iterator[tuple[int, int, int]]:
         rows = prod(map(int, self.x.shape[:-1]))
-        for columns, most in THIN if rows <= FEW else WIDE:
+        for columns, most in THIN if self.thin else WIDE:
             strips, tiles, parts = -(-int(self.w.shape[1]) // columns), -(-rows // most), 1
             while strips * parts < TASKS * cores() and 2 * parts <= tiles:
                 parts *= 2
