@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -335,9 +335,9 @@ def kept(path: Path, common: Mapping[str, Any], key: str = "case") -> dict[str, 
     return {r[key]: r for r in found["rows"]} if same else {}
 
 
-def means(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Geometric means at batch 1, and the least ratio of all rows."""
-    timed = [r for r in rows if "failed" not in r]
+def means(rows: Iterable[Mapping[str, Any]], without: Collection[str] = ()) -> dict[str, Any]:
+    """Geometric means at batch 1, and the least ratio of all rows, but those of the models `without`."""
+    timed = [r for r in rows if "failed" not in r and r["case"].split()[0] not in without]
     first = [r for r in timed if r["case"].endswith(" b1")]
     found: dict[str, Any] = {}
     for key, values in (
@@ -350,7 +350,14 @@ def means(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return found | ({"least": min(r["ratio"] for r in timed)} if timed else {})
 
 
-def run(cases: Sequence[Case], measure: Measure, path: Path, common: Mapping[str, Any], append: bool) -> None:
+def run(
+    cases: Sequence[Case],
+    measure: Measure,
+    path: Path,
+    common: Mapping[str, Any],
+    append: bool,
+    without: Collection[str] = (),
+) -> None:
     """Every case in turn; the file is written after each. A case that fails is a row that says by what."""
     done = kept(path, common) if append else {}
     for case in cases:
@@ -362,9 +369,9 @@ def run(cases: Sequence[Case], measure: Measure, path: Path, common: Mapping[str
         done[str(case)] = found
         show(found)
         rows = list(done.values())
-        path.write_text(json.dumps({**common, "means": means(rows), "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps({**common, "means": means(rows, without), "rows": rows}, indent=1) + "\n")
         gc.collect()
-    print("geometric means at batch 1:", means(done.values()))
+    print("geometric means at batch 1:", means(done.values(), without))
 
 
 def show(row: Mapping[str, Any]) -> None:

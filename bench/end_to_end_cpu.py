@@ -51,6 +51,8 @@ MODELS = {
 }
 """Our names, and the builders behind them with their options in the full size."""
 DEFAULT = ("decode", "prefill", "bert", "vit", "lora")
+NARROW = ("decode_bfloat16",)
+"""Not in the means."""
 STREAMED = 1 << 28
 """Bytes that are read to measure the memory: several times the last cache."""
 DEPTH = 1024  # of the product of one row, which reads them in another way
@@ -123,7 +125,7 @@ def main(given: list[str] | None = None) -> None:
     path = options.output or ROOT / "bench" / "results" / "end_to_end_cpu-cpu2.json"
     extra = () if options.no_compile else ("torch",)
     setting = common.setting("end_to_end_cpu", runtime.device(), extra)
-    common.run(cases, partial(row, options=options, known=known), path, setting, options.append)
+    common.run(cases, partial(row, options=options, known=known), path, setting, options.append, NARROW)
 
 
 if __name__ == "__main__":
