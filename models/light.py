@@ -3,7 +3,7 @@
 The wheel ships these networks of the model zoo with every weight filled by 0.02, which makes numeric checks vacuous.
 Only the full size exists, so `small=True` and `small=False` both build it. Initializers that the files also list among
 the graph inputs (as IR version 3 demanded) are dropped from the inputs and the model becomes IR version 4, the one that
-belongs to its opset 9; what is left of the graph is the original.
+belongs to its opset 9; what is left of the graph is the original, but for the batch that is asked for.
 """
 
 import math
@@ -80,6 +80,10 @@ def _rebatch(graph: onnx.GraphProto, batch: int) -> None:
         fed.update(node.output)
         if node.op_type == "Reshape":
             shape = numpy_helper.to_array(tensors[node.input[1]])
+            if shape[0] != 1:
+                raise ValueError(
+                    f"{node.output[0]} is reshaped to {shape.tolist()}, which does not begin with the batch"
+                )
             name = f"{node.output[0]}_shape"
             graph.initializer.append(numpy_helper.from_array(np.array([0, *shape[1:]], np.int64), name))
             node.input[1] = name

@@ -136,10 +136,10 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 4 in (0, 3)}, tmp_path)
 
 
-def sanitized(graphs: Mapping[str, Graph], folder: Path) -> None:
-    """Run kernels on zeros under sanitizers."""
-    calls = "".join(_call(name, graph) for name, graph in graphs.items())
-    main = f"#include <cstdlib>\nint main() {{\n{calls}  return 0;\n}}\n"
+def sanitized(graphs: Mapping[str, Graph], folder: Path, value: str = "0") -> None:
+    """Run kernels under sanitizers, on inputs that are this number everywhere."""
+    calls = "".join(_call(name, graph, value) for name, graph in graphs.items())
+    main = f"#include <algorithm>\n#include <cstdlib>\nint main() {{\n{calls}  return 0;\n}}\n"
     (folder / "main.cpp").write_text(generate_all(graphs) + main)
     flags = [*FLAGS, "-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([*compiler(), *flags, "-o", folder / "main", folder / "main.cpp"], check=True)
@@ -148,10 +148,10 @@ def sanitized(graphs: Mapping[str, Graph], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _call(name: str, graph: Graph) -> str:
-    """C++ that runs a kernel on zeros in memory of its tensors' sizes."""
+def _call(name: str, graph: Graph, value: str) -> str:
+    """C++ that runs a kernel in memory of its tensors' sizes."""
     counts = [int(np.prod([int(n) for n in term.shape])) for term in (*graph.inputs, *graph.outputs)]
-    given = ", ".join(f"new float[{count}]()" for count in counts[:-1])
+    given = ", ".join(f"std::fill_n(new float[{count}], {count}, {value}) - {count}" for count in counts[:-1])
     return (
         f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
         f"    void* prepared = std::aligned_alloc(64, ({name}_prepared[0] + 63) / 64 * 64);\n"

@@ -363,8 +363,8 @@ def test_processes_find_what_a_search_here_finds(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     with (
-        closing(searches.Searches(goals, H100, 100.0, 1)) as ahead,
-        closing(searches.Searches((), H100, 0.0, 0)) as here,
+        closing(searches.Searches(goals, H100, 100.0, 1, {})) as ahead,
+        closing(searches.Searches((), H100, 0.0, 0, {})) as here,
     ):
         with pytest.raises(KeyboardInterrupt):
             ahead(goals[0], 100.0, interrupted)

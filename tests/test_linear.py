@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fused_models import quick
 from test_codegen_cpp import STRICT, check, values
 from test_convolutions import QUICK, model, sanitized, session, w, x
 
@@ -16,6 +17,8 @@ from taso_mirage.codegen.cpu.native import Kernel, build
 from taso_mirage.cpu import CPU
 from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped
+from taso_mirage.fuse import fused
+from taso_mirage.fuse.cpu import Cpu
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels import linear
 from taso_mirage.kernels.linear import LEAST, Product, product
@@ -24,6 +27,7 @@ from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified
 from taso_mirage.model import random_inputs
 from taso_mirage.ops import term
+from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.verify.refused import Refused
@@ -103,7 +107,7 @@ def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_result
 
 
 @pytest.mark.parametrize(
-    "value", [65504.0, 65536.0, 1e30, np.inf, np.nan, 2.0**-24, 2.0**-25, -0.0, 3.0e-38, 1.0 + 2.0**-10, 1.0 + 2.0**-11]
+    "value", [65504.0, 65536.0, 1e30, np.inf, np.nan, 2.0**-24, 2.0**-25, 0.0, 3.0e-38, 1.0 + 2.0**-10, 1.0 + 2.0**-11]
 )
 def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
     """A weight alone is what the product with one gives: largest, smallest, beyond the format, no number."""
@@ -119,7 +123,8 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     for i, given in enumerate(CASES):
         made, goal = case(*given)
         graphs[f"case_{i}"] = Graph(goal.inputs, (made.mugraph(((16, 8, 1), (48, 9, 2))[i % 2]),))
-    sanitized(graphs, tmp_path)
+    for value in ("0", "1.0f / 3", "0x1p-24f"):
+        sanitized(graphs, tmp_path, value)
 
 
 def test_what_is_no_number_stays_none() -> None:
@@ -134,7 +139,7 @@ def test_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: tuple[tuple[int, ...], int, str]) -> None:
     made, goal = case(*given)
-    assert prepared(goal) == made
+    assert product(goal) == made
     found = made.mugraphs(goal, CPU)
     assert {f.graph.outputs[0].attr("block")[0] for f in found} == (
         {16, 32, 64} if np.prod(given[0][:-1]) <= 8 else {16, 32, 48, 64}
@@ -216,12 +221,35 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     data, z = x("x", 1, 1, 300), x("z", 1, 1, 70)
     plain = model(term("add", z, term("matmul", data, w("w", 300, 70))))
     ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
-    made = prepared(graph)
+    made = prepared(graph, spot.inputs)
     assert made is not None
+    assert prepared(graph, graph.inputs) is None, "weights of the run"
     kernel = cpu_kernel(made.mugraphs(graph, CPU)[0].graph)
-    fused = embed(plain, [Region(spot.inputs, spot.outputs, kernel)])
+    with_kernel = embed(plain, [Region(spot.inputs, spot.outputs, kernel)])
     wanted = session(plain, False)
-    for each in (session(fused, True), session(fused, False)):
+    for each in (session(with_kernel, True), session(with_kernel, False)):
         for seed in range(3):
             feed = dict(random_inputs(plain, seed, {}))
             np.testing.assert_allclose(each.run(None, feed)[0], wanted.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others, a GPU's, search a product of few rows as they search everything."""
+    quick(monkeypatch)
+    monkeypatch.setattr(Cpu, "prepared", prepares)
+    asked: list[Any] = []
+    monkeypatch.setattr(Product, "mugraphs", lambda *given: asked.append(given) or [])
+    made = model(term("add", term("matmul", x("x", 1, 1, 512), w("w", 512, 512)), w("b", 512)))
+    fused(optimize(made, Config(measure=False, budget=0.0)), Config(budget=1.0, seconds=0.0), "search")
+    assert bool(asked) == prepares
+
+
+def test_small_weights_and_those_of_the_run_are_not_prepared() -> None:
+    _, goal = case((1, 512), 512, "bias")
+    known = [w(leaf.attr("name"), *[int(n) for n in leaf.shape]) for leaf in goal.inputs]
+    assert prepared(goal, known) is not None
+    assert prepared(goal, goal.inputs) is None
+    _, small = case((1, 512), 511, "bias")
+    known = [w(leaf.attr("name"), *[int(n) for n in leaf.shape]) for leaf in small.inputs]
+    assert prepared(small, known) is None

@@ -9,7 +9,6 @@ import numpy as np
 
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, substitute, weight
-from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.model import Array, Weight, random_array
 from taso_mirage.onnx_io import serialize
@@ -21,29 +20,29 @@ from taso_mirage.runtime.plan import Kernel
 
 SECONDS = 0.2
 """For running it both ways."""
-LEAST, COLD = 1 << 19, 1 << 26
-"""Bytes of weights that a whole model's run does not find in a cache; and of those, with copies, that none here finds there."""
+LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
+"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that none here finds there; and that a file
+has."""
 
 
-def saved(graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target) -> float:
-    """Seconds less that a region takes with the kernel in place of its operators. Both sides arrange weights
-    ahead, where the kernel prepares them, and have so many copies of them that they come from memory, as in a whole model."""
-    known = _weights(graph, spot)
-    held = 4 * sum(prod(map(int, leaf.shape)) for leaf in known)
-    copies = [_copy(graph, known, i) for i in range(-(-COLD // held) if held >= LEAST else 1)]
+def saved(
+    graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
+) -> float:
+    """Seconds less that a region takes with the kernel in place of its operators, 0 where its weights are too many for one file.
+
+    Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the region that its weights come from
+    memory, as in a whole model."""
+    known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
+    held, made = (4 * sum(prod(map(int, leaf.shape)) for leaf in leaves) for leaves in (known, graph.outputs))
+    if held > MOST:
+        return 0.0
+    copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]
     left = tuple([leaf for leaf in graph.inputs if leaf not in known])
     outputs = tuple([output for copy, _ in copies for output in copy.outputs])
     before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
     after = embed(before, [Region(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_turn([serialize(before), serialize(after)], target, SECONDS)
     return (times[0] - times[1]) / len(copies)
-
-
-def _weights(graph: Graph, spot: Spot) -> list[Node]:
-    """The inputs of a region that are weights in the model, if its kernel prepares them."""
-    if prepared(graph) is None:
-        return []
-    return [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if is_weight(node)]
 
 
 def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:

@@ -52,8 +52,8 @@ class Cuda:
     capability: int
     compiler: Workers = field(default_factory=lambda: tune.compilers(cores()))
     lanes: int = 4
-    batched: bool = True
     prepared: bool = False
+    batched: bool = True
     """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
 
     @property

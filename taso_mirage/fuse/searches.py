@@ -11,7 +11,8 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.prepared import prepared
+from taso_mirage.kernels.convolutions import Convolution
+from taso_mirage.kernels.linear import Product
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.workers import Workers
 
@@ -24,10 +25,18 @@ ASKED = 0.2
 
 
 class Searches:
-    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is searched when it is asked for."""
+    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is searched when it is asked for. Those
+    whose kernels prepare weights (`prepared`) are not searched."""
 
-    def __init__(self, goals: Iterable[Graph], device: Device, seconds: float, count: int) -> None:
-        self.device = device
+    def __init__(
+        self,
+        goals: Iterable[Graph],
+        device: Device,
+        seconds: float,
+        count: int,
+        prepared: Mapping[Graph, Convolution | Product],
+    ) -> None:
+        self.device, self.prepared = device, prepared
         self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
         self.futures: dict[Graph, Future[Any]] = (
@@ -36,7 +45,7 @@ class Searches:
 
     def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[Found]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
-        if (made := prepared(goal)) is not None:
+        if (made := self.prepared.get(goal)) is not None:
             return made.mugraphs(goal, self.device)
         future = self.futures.get(goal)
         if future is None:

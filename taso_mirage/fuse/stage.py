@@ -25,8 +25,10 @@ from taso_mirage.fuse.searches import Searches
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.convolutions import Convolution
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import Lane, lanes
+from taso_mirage.kernels.linear import Product
 from taso_mirage.kernels.prepared import prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size
@@ -143,13 +145,6 @@ class _Ended(Exception):
     """An interrupt, in the middle of a search."""
 
 
-def _lanes(goal: Graph) -> list[Lane]:
-    """The lanes of a goal; one whose kernel prepares weights is one."""
-    if prepared(goal) is not None:
-        return [Lane(goal, tuple(range(len(goal.inputs))), (0,))]
-    return lanes(label(goal))
-
-
 class _Stage:
     def __init__(
         self, result: Result, config: Config, mode: str, backend: Backend, progress: Progress, budget: Budget
@@ -162,6 +157,7 @@ class _Stage:
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
         self.left_out: set[str] = set()
+        self.prepared: dict[Graph, Convolution | Product] = {}
         self.kinds = self._kinds()
 
     def run(self) -> Result:
@@ -194,7 +190,16 @@ class _Stage:
         except Exception as error:
             self._report("the regions", error)
             return {}
+        if self.backend.prepared:
+            made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+            self.prepared = {goal: each for goal, each in made.items() if each is not None}
         return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
+
+    def _lanes(self, goal: Graph) -> list[Lane]:
+        """The lanes of a goal; one whose kernel prepares weights is one."""
+        if goal in self.prepared:
+            return [Lane(goal, tuple(range(len(goal.inputs))), (0,))]
+        return lanes(label(goal))
 
     def _possible(self, kind: Kind, spots: Sequence[Spot]) -> float:
         """Seconds of the starts of operators, of what goes through memory between them, and of what prepared weights may save, in
@@ -202,7 +207,7 @@ class _Stage:
         inner = [n for n in kind.whole if n.args and n.op != "item"]
         moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
         device = self.backend.device
-        made = prepared(kind.whole)
+        made = self.prepared.get(kind.goal)
         saved = 0.0 if made is None else made.saved(device)
         return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
@@ -223,8 +228,8 @@ class _Stage:
                 chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
                 if chosen is None:
                     continue
-                made = prepared(kind.goal)
-                saved = alone.saved(kind.whole, spots[0], chosen[1], self.base.model.opsets, self.target)
+                made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
+                saved = alone.saved(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
                 if saved > 0 or (made is not None and made.thin):  # of memory, the whole model says more
                     prepares = None if made is None else type(made)
                     found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots), prepares))
@@ -235,14 +240,15 @@ class _Stage:
         return sorted(found, key=lambda f: -f.saved)
 
     def _searches(self) -> Searches:
-        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in _lanes(kind.goal))
+        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
         wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
         ahead = wanted if self.mode == "search" else []
-        return Searches(ahead, self.backend.device, self.budget.left() / 3, self.backend.searching)
+        seconds = self.budget.left() / 3
+        return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
 
     def _chosen(self, kind: Kind, share: float) -> tuple[Record, Kernel] | None:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
-        parts = _lanes(kind.goal)
+        parts = self._lanes(kind.goal)
         for anew in (False, True):
             goals = dict.fromkeys(lane.graph for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew) for goal in goals}

@@ -106,6 +106,11 @@ class Convolution:
         return sorted(found, key=lambda each: each.seconds)
 
     @property
+    def large(self) -> bool:
+        """Any is."""
+        return True
+
+    @property
     def thin(self) -> bool:
         """No convolution waits for its weights."""
         return False

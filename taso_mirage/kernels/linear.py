@@ -70,6 +70,11 @@ class Product:
         return max(share * seconds for share, seconds in zip(SAVED, self._seconds(device), strict=True))
 
     @property
+    def large(self) -> bool:
+        """Whether no cache keeps its weights."""
+        return prod(map(int, self.w.shape)) >= LEAST
+
+    @property
     def thin(self) -> bool:
         """Whether it has so few rows that it waits for its weights."""
         return prod(map(int, self.x.shape[:-1])) <= FEW

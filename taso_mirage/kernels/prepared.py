@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node
 from taso_mirage.kernels import convolutions, linear
 from taso_mirage.kernels.convolutions import Convolution, convolution
@@ -19,6 +20,8 @@ def members(
     return linear.followed(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
-def prepared(goal: Graph) -> Convolution | Product | None:
-    """What such a goal is; None for others."""
-    return convolution(goal) or product(goal)
+def prepared(goal: Graph, given: Sequence[Node]) -> Convolution | Product | None:
+    """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
+    made = convolution(goal) or product(goal)
+    known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
+    return made if known and made is not None and made.large else None

@@ -40,22 +40,25 @@ struct Bfloat {
   static lanes_t load(const stored* from) { return as<lanes_t>(widened(from) << 16); }
 };
 
-// The exponents of half precision are those of single precision less 112.
+// The exponents of half precision are those of single precision less 112. Its small numbers that have no leading one are m * 2^-24: by integers
+// and a difference of normal numbers, as a thread may take what is subnormal for zero.
 struct Half {
   typedef uint16_t stored;
   static bool has(uint32_t bits) {
     const uint32_t magnitude = bits & 0x7fffffff, made = of(bits) & 0x7fffu;
-    return made < 0x7c00 && as<float>(made << 13) * 0x1p112f == as<float>(magnitude);
+    if (made >= 0x7c00) return false;
+    return made < 0x400 ? as<float>(made + (126u << 23)) - 0.5f == as<float>(magnitude) && (magnitude == 0 || magnitude >> 23 > 0) : (made << 13) + (112u << 23) == magnitude;
   }
   static stored of(uint32_t bits) {
-    const float scaled = as<float>(bits & 0x7fffffff) * 0x1p-112f;
-    const uint32_t made = as<uint32_t>(scaled) >> 13;
-    return static_cast<stored>((bits >> 16 & 0x8000) | (made < 0x7c00 ? made : 0x7c00));
+    const uint32_t magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+    if (magnitude >= 0x47800000) return static_cast<stored>(sign | 0x7c00);
+    if (magnitude >= 113u << 23) return static_cast<stored>(sign | (magnitude - (112u << 23)) >> 13);
+    return static_cast<stored>(sign | (as<uint32_t>(as<float>(magnitude) + 0.5f) - (126u << 23)));
   }
   static lanes_t load(const stored* from) {
-    const bits_t bits = widened(from);
-    const lanes_t scaled = as<lanes_t>((bits & 0x7fff) << 13) * 0x1p112f;
-    return as<lanes_t>(as<bits_t>(scaled) | (bits & 0x8000) << 16);
+    const bits_t bits = widened(from), magnitude = bits & 0x7fff;
+    const bits_t normal = (magnitude << 13) + (112u << 23), small = as<bits_t>(as<lanes_t>(magnitude + (126u << 23)) - 0.5f);
+    return as<lanes_t>((magnitude < 0x400 ? small : normal) | (bits & 0x8000) << 16);
   }
 };
 
@@ -89,11 +92,12 @@ struct Linear {
   static void block(void* data, size_t number) {
     void** tensors = static_cast<void**>(data);
     const char* prepared = static_cast<const char*>(tensors[1]);
-    switch (*reinterpret_cast<const Format*>(prepared)) {
-      case BFLOAT: return multiply<Bfloat>(prepared + HEAD, tensors, number);
-      case HALF: return multiply<Half>(prepared + HEAD, tensors, number);
-      case SINGLE: return multiply<Single>(prepared + HEAD, tensors, number);
+    const Format format = *reinterpret_cast<const Format*>(prepared);
+    if constexpr (NARROW) {
+      if (format == BFLOAT) return multiply<Bfloat>(prepared + HEAD, tensors, number);
+      if (format == HALF) return multiply<Half>(prepared + HEAD, tensors, number);
     }
+    multiply<Single>(prepared + HEAD, tensors, number);
   }
   template <class F>
   static void multiply(const void* strips, void** tensors, size_t number) {

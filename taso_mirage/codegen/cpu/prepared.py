@@ -17,11 +17,13 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a term becomes an instance of a class: its sizes, and what the prepared weights hang on besides the weights."""
+    """How a term becomes an instance of a class: its sizes, and what the prepared weights hang on besides the weights. A block has so many
+    tiles or columns; `sides` of a tile are powers of two."""
 
     header: str
     name: str
     block: Callable[[Node], int]
+    sides: Callable[[Node], tuple[int, ...]]
     sizes: Callable[[Node], tuple[Any, ...]]
     layout: Callable[[Node], tuple[Any, ...]]
 
@@ -51,10 +53,13 @@ KINDS = {
         "winograd.h",
         "Winograd",
         lambda n: n.attr("block")[0],
+        lambda n: n.attr("tile"),
         _winograd,
         lambda n: (*n.attr("tile"), n.attr("block")[0]),
     ),
-    "linear": Kind("linear.h", "Linear", lambda n: n.attr("block")[0], _linear, lambda n: n.attr("block")[:1]),
+    "linear": Kind(
+        "linear.h", "Linear", lambda n: n.attr("block")[0], lambda n: (), _linear, lambda n: n.attr("block")[:1]
+    ),
 }
 
 
@@ -70,8 +75,11 @@ class Prepared:
         if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
             shown = ", ".join(map(str, types))
             raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
+        sides = KINDS[self.node.op].sides(self.node)
         if (block := KINDS[self.node.op].block(self.node)) % LANES:
             raise Unsupported(f"blocks of {block}; it must be a multiple of {LANES}")
+        if any(side < 1 for side in self.node.attr("block")) or any(side & (side - 1) for side in sides):
+            raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
 
     @property
     def instance(self) -> str:
