@@ -264,8 +264,13 @@ def versions() -> dict[str, str]:
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a file have in common."""
-    chosen = {k: getattr(options, k) for k in ("small", "seconds", "budget", "again", "kernels", "kernel_budget")}
-    return {"bench": "optimize", "device": runtime.device(), "unit": "us", "versions": versions(), "options": chosen}
+    return {
+        "bench": "optimize",
+        "device": runtime.device(),
+        "unit": "us",
+        "versions": versions(),
+        "small": options.small,
+    }
 
 
 def earlier(path: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -302,7 +307,8 @@ def main() -> None:
     for name in options.names:
         done.pop(name, None)
         try:
-            done[name] = row(name, options)
+            chosen = {k: getattr(options, k) for k in ("seconds", "budget", "again", "kernels", "kernel_budget")}
+            done[name] = row(name, options) | {"options": chosen}
             show([done[name]])
         except Exception as error:  # the others are worth having: this one is named in the file as failed
             done[name] = {"case": name, "failed": f"{type(error).__name__}: {runtime.first_line(error)}"}
