@@ -255,7 +255,7 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
     assert CPU.running(["tanh"]) == CPU
 
 
-QUIET = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+QUIET = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
 
 
 @pytest.mark.parametrize("resources", [None, {"device": 1}])

@@ -212,4 +212,4 @@ def test_command_line_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["--list"]) == 0
     assert capsys.readouterr().out.split() == list(models.NAMES)
     assert main(["light_shufflenet", "--dynamic"]) == 1
-    assert capsys.readouterr().err == "error: light_shufflenet has no option dynamic; its options are none\n"
+    assert capsys.readouterr().err == "error: light_shufflenet has no option dynamic; its options are batch\n"

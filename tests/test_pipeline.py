@@ -54,7 +54,7 @@ def test_every_rule_is_proved_and_reads_back(one: Path) -> None:
 
 
 def test_files_are_the_same_on_a_dask_scheduler(one: Path, tmp_path: Path) -> None:
-    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    quiet = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **quiet) as cluster:
         generate(replace(few(tmp_path), scheduler=cluster.scheduler_address))
     for name in FILES:
