@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +33,8 @@ from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import opened
 from taso_mirage.optimize.target import Target
 from taso_mirage.partial import source
-from taso_mirage.partial.candidates import Candidate, candidates
+from taso_mirage.partial.candidates import Candidate, made_whole
+from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.partial.source import Tried, programs, tried
 from taso_mirage.verify.refused import Refused
 
@@ -70,12 +70,13 @@ def batches_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
         dear = node.op == "conv" and node.args[0].shape[0] == 2
         return 1.0 if dear else plain(self, node)
 
-    def seams(program: Graph, depth: int) -> Iterator[Candidate | Refused]:
+    def seams(program: Graph, mutant: Mutant) -> list[Candidate | Refused]:
         """Without the mutant that puts zeros between the images, which needs no correction."""
-        return (c for c in candidates(program, depth) if isinstance(c, Refused) or not c.agreement.total)
+        found = made_whole(program, mutant)
+        return [c for c in found if isinstance(c, Refused) or not c.agreement.total]
 
     monkeypatch.setattr(Context, "estimate", estimate)
-    monkeypatch.setattr(source, "candidates", seams)
+    monkeypatch.setattr(source, "made_whole", seams)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
 def test_what_was_tried_is_reported(result: Result) -> None:
     data = as_dict(result, Path("m.onnx"), [])["partial"]
     assert data["programs"] == 1
-    assert data["mutants"] == 2
+    assert data["mutants"] == 5
     assert [each["taken"] for each in data["paying"]].count(1) == 1
     assert "mutants" in search_facts(result)
 
@@ -172,6 +173,23 @@ def test_what_was_found_is_kept_on_disk(tmp_path: Path) -> None:
     ]
     assert [m.equation.rhs for m in again.mutations] == [m.equation.rhs for m in made.mutations]
     assert Store(tmp_path / "mutants", "another").read(program) is None
+
+
+def test_where_a_slow_mutant_agrees_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corrections only add to it."""
+    (program,) = programs(side_by_side().graph.outputs)
+    graphs = [m.graph for m in mutants(program)]
+    asked: list[Graph] = []
+
+    def seen(program: Graph, mutant: Mutant) -> list[Candidate | Refused]:
+        asked.append(mutant.graph)
+        return made_whole(program, mutant)
+
+    monkeypatch.setattr(source, "made_whole", seen)
+    made = tried(program, lambda g: 0.5 if g.outputs == graphs[1].outputs else 1.0)
+    assert [g.outputs for g in asked] == [graphs[1].outputs]
+    assert made is not None
+    assert made.mutants == len(graphs) > 1
 
 
 @pytest.mark.parametrize(

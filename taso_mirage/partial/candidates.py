@@ -29,10 +29,15 @@ class Candidate:
 def candidates(original: Graph, depth: int = 1) -> Iterator[Candidate | Refused]:
     """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
     for mutant in mutants(original, depth):
-        try:
-            yield from corrections(original, mutant, agreement(original, mutant.graph, LOOKS))
-        except Unsupported as error:
-            yield Refused(f"{', then '.join(mutant.families)}: {error}")
+        yield from made_whole(original, mutant)
+
+
+def made_whole(original: Graph, mutant: Mutant) -> list[Candidate | Refused]:
+    """A mutant with its corrections, in one or two ways, or why it has none."""
+    try:
+        return [*corrections(original, mutant, agreement(original, mutant.graph, LOOKS))]
+    except Unsupported as error:
+        return [Refused(f"{', then '.join(mutant.families)}: {error}")]
 
 
 def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[Candidate]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from taso_mirage.equation import Equation
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
-from taso_mirage.partial.candidates import Candidate, candidates
+from taso_mirage.partial.candidates import Candidate, made_whole
+from taso_mirage.partial.families import mutants
 from taso_mirage.partial.picture import picture
 from taso_mirage.partial.whole import equation, verified
 from taso_mirage.text import show_graph
@@ -46,7 +47,7 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The mutations of a program, the best first, and of how many mutants; `refused` of them have no corrections."""
+    """The mutations of a program, the best first, and of how many mutants; `refused` of those that might pay have no corrections."""
 
     mutations: tuple[Mutation, ...] = ()
     mutants: int = 0
@@ -93,23 +94,22 @@ def tried(
 ) -> Tried | None:
     """The mutants of a program that take less of `seconds` with their corrections, and in the contest, verified.
 
-    None if it was late before the end.
+    Corrections only add to a mutant: where one that takes too long agrees is not asked, which would be most of the time. None if it
+    was late before the end.
     """
     before = seconds(program)
+    enough = PAYS * before
     paying: list[tuple[float, Candidate]] = []
-    asked, refused = set(), 0
-    for candidate in candidates(program, depth):
-        if late():
+    number = refused = 0
+    for mutant in mutants(program, depth):
+        number += 1
+        for made in made_whole(program, mutant) if seconds(mutant.graph) < enough else ():
+            if isinstance(made, Refused):
+                refused += 1
+            elif (after := seconds(made.corrected)) < enough:
+                paying.append((after, made))
+        if late():  # the last costs may be estimates, which nobody shall keep
             return None
-        if isinstance(candidate, Refused):
-            refused += 1
-            continue
-        asked.add(candidate.mutant)
-        after = seconds(candidate.corrected)
-        if after < PAYS * before:
-            paying.append((after, candidate))
-    if late():  # the last costs may be estimates, which nobody shall keep
-        return None
     found: list[Mutation] = []
     for after, candidate in sorted(paying, key=lambda each: each[0]):
         if late():
@@ -120,7 +120,7 @@ def tried(
             found.append(_mutation(program, candidate, str(evidence), times))
         if len(found) == KEPT:
             break
-    return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), len(asked) + refused, refused)
+    return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), number, refused)
 
 
 def _mutation(program: Graph, candidate: Candidate, evidence: str, seconds: tuple[float, float]) -> Mutation:
