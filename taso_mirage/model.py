@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 
 from taso_mirage.dims import evaluate, symbols
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Graph, Node, numpy_dtype, topological
+from taso_mirage.ir import Graph, Node, Tensor, numpy_dtype, topological, variable
+
+DRAWN = 1 << 16
+"""So many numbers of an array that is only for measuring are drawn, at most."""
 
 
 class Weight(Protocol):
@@ -108,3 +112,10 @@ def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int],
     if dtype.kind in "iu":
         return rng.integers(0, 2, shape).astype(dtype)
     return np.asarray(rng.normal(size=shape)).astype(dtype)
+
+
+def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:
+    """A random value of fixed sizes, for measuring; those of a large one repeat: drawing them all takes longer than the measurement."""
+    few = variable("", Tensor(node.dtype, (DRAWN,)))
+    large = node.tensor.shape is not None and prod(map(int, node.shape)) > DRAWN
+    return np.resize(random_array(few, rng, {}), [int(n) for n in node.shape]) if large else random_array(node, rng, {})

@@ -86,10 +86,10 @@ def _settle(run: Callable[[], float]) -> None:
 
 def random_feed(session: Session, seed: int) -> Arrays:
     """Random inputs of the types that a model of fixed sizes asks for."""
-    from taso_mirage.model import random_array
+    from taso_mirage.model import repeated_array
 
     rng = np.random.default_rng(seed)
-    return {name: random_array(variable(name, type), rng, {}) for name, type in session.inputs().items()}
+    return {name: repeated_array(variable(name, type), rng) for name, type in session.inputs().items()}
 
 
 def _quiet(run: Callable[[], float]) -> float:

@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taso_mirage.dims import fixed, product
+from taso_mirage.dims import fixed
 from taso_mirage.expressions import is_weight, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir import ABSENT, Graph, Node, topological, variable, weight
 from taso_mirage.meanings.work import sized
-from taso_mirage.model import Array, Model, Weight, random_array
+from taso_mirage.model import Array, Model, Weight, repeated_array
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get
 from taso_mirage.optimize.passes import Context
 
-DRAWN = 1 << 16
-"""So many numbers of a weight are drawn, at most."""
 Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
 
 
@@ -151,18 +148,10 @@ class _Builder:
         if node not in self.made:
             leaf = self.made[node] = _fresh(node, f"a{len(self.inputs) + len(self.weights)}", self.sizes)
             if leaf.op == "weight":
-                self.weights[leaf.attr("name")] = Array(_drawn(leaf, self.rng))
+                self.weights[leaf.attr("name")] = Array(repeated_array(leaf, self.rng))
             elif leaf.op == "input":
                 self.inputs.append(leaf)
         return self.made[node]
-
-
-def _drawn(leaf: Node, rng: np.random.Generator) -> NDArray[Any]:
-    """Random values; those of a large weight repeat, because to draw them all takes longer than to measure what they are for."""
-    count = product(leaf.shape)
-    if not isinstance(count, int) or count <= DRAWN:
-        return random_array(leaf, rng, {})
-    return np.resize(random_array(weight("", Tensor(leaf.dtype, (DRAWN,))), rng, {}), [int(n) for n in leaf.shape])
 
 
 def _fresh(arg: Node, name: str, sizes: Mapping[str, int]) -> Node:
