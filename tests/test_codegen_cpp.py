@@ -320,6 +320,35 @@ def test_a_sum_of_products_is_a_product(columns: int) -> None:
     check(Kernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
 
 
+def scores(x: Node, y: Node) -> Node:
+    """The products of the rows of x with those of y."""
+    return term("matmul", x, term("transpose", y, perm=(1, 0)))
+
+
+def turned_scores(x: Node, y: Node) -> Node:
+    return term("transpose", scores(x, y), perm=(1, 0))
+
+
+def rows_times_rows(m: int, n: int, k: int, body: Callable[[Node, Node], Node], dtype: str = "float32") -> Pair:
+    x, y = leaf("X", dtype, m, k), leaf("Y", dtype, n, k)
+    made = kernel([(x, (-1,), -1), (y, (-1,), -1)], body, (1,), 1, (-1,))
+    return Graph((x, y), (made,)), Graph((x, y), (body(x, y),))
+
+
+@pytest.mark.parametrize("body", [scores, turned_scores])
+@pytest.mark.parametrize(
+    "sizes",
+    [(16, 64, 64), (17, 21, 9), (40, 130, 256), (16, 15, 8), (18, 16, 257), (64, 197, 31), (3, 40, 20)],
+    ids=str,
+)
+def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node], Node]) -> None:
+    """Many of them are turned first, in parts that are multiples of a vector or not."""
+    for dtype, tolerance in (("float32", 3e-6), ("float16", 1e-3)):
+        graph, goal = rows_times_rows(*sizes, body, dtype)
+        assert "rows<" in generate_cpp(graph).replace(vector_header(), "")
+        check(Kernel(graph, flags=STRICT), goal, values(graph), tolerance)
+
+
 def test_several_mugraphs_share_a_source() -> None:
     """With one table in common, and one of their own."""
     x = leaf("X", "float32", 4, 6)
@@ -501,6 +530,7 @@ def found_for_a_cpu(dtype: str) -> Pair:
 CHECKED = {name: ODD[name] for name in ("rmsnorm_linear", "lora", "attention_split", "qknorm")} | {
     "moves": lambda dtype: pair(turned, (6, 3, 10), (3,), (0,)),
     "vector times matrix": vector_times_matrix,
+    "rows times rows": lambda dtype: rows_times_rows(64, 197, 31, scores, dtype),
     "found for a cpu": found_for_a_cpu,
 }
 

@@ -164,6 +164,15 @@ def test_attention_of_the_runtime_with_a_mask_and_no_bias_is_a_region() -> None:
     assert isinstance(verified(best.graph, goal, seed=5), Evidence)
 
 
+def test_attention_with_a_mask_that_is_known_is_a_region_of_as_many_rows_as_there_are() -> None:
+    """A mask is no linear layer's weight, though it is known, and what is summed runs along it."""
+    q, k, v = (x(name, 1, 70, 64) for name in "qkv")
+    made = term("multi_head_attention", q, k, v, None, w("mask", 1, 1, 70, 70), num_heads=2)
+    assert [operators(goal) for goal, _ in found(made)[1]] == [["multi_head_attention"]]
+    beside = found(term("matmul", term("softmax", q, axis=2), w("w", 64, 32)))[1]
+    assert [operators(goal) for goal, _ in beside] == [["softmax"]]
+
+
 def test_a_guard_against_what_is_no_number_runs_on_a_cpu() -> None:
     data = x("x", 3, 20)
     made = term("mul", data, data)

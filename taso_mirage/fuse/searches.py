@@ -11,8 +11,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.convolutions import Convolution
-from taso_mirage.kernels.linear import Product
+from taso_mirage.kernels.prepared import Prepared
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.workers import Workers
 
@@ -34,7 +33,7 @@ class Searches:
         device: Device,
         seconds: float,
         count: int,
-        prepared: Mapping[Graph, Convolution | Product],
+        prepared: Mapping[Graph, Prepared],
     ) -> None:
         self.device, self.prepared = device, prepared
         self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None

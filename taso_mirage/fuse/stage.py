@@ -14,22 +14,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from taso_mirage import __version__
 from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.fuse import alone
+from taso_mirage.fuse.apart import taken_apart
 from taso_mirage.fuse.backend import BACKENDS, BATCH, Backend, Record, here
 from taso_mirage.fuse.searches import Searches
+from taso_mirage.fuse.trials import Fused, trials
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.convolutions import Convolution
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.lanes import Lane, lanes
-from taso_mirage.kernels.linear import Product
-from taso_mirage.kernels.prepared import prepared
+from taso_mirage.kernels.prepared import Prepared, prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model, random_inputs
@@ -42,7 +42,7 @@ from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Arrays, Session, interleaved
 from taso_mirage.optimize.shapes import learned
 from taso_mirage.optimize.timing import Timing, compared
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.toml import write_file
 
@@ -57,23 +57,6 @@ SHARE = 0.4
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
 as fast as the original is the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """A kind of region with its kernel: the seconds that all its places save together, if nothing else changes."""
-
-    operators: tuple[str, ...]
-    spots: tuple[Spot, ...]
-    record: Record
-    kernel: Kernel
-    saved: float
-    prepares: type | None = None
-    """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
-
-    @property
-    def regions(self) -> list[Region]:
-        return [Region(s.inputs, s.outputs, self.kernel) for s in self.spots]
 
 
 def nothing(stage: str, done: int, total: int) -> None:
@@ -153,11 +136,14 @@ class _Stage:
         self.base = result if result.changed or result.normal is None else result.of(result.normal)
         self.backend, self.target = backend, result.target
         self.sizes = result.workloads[0][0]
+        self.before = self.base.model
+        if backend.prepared:
+            self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
         self.left_out: set[str] = set()
-        self.prepared: dict[Graph, Convolution | Product] = {}
+        self.prepared: dict[Graph, Prepared] = {}
         self.kinds = self._kinds()
 
     def run(self) -> Result:
@@ -307,22 +293,16 @@ class _Stage:
     # ------------------------------------------------------------ the model
 
     def _placed(self, worth: Sequence[Fused]) -> Model | None:
-        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does.
-
-        Those that prepare weights are tried together first: between two convolutions no layout is changed, so that all gain more than each
-        alone, and of a product the gain is small beside the noise."""
+        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does."""
         kept: list[Fused] = []
-        session = self._opened(self.base.model) if worth else None
-        together: dict[type | None, list[Fused]] = {}
-        for kind in worth:
-            together.setdefault(kind.prepares, []).append(kind)
-        together.pop(None, None)
-        trials = [kinds for kinds in together.values() if len(kinds) > 1] + [[kind] for kind in worth]
-        for i, trial in enumerate(trials):
-            self.progress("kernels in the model", i, len(trials))
+        session = self._opened(self.before) if worth else None
+        tries = trials(worth)
+        for i, trial in enumerate(tries):
+            self.progress("kernels in the model", i, len(tries))
             if self.budget.stop or session is None:
                 break
-            if any(kind in kept for kind in trial):
+            trial = [kind for kind in trial if kind not in kept]
+            if not trial:
                 continue
             try:
                 tried = self._opened(self._with([*kept, *trial]))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node
 from taso_mirage.kernels import convolutions, linear
 from taso_mirage.kernels.convolutions import Convolution, convolution
 from taso_mirage.kernels.linear import Product, product
+
+Prepared: TypeAlias = Convolution | Product
 
 
 def members(
@@ -20,7 +23,7 @@ def members(
     return linear.followed(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
-def prepared(goal: Graph, given: Sequence[Node]) -> Convolution | Product | None:
+def prepared(goal: Graph, given: Sequence[Node]) -> Prepared | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
     made = convolution(goal) or product(goal)
     known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))

@@ -376,16 +376,19 @@ class _Growing:
 def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
     """The kind of an operator by its labels; None for a linear layer of more than ROWS rows."""
     results = {x for axes in found.outputs for axis in axes for x in axis}
+    axes = {n: {x for axis in own for x in axis} for n, own in found.inputs.items()}
     kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
-    for reduced in found.reduced - results:
-        factors = [n for n, axes in found.inputs.items() if any(reduced in axis for axis in axes)]
+    summed = found.reduced - results
+    known = [n for n in axes if found.leaves[n] in weights]
+    varying = {x for n, own in axes.items() if n not in known and own & summed for x in own}
+    for reduced in summed:
+        factors = [n for n, own in axes.items() if reduced in own]
         if len(factors) < 2:
             continue
         kind = _Kind.PRODUCT
         for name in factors:
-            if found.leaves[name] in weights:
-                columns = {x for axis in found.inputs[name] for x in axis}
-                return None if prod(found.sizes[x] for x in results - columns) > ROWS else _Kind.LINEAR
+            if name in known and not axes[name] <= varying:  # else it is a mask, or a scale
+                return None if prod(found.sizes[x] for x in results - axes[name]) > ROWS else _Kind.LINEAR
     return kind
 
 

@@ -289,10 +289,40 @@ inline void rows_columns(const A* a, size_t am, const B* b, size_t bn, float* c,
       }
 }
 
-// c[M][N] += sum over k of a[M][k] * b[N][k]; k lies side by side in a and in b.
+// made[k][i] = b[i][k] for P rows of b, of which there are `count`: the others are 0.
+template <size_t P, size_t K, class B>
+inline void turned(const B* b, size_t bn, size_t count, float* made) {
+  for (size_t i = 0; i < P; ++i)
+    for (size_t k = 0; k < K; ++k) made[k * P + i] = i < count ? static_cast<float>(b[i * bn + k]) : 0.0f;
+}
+
+// `rows` for N of few rows of b, by `columns` of them turned.
+template <size_t M, size_t N, size_t K, class A, class B>
+inline void rows_turned(const A* a, size_t am, const B* b, size_t bn, float* c, size_t cm) {
+  constexpr size_t P = (N + WIDTH - 1) / WIDTH * WIDTH, R = 6;
+  alignas(4 * WIDTH) float panel[K * P];
+  turned<P, K>(b, bn, N, panel);
+  if constexpr (N == P) return columns<M, N, K>(a, am, 1, panel, P, c, cm);
+  for (size_t m = 0; m < M; m += R) {
+    alignas(4 * WIDTH) float part[R * P] = {};
+    if (m + R <= M) columns<R, P, K>(a + m * am, am, 1, panel, P, part, P);
+    else columns<M % R, P, K>(a + m * am, am, 1, panel, P, part, P);
+    for (size_t r = 0; r < R && m + r < M; ++r)
+      for (size_t i = 0; i < N; ++i) c[(m + r) * cm + i] += part[r * P + i];
+  }
+}
+
+// c[M][N] += sum over k of a[M][k] * b[N][k]; k lies side by side in a and in b. For many rows of a those of b are turned first.
 template <size_t M, size_t N, size_t K, class A, class B>
 [[maybe_unused]] inline void rows(const A* __restrict a, size_t am, const B* __restrict b, size_t bn, float* __restrict c,
                                   size_t cm, size_t cn) {
+  constexpr size_t P = 4 * WIDTH, MANY = 16, LONGEST = 256;
+  if constexpr (M >= MANY && N >= WIDTH && K <= LONGEST)
+    if (cn == 1) {
+      for (size_t n = 0; n + P <= N; n += P) rows_turned<M, P, K>(a, am, b + n * bn, bn, c + n, cm);
+      if constexpr (N % P != 0) rows_turned<M, N % P, K>(a, am, b + N / P * P * bn, bn, c + N / P * P, cm);
+      return;
+    }
   size_t m = 0;
   if constexpr (M >= 4)
     for (; m + 4 <= M; m += 4) rows_columns<4, N, K>(a + m * am, am, b, bn, c + m * cm, cm, cn);
