@@ -163,6 +163,15 @@ def kernels_cpu(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def prepared_cpu(found: dict[str, Any]) -> list[str]:
+    lines = ["| case, us | ours | ONNX Runtime | ratio (of the rounds) | Gflop/s |", "|---|---:|---:|---:|---:|"]
+    for row in found["rows"]:
+        ratio = f"{row['ratio']:.2f} ({row['range'][0]:.2f} to {row['range'][1]:.2f})"
+        times = f"{row['ours']:.0f} | {row['baselines']['onnxruntime']:.0f}"
+        lines.append(f"| {row['case']} | {times} | {ratio} | {row['gflops']:.0f} |")
+    return [*lines, "", f"Geometric mean {found['mean']:.2f}. {found['device']}."]
+
+
 KINDS = ("eager", "torch.compile", "SDPA", "FlashInfer")
 
 
@@ -237,6 +246,7 @@ TABLES = {
     "kernels_h100-H100": kernels_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
+    "prepared_cpu-cpu2": prepared_cpu,
     "generate-cpu2": generate,
     "optimize-cpu2": optimize,
     "optimize_cuda-H100": optimize_cuda,

@@ -282,17 +282,19 @@ def _give_up(number: int, frame: Any) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Stop]:
-    """The first Ctrl-C ends the search and keeps the best found; the second ends the program with nothing written."""
+    """The first Ctrl-C after the start of the search ends it and keeps the best found; the next ends the program with nothing written."""
     from taso_mirage.optimize.pipeline import Stop
 
     stop = Stop()
 
     def interrupt(number: int, frame: Any) -> None:
-        if not stop.searching():
+        if not stop.began:
             raise Interrupted
         stop()
         signal.signal(signal.SIGINT, _give_up)
-        typer.echo("interrupted: keeping the best found so far (Ctrl-C again to give up)", err=True)
+        typer.echo(
+            "interrupted: keeping the best found so far, measured and checked (Ctrl-C again to give up)", err=True
+        )
 
     signal.signal(signal.SIGINT, interrupt)
     try:

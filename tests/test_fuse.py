@@ -25,6 +25,7 @@ from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.pipeline import Stop
 from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import opened
 from taso_mirage.optimize.target import CUDA, TARGETS
 from taso_mirage.runtime import library, register
@@ -138,10 +139,25 @@ def test_an_interrupt_keeps_what_was_found_before(result: Result) -> None:
     assert kernels(some) == 1
     assert any("interrupted" in note for note in some.notes)
     assert all(d.passed for d in some.differences)
+    stop = Stop()
     none = fused(result, CONFIG, "search", lambda stage, done, total: stop(), stop)
     assert none.model is result.model
     assert any("interrupted" in note for note in none.notes)
-    assert not stop.searching()
+    assert stop.budget is None
+    assert "no kernels were tried" in fused(result, CONFIG, "search", stop=stop).notes[-1]
+
+
+def test_an_interrupt_between_stages_ends_those_to_come() -> None:
+    """While the model is measured, say: what was found is kept."""
+    stop = Stop()
+    assert not stop.began
+    stop.budget = first = Budget(1.0)
+    stop.budget = None
+    assert stop.began
+    stop()
+    assert not first.stop
+    stop.budget = second = Budget(1.0)
+    assert second.stop
 
 
 def test_a_damaged_file_is_searched_again(result: Result, searched: tuple[Result, Result, Path]) -> None:

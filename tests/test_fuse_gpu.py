@@ -23,6 +23,7 @@ from taso_mirage.ir import Graph
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.onnx_io import serialize
+from taso_mirage.optimize import timing
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session, working_providers
 from taso_mirage.optimize.target import CUDA
@@ -54,7 +55,7 @@ def made(rows: int | str) -> Result:
         patch.setattr(alone, "in_turn", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
-        patch.setattr(stage, "AS_FAST", 0.0)
+        patch.setattr(timing, "AS_FAST", 0.0)
         config = replace(CONFIG, target=CUDA, seconds=0.2)
         return fused(plain(rows, config), config, "search")
 

@@ -28,21 +28,29 @@ has."""
 def saved(
     graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
 ) -> float:
-    """Seconds less that a region takes with the kernel in place of its operators, 0 where its weights are too many for one file.
+    """Seconds less that a region takes with the kernel in place of its operators, 0 where its weights are too many for one file."""
+    times = seconds(graph, spot, kernel, opsets, target, prepares)
+    return 0.0 if times is None else times[0] - times[1]
+
+
+def seconds(
+    graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
+) -> tuple[float, float] | None:
+    """What a region takes with its operators and with the kernel in their place; None where its weights are too many for one file.
 
     Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the region that its weights come from
     memory, as in a whole model."""
     known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
     held, made = (4 * sum(prod(map(int, leaf.shape)) for leaf in leaves) for leaves in (known, graph.outputs))
     if held > MOST:
-        return 0.0
+        return None
     copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]
     left = tuple([leaf for leaf in graph.inputs if leaf not in known])
     outputs = tuple([output for copy, _ in copies for output in copy.outputs])
     before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
     after = embed(before, [Region(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_turn([serialize(before), serialize(after)], target, SECONDS)
-    return (times[0] - times[1]) / len(copies)
+    return times[0] / len(copies), times[1] / len(copies)
 
 
 def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:

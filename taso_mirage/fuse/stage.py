@@ -113,6 +113,8 @@ def fused(
     except TasoMirageError as error:
         return _noted(result, f"no kernels: {error}")
     stop = stop or Stop()
+    if stop.asked:
+        return _noted(result, "interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
         return _Stage(result, config, mode, backend, progress, stop.budget).run()

@@ -69,18 +69,29 @@ STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": sat
 
 
 class Stop:
-    """Set by an interrupt: the running stage ends early and the best found so far goes on to the check."""
+    """Set by an interrupt: the running stage and all later ones end early, and the best found so far goes on to the measurement and the
+    check. Before the first search there is nothing to keep (`began`)."""
 
     def __init__(self) -> None:
-        self.budget: Budget | None = None
+        self._budget: Budget | None = None
+        self.began = self.asked = False
 
-    def searching(self) -> bool:
-        """Whether there is a search that could end early."""
-        return self.budget is not None
+    @property
+    def budget(self) -> Budget | None:
+        """Of the stage that runs; None between stages."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: Budget | None) -> None:
+        self._budget = budget
+        if budget is not None:
+            self.began = True
+            budget.stop |= self.asked
 
     def __call__(self) -> None:
-        if self.budget is not None:
-            self.budget.stop = True
+        self.asked = True
+        if self._budget is not None:
+            self._budget.stop = True
 
 
 Progress = Callable[[str, int, int], None]

@@ -1,0 +1,144 @@
+"""Kernels that prepare weights (products, and convolutions by minimal filtering) in ONNX Runtime, against its own operators, fp32.
+
+    python bench/prepared_cpu.py [NAME ...] [--rounds 5]
+
+Each case is a model of so many copies that their weights come from memory, as in a whole model: the fastest kernel, as `optimize` chooses
+it, in place of the operators, and the operators, run in turn. Prints a table and writes bench/results/prepared_cpu-cpu2.json after each row
+(microseconds of one copy; rows that are not named stay): medians of the rounds, and the least and the largest ratio of a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.cpu import CPU as DEVICE  # noqa: E402
+from taso_mirage.fuse import alone, cpu  # noqa: E402
+from taso_mirage.ir import Graph, Node, Tensor, variable, weight  # noqa: E402
+from taso_mirage.kernels.prepared import prepared  # noqa: E402
+from taso_mirage.kernels.regions import Spot  # noqa: E402
+from taso_mirage.meanings.work import work  # noqa: E402
+from taso_mirage.ops import term  # noqa: E402
+from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.optimize.target import CPU  # noqa: E402
+
+SECONDS = 1.0
+"""Of a round."""
+
+
+def leaf(name: str, *shape: int) -> Node:
+    return variable(name, Tensor("float32", shape))
+
+
+def product(m: int, k: int, n: int) -> Graph:
+    """A linear layer."""
+    x, w = leaf("x", 1, m, k), leaf("w", k, n)
+    return Graph((x, w), (term("matmul", x, w),))
+
+
+def convolution(channels: int, side: int, results: int, height: int, width: int) -> Graph:
+    """A convolution that keeps the image's size, and relu."""
+    x, w = leaf("x", 1, channels, side, side), leaf("w", results, channels, height, width)
+    pads = (height // 2, width // 2) * 2
+    made = term("conv", x, w, strides=(1, 1), pads=pads, dilations=(1, 1), group=1)
+    return Graph((x, w), (term("relu", made),))
+
+
+PRODUCTS = (
+    (128, 768, 768),
+    (128, 768, 3072),
+    (128, 3072, 768),
+    (197, 768, 3072),
+    (197, 3072, 768),
+    (128, 1024, 2816),
+    (128, 2816, 1024),
+    (512, 2048, 5632),
+    (1, 2048, 5632),
+    (1, 1024, 1024),
+)
+CONVOLUTIONS = (
+    (64, 56, 64, 3, 3),
+    (256, 14, 256, 3, 3),
+    (192, 17, 192, 1, 7),
+    (192, 17, 192, 7, 1),
+    (48, 35, 64, 5, 5),
+    (384, 8, 384, 1, 3),
+)
+CASES: Mapping[str, Callable[[], Graph]] = {
+    **{f"product {m}x{k}x{n}": lambda p=(m, k, n): product(*p) for m, k, n in PRODUCTS},
+    **{
+        f"convolution {h}x{w}, {c} to {o} channels, {s}x{s}": lambda p=(c, s, o, h, w): convolution(*p)
+        for c, s, o, h, w in CONVOLUTIONS
+    },
+}
+
+
+def row(name: str, rounds: int) -> dict[str, Any]:
+    """One case: the fastest kernel alone, then both sides in turn."""
+    goal = CASES[name]()
+    x, w = goal.inputs
+    given = (x, weight("w", w.tensor))
+    made = prepared(goal, given)
+    assert made is not None, f"{name} is none of this kind"
+    backend = cpu.here()
+    record = backend.fastest(goal, made.mugraphs(goal, DEVICE), time.monotonic() + 60)
+    kernel, spot = backend.kernel(record), Spot(given, (), ())
+    times = [alone.seconds(goal, spot, kernel, {"": 20}, CPU, prepares=True) for _ in range(rounds)]
+    both = np.array([t for t in times if t is not None]) * 1e6
+    theirs, ours = np.median(both, axis=0)
+    ratios = both[:, 0] / both[:, 1]
+    flops = sum(work(n, {}).flops for n in goal if n.args)
+    return {
+        "case": name,
+        "ours": round(float(ours), 1),
+        "baselines": {"onnxruntime": round(float(theirs), 1)},
+        "ratio": round(float(theirs / ours), 4),
+        "range": [round(float(ratios.min()), 4), round(float(ratios.max()), 4)],
+        "rounds": len(both),
+        "gflops": round(flops / float(ours) / 1e3, 1),
+        "kernel": next(line for line in record["mugraph"]["program"] if "block=" in line)
+        .split("block=")[1]
+        .strip("() "),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="cases whose name begins so; all if none is named")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "prepared_cpu-cpu2.json")
+    options = parser.parse_args()
+    alone.SECONDS = SECONDS
+    earlier = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = {r["case"]: r for r in earlier if r["case"] in CASES}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    for name in CASES:
+        if options.names and not any(name.startswith(n) for n in options.names):
+            continue
+        rows[name] = found = row(name, options.rounds)
+        span = "{:.2f} to {:.2f}".format(*found["range"])
+        print(
+            f"{name:44} {found['ours']:9.1f} us, ONNX Runtime {found['baselines']['onnxruntime']:9.1f}: {found['ratio']:.2f} ({span}), "
+            f"{found['gflops']:.0f} Gflop/s, block {found['kernel']}",
+            flush=True,
+        )
+        kept = [rows[n] for n in CASES if n in rows]
+        mean = float(np.exp(np.mean([np.log(r["ratio"]) for r in kept])))
+        head = {"bench": "prepared_cpu", "device": runtime.device(), "unit": "us", "versions": versions}
+        options.output.write_text(json.dumps({**head, "mean": round(mean, 4), "rows": kept}, indent=1) + "\n")
+    print(f"geometric mean {np.exp(np.mean([np.log(r['ratio']) for r in rows.values()])):.3f}")
+
+
+if __name__ == "__main__":
+    main()
