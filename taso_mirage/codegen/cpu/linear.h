@@ -1,7 +1,8 @@
 // A product of M rows with weights of K x N, for one strip of COLUMNS of them and one part of the rows. The weights lie as they are read, strip by
 // strip, [strips][K][COLUMNS], behind a head that says in which format. A product of few rows takes as long as its weights take to come from
 // memory: weights that are all numbers of bfloat16, or all of half precision, as those of most checkpoints are, lie as such then: half the
-// bytes for the same numbers. One of many rows multiplies tiles of ROWS x COLUMNS, with sums in registers, over CHUNK rows of the weights at a time.
+// bytes for the same numbers. One of many rows multiplies tiles of ROWS x COLUMNS, with sums in registers, over CHUNK rows of
+// the weights at a time, while the next ones come to the second cache, a part with each tile, and the results' lines to the first.
 
 namespace {
 
@@ -65,10 +66,13 @@ struct Half {
 template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM>
 struct Linear {
   static constexpr size_t VECTORS = COLUMNS / LANES, STRIPS = (N + COLUMNS - 1) / COLUMNS, STRIP = K * COLUMNS, BLOCKS = STRIPS * PARTS;
-  static constexpr size_t HEAD = 64, PREPARED = HEAD + STRIPS * STRIP * sizeof(float), CHUNK = 768, AHEAD = 1536;
+  static constexpr size_t HEAD = 64, PREPARED = HEAD + STRIPS * STRIP * sizeof(float), AHEAD = 1536;
   // The first LONG tiles have one row more than the others.
   static constexpr size_t TILES = (M + ROWS - 1) / ROWS, SHORT = M / TILES, LONG = M % TILES;
   static constexpr bool NARROW = M <= 8;
+  // Bytes of the next weights that a row of these brings along, so that all tiles together bring them all.
+  static constexpr size_t FETCHED = (COLUMNS * sizeof(float) * PARTS + TILES - 1) / TILES;
+  static constexpr size_t CHUNKS = (K + 767) / 768, CHUNK = (K + CHUNKS - 1) / CHUNKS;
   enum Format : char { SINGLE, BFLOAT, HALF };
 
   static void prepare(const void* weights, void* prepared) {
@@ -107,18 +111,27 @@ struct Linear {
       const size_t end = K - begin < CHUNK ? K : begin + CHUNK;
       for (size_t i = part * TILES / PARTS; i < (part + 1) * TILES / PARTS; ++i) {
         const size_t row = i * SHORT + (i < LONG ? i : LONG);
-        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors);
-        else tile<F, SHORT>(w, begin, end, row, first, tensors);
+        const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * TILES / PARTS) * (end - begin) * FETCHED;
+        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors, next);
+        else tile<F, SHORT>(w, begin, end, row, first, tensors, next);
       }
     }
   }
   template <class F, size_t R>
-  static void tile(const typename F::stored* w, size_t begin, size_t end, size_t row, size_t first, void** tensors) {
+  static void tile(const typename F::stored* w, size_t begin, size_t end, size_t row, size_t first, void** tensors, const char* next) {
     const float* x = static_cast<const float*>(tensors[0]) + row * K;
     lanes_t sums[R][VECTORS] = {};
+    for (size_t m = 0; m < R; ++m)
+      for (size_t i = 0; i < COLUMNS && first + i < N; i += 16) {
+        __builtin_prefetch(static_cast<float*>(tensors[4]) + (row + m) * N + first + i, 1);
+        if (SUM && end == K) __builtin_prefetch(static_cast<const float*>(tensors[3]) + (row + m) * N + first + i);
+      }
     w += begin * COLUMNS;
     for (size_t k = begin; k < end; ++k, w += COLUMNS) {
-      for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);
+      if constexpr (NARROW)
+        for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);
+      else
+        for (size_t i = 0; i < FETCHED; i += 64) __builtin_prefetch(next + (k - begin) * FETCHED + i, 0, 2);
       lanes_t those[VECTORS];
       for (size_t i = 0; i < VECTORS; ++i) those[i] = F::load(w + i * LANES);
       for (size_t m = 0; m < R; ++m)
