@@ -284,18 +284,23 @@ Left = Callable[[Result, runtime.Session, runtime.Arrays, float], dict[str, Any]
 def measured(
     model: Model, config: Config, options: argparse.Namespace, peers: Mapping[str, Peer], machine: Machine, left: Left
 ) -> dict[str, Any]:
-    """A model's row: its stages, then all in turn on the same inputs."""
+    """A model's row: its stages, then all in turn on the same inputs, each time that they are opened anew in its share of the seconds."""
     found, took, wrong = stages(model, config, options.kernels, options.kernel_budget)
-    sessions, same = opened(model, config, found)
     inputs = random_inputs(model, 0)
     there, absent = present(peers, inputs)
-    runs = {**sessions, **there}
-    times = dict(
-        zip(runs, runtime.interleaved(list(runs.values()), inputs, options.seconds, patience=np.inf), strict=True)
-    )
+    times: dict[str, list[float]] = {}
+    for _ in range(options.sessions):
+        sessions, same = opened(model, config, found)
+        runs = {**sessions, **there}
+        share = options.seconds / options.sessions
+        for name, taken in zip(
+            runs, runtime.interleaved([*runs.values()], inputs, share, patience=np.inf), strict=True
+        ):
+            times.setdefault(name, []).extend(taken)
+        del runs
     numbers = figures(times, same)
     numbers["baselines"] |= dict.fromkeys(absent)
-    del there, runs
+    del there
     result = found[KERNELS]
     return {
         **numbers,
@@ -396,6 +401,7 @@ def arguments(description: str, names: Sequence[str], default: Sequence[str]) ->
     parser.add_argument("--build", type=Path, metavar="DIR", help="write the models there, and end")
     parser.add_argument("--small", action="store_true", help="small configurations, for a try")
     parser.add_argument("--seconds", type=float, default=6.0, help="timing of each model")
+    parser.add_argument("--sessions", type=int, default=1, help="times that all are opened, as a session's luck lasts")
     parser.add_argument("--budget", type=float, default=20.0, help="search of each model")
     parser.add_argument("--kernel-budget", type=float, default=60.0, help="search and choice of its kernels")
     parser.add_argument("--kernels", default="search", help="as in `taso-mirage optimize`")

@@ -6,7 +6,8 @@ Prints a line for each model and writes bench/results/end_to_end_cpu-cpu2.json a
 process on the same inputs. `prefill` is at 128 tokens, which here takes as long as anyone wants to wait; `prefill_512` and
 `decode_bfloat16`, whose weights are numbers of that format as if from such a checkpoint, are run when they are named. `floor` is a
 roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the rate of the best matrix product, both
-measured here just before. `left` is what ONNX Runtime's profiler says of our result, by operator.
+measured here just before. Sessions are opened three times, as how fast memory is differs from one to the next. `left` is what
+ONNX Runtime's profiler says of our result, by operator.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def row(case: Case, options: Any, known: Machine) -> dict[str, Any]:
 
 def main(given: list[str] | None = None) -> None:
     parser = common.arguments(__doc__ or "", list(MODELS), DEFAULT)
+    parser.set_defaults(sessions=3)
     options = parser.parse_args(given)
     cases = common.chosen(parser, options, MODELS)
     if options.build is not None:
