@@ -107,9 +107,9 @@ def row(name: str, rounds: int) -> dict[str, Any]:
         "range": [round(float(ratios.min()), 4), round(float(ratios.max()), 4)],
         "rounds": len(both),
         "gflops": round(flops / float(ours) / 1e3, 1),
-        "kernel": next(line for line in record["mugraph"]["program"] if "block=" in line)
-        .split("block=")[1]
-        .strip("() "),
+        "block": next(line for line in record["mugraph"]["program"] if "block=" in line)
+        .split("block=(")[1]
+        .split(")")[0],
     }
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         span = "{:.2f} to {:.2f}".format(*found["range"])
         print(
             f"{name:44} {found['ours']:9.1f} us, ONNX Runtime {found['baselines']['onnxruntime']:9.1f}: {found['ratio']:.2f} ({span}), "
-            f"{found['gflops']:.0f} Gflop/s, block {found['kernel']}",
+            f"{found['gflops']:.0f} Gflop/s, block {found['block']}",
             flush=True,
         )
         kept = [rows[n] for n in CASES if n in rows]
