@@ -164,7 +164,10 @@ def kernels_cpu(found: dict[str, Any]) -> list[str]:
 
 
 def prepared_cpu(found: dict[str, Any]) -> list[str]:
-    lines = ["| case, us | ours | ONNX Runtime | ratio (of the rounds) | Gflop/s of the direct sum |", "|---|---:|---:|---:|---:|"]
+    lines = [
+        "| case, us | ours | ONNX Runtime | ratio (of the rounds) | Gflop/s of the direct sum |",
+        "|---|---:|---:|---:|---:|",
+    ]
     for row in found["rows"]:
         ratio = f"{row['ratio']:.2f} ({row['range'][0]:.2f} to {row['range'][1]:.2f})"
         times = f"{row['ours']:.0f} | {row['baselines']['onnxruntime']:.0f}"
