@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from taso_mirage.cli import app
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir import Node, Tensor, constant, variable
+from taso_mirage.model import DRAWN
 from taso_mirage.ops import term
 from taso_mirage.optimize import measure, settings
 from taso_mirage.optimize.cache import CostCache
@@ -194,7 +195,7 @@ def test_states_that_cannot_be_run_leave_the_first() -> None:
 # ---------------------------------------------------------------- somewhere else
 
 
-@pytest.mark.parametrize(("rows", "distinct"), [(8, 8 * 64), (2048, settings.DRAWN)])
+@pytest.mark.parametrize(("rows", "distinct"), [(8, 8 * 64), (2048, DRAWN)])
 def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> None:
     built = settings.alone(Setting(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
     (weight,) = built.weights.values()
