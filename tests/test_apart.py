@@ -55,6 +55,9 @@ def test_attention_is_three_products_and_what_is_left() -> None:
 def test_what_has_no_kernels_stays_as_it_is() -> None:
     small = model(attention(x("x", 1, 5, 64), "", width=64))
     assert taken_apart(small, {}) is small
+    weights = term("packed_attention", x("x", 1, 5, WIDTH), w("w", WIDTH, 3 * WIDTH), x("b", 3 * WIDTH), num_heads=2)
+    given = model(weights)  # a bias of the run would be cut in every run
+    assert taken_apart(given, {}) is given
     free = model(attention(variable("x", Tensor("float32", (1, symbol("n"), WIDTH))), ""))
     assert taken_apart(free, {}) is free
     assert counted(taken_apart(free, {"n": 5}))["multi_head_attention"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Node, with_args
 from taso_mirage.kernels.linear import is_product
 from taso_mirage.model import Model
@@ -16,9 +17,10 @@ def taken_apart(model: Model, sizes: Mapping[str, int]) -> Model:
     kernels for at these sizes of its symbols; the same model where there is none."""
     done: dict[Node, Node] = {}
     for node in model.nodes():
-        new = with_args(node, tuple([done[a] for a in node.args]))
-        apart = _apart(new) if node.op == "packed_attention" else new
-        done[node] = apart if apart is not new and is_product(apart.args[0].args[0], sizes) else new
+        done[node] = new = with_args(node, tuple([done[a] for a in node.args]))
+        if node.op == "packed_attention" and is_weight(node.args[1]) and is_weight(node.args[2]):
+            apart = _apart(new)
+            done[node] = apart if is_product(apart.args[0].args[0], sizes) else new
     outputs = tuple([done[o] for o in model.graph.outputs])
     return model if outputs == model.graph.outputs else fold_weights(model.with_graph(outputs))[0]
 
