@@ -155,6 +155,8 @@ FRAGMENTS: Mapping[str, Callable[[], Fragment]] = {
     "softmax_mask 12x128x128": softmax_mask,
     "decode_attention 8x1x2048x128": decode_attention,
     "decode_attention 8x4x2048x128": lambda: decode_attention(queries=4),
+    "attention 12x128x128x64": lambda: decode_attention(12, 128, 128, 64),
+    "attention 12x197x197x64": lambda: decode_attention(12, 197, 197, 64),
     "norm_linear 1x768x2304": norm_linear,
     "norm_linear 4x768x2304": lambda: norm_linear(rows=4),
 }
