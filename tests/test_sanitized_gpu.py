@@ -1,0 +1,115 @@
+"""Generated Triton kernels on a GPU, under NVIDIA's compute-sanitizer and without it: each in a process that runs nothing else there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_codegen_triton import BOUND, CASES, REAL, drawn
+
+from taso_mirage.codegen import triton as codegen
+from taso_mirage.codegen import tune
+from taso_mirage.codegen.gpu.program import Launch, Program
+from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.ops import interpret
+
+TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+RUN = """
+import importlib.util, sys, numpy, torch
+for name in open(f"{sys.argv[1]}/names").read().split():
+    spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    case = name.partition(".")[0]
+    data = numpy.load(f"{sys.argv[1]}/{case}.npz")
+    inputs = [torch.from_numpy(data[key]) for key in sorted(data.files)]
+    dtypes = open(f"{sys.argv[1]}/{case}.txt").read().split()
+    found = module.launch(*[x.to(getattr(torch, dtype)).cuda() for x, dtype in zip(inputs, dtypes)])
+    numpy.save(f"{sys.argv[1]}/{name}.npy", found.cpu().to(torch.float64).numpy())
+"""
+
+
+def has_gpu() -> bool:
+    try:
+        return bool(tune.gpu())
+    except RuntimeUnavailable:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not has_gpu(), reason="needs a GPU")
+
+
+def pipelined(launch: Launch) -> Launch:
+    """With as many stages as are tried, four warps, and a start before the launch in front of it ends."""
+    stages = max(s.stages for s in tune.schedules(launch))
+    return replace(launch, schedule=replace(launch.schedule, warps=4, stages=min(stages, 4), overlap=True))
+
+
+def variants(name: str, program: Program) -> dict[str, Program]:
+    deep = program
+    for i, launch in enumerate(program.launches):
+        deep = tune.scheduled(deep, i, pipelined(launch).schedule)
+    return {f"{name}.guess": program, f"{name}.deep": deep}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases with two schedules each and their inputs. The real sizes have no goal here: nothing but the tools look at them."""
+    made = tmp_path_factory.mktemp("kernels")
+    names = []
+    for name, make in CASES.items() | {f"real_{k}": v for k, v in REAL.items()}.items():
+        graph, _ = make()
+        for variant, program in variants(name, codegen.program(graph)).items():
+            (made / f"{variant}.py").write_text(program.source)
+            names.append(variant)
+        values = [drawn(name, x, i) for i, x in enumerate(graph.inputs)]
+        wide = [v if v.dtype == bool else v.astype(np.float32) for v in values]
+        np.savez(made / f"{name}.npz", **{f"{i:02}": v for i, v in enumerate(wide)})
+        (made / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
+    (made / "names").write_text("\n".join(names))
+    return made
+
+
+def ran(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, sys.executable, "-c", RUN, str(folder)],
+        env=os.environ | {"TRITON_CACHE_DIR": str(folder / "triton")},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Path:
+    made = ran(folder)
+    assert made.returncode == 0, made.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("variant", ["guess", "deep"])
+@pytest.mark.parametrize("name", CASES)
+def test_generated_code_computes_the_goal_on_the_gpu(name: str, variant: str, results: Path) -> None:
+    _, goal = CASES[name]()
+    env = {x: EXACT.load(drawn(name, x, i)) for i, x in enumerate(goal.inputs)}
+    wanted = interpret(goal.outputs, EXACT, env)[goal.outputs[0]]
+    found = np.load(results / f"{name}.{variant}.npy")
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= BOUND[goal.inputs[0].dtype] * np.abs(wanted).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing(tool: str, results: Path) -> None:
+    """In a process with ONNX Runtime racecheck ends with an error of its own."""
+    if TOOL is None:
+        pytest.skip("needs compute-sanitizer, of the CUDA toolkit")
+    made = ran(results, TOOL, "--tool", tool, "--error-exitcode", "9", "--target-processes", "application-only")
+    assert made.returncode == 0, (made.stdout + made.stderr)[-6000:]
+    assert "ERROR SUMMARY: 0 errors" in made.stdout or "0 hazards displayed" in made.stdout
