@@ -452,6 +452,13 @@ def test_the_printed_kernel() -> None:
     assert source[source.index("@triton.jit") : source.index("\n\nOPTIONS")] == GOLDEN
 
 
+def test_lanes_that_exchange_products_have_equal_sums() -> None:
+    """Contracted with the sum, a product would be rounded in all lanes but that which it is of; racecheck saw two of them write."""
+    source = codegen.program(CASES["attention_powers_of_two"]()[0]).source
+    assert "reduce_sum = tl.sum(mul + 0.0, 0)" in source
+    assert "accumulate = tl.sum(exp, 1)" in source  # no product: it costs nothing
+
+
 def test_each_choice_is_explained() -> None:
     source = codegen.generate(mugraphs.rmsnorm_linear(2, 64, 32, 2, 2)[0])
     lines = [line.strip(" -") for line in source[: source.index("import triton")].splitlines()]

@@ -47,6 +47,10 @@ class Lines:
         self._known[stage, expression] = name
         return name
 
+    def is_product(self, name: str) -> bool:
+        """Whether a name's value is a product."""
+        return any(" * " in _outside(expression) for (_, expression), known in self._known.items() if known == name)
+
     def write(self, stage: Stage, line: str) -> None:
         self.sections[self.at(stage)].append(line)
 
@@ -71,3 +75,9 @@ class Lines:
                     used.update(WORD.findall(line))
                     kept[stage].insert(0, line)
         return kept, self.last
+
+
+def _outside(expression: str) -> str:
+    """What of an expression is in no parentheses."""
+    inner = re.sub(r"\([^()]*\)", "", expression)
+    return expression if inner == expression else _outside(inner)
