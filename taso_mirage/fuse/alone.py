@@ -25,14 +25,6 @@ LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 has."""
 
 
-def saved(
-    graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
-) -> float:
-    """Seconds less that a region takes with the kernel in place of its operators, 0 where its weights are too many for one file."""
-    times = seconds(graph, spot, kernel, opsets, target, prepares)
-    return 0.0 if times is None else times[0] - times[1]
-
-
 def seconds(
     graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
 ) -> tuple[float, float] | None:

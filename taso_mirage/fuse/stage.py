@@ -217,10 +217,11 @@ class _Stage:
                 if chosen is None:
                     continue
                 made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-                saved = alone.saved(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
-                if saved > 0 or (made is not None and made.thin):  # of memory, the whole model says more
+                times = alone.seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
+                before, after = times or (1.0, 1.0)
+                if after < before * (1.0 if made is None else made.slack):
                     prepares = None if made is None else type(made)
-                    found.append(Fused(operators, tuple(spots), *chosen, saved * len(spots), prepares))
+                    found.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:

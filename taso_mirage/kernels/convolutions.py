@@ -43,6 +43,8 @@ class Convolution:
     pads: tuple[int, ...]
     relu: bool
     group: int = 1
+    slack = 1.0
+    """How many times as slow as the runtime's its kernel may be alone."""
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -104,16 +106,6 @@ class Convolution:
                 seconds = 2 * products / device.flops
                 found.append(Found(made, graph, seconds, device.name, evidence))
         return sorted(found, key=lambda each: each.seconds)
-
-    @property
-    def large(self) -> bool:
-        """Any is."""
-        return True
-
-    @property
-    def thin(self) -> bool:
-        """No convolution waits for its weights."""
-        return False
 
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save: half of those of the direct sum."""

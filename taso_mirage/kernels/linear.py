@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
 from taso_mirage.cpu import cores
 from taso_mirage.dims import fixed
@@ -73,6 +73,11 @@ class Product:
     def large(self) -> bool:
         """Whether no cache keeps its weights."""
         return prod(map(int, self.w.shape)) >= LEAST
+
+    @property
+    def slack(self) -> float:
+        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole model says more."""
+        return inf if self.thin else 1.0
 
     @property
     def thin(self) -> bool:

@@ -27,4 +27,5 @@ def prepared(goal: Graph, given: Sequence[Node]) -> Prepared | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
     made = convolution(goal) or product(goal)
     known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
-    return made if known and made is not None and made.large else None
+    large = not isinstance(made, Product) or made.large
+    return made if known and large else None

@@ -248,6 +248,14 @@ struct Winograd {
       }
   }
 
+  // The lines that the results of a block go to come to the first cache, in up to KK channels, so that what writes to them need not wait.
+  static void fetch(const float* y, size_t channels, size_t first) {
+    const size_t last = (first + T < TILES ? first + T : TILES) - 1, top = first / COLUMNS;
+    const size_t begin = top * RH * OW, count = (last / COLUMNS - top + 1) * RH * OW;
+    for (size_t k = 0; k < KK && k < channels; ++k)
+      for (size_t i = 0; i < count; i += 16) __builtin_prefetch(y + k * OH * OW + begin + i, 1);
+  }
+
   static void block(void* data, size_t number) {
     float* v = taso_mirage_room.of(A * C * T);
     alignas(64) float m[A][KK][T];
@@ -257,11 +265,10 @@ struct Winograd {
     for (size_t strip = begin; strip < end; ++strip) {
       const size_t group = strip / STRIPS, row = strip % STRIPS * KK;
       if (strip == begin || row == 0) transform(static_cast<const float*>(tensors[0]) + (image * GROUPS + group) * C * H * W, first, v);
+      const size_t channel = group * K + row, plane = image * GROUPS * K + channel;
+      fetch(static_cast<const float*>(tensors[4]) + plane * OH * OW, K - row, first);
       multiply(static_cast<const float*>(tensors[1]) + strip * STRIP, v, m);
-      for (size_t k = 0; k < KK && row + k < K; ++k) {
-        const size_t channel = group * K + row + k;
-        deliver(m, k, channel, image * GROUPS * K + channel, first, tensors);
-      }
+      for (size_t k = 0; k < KK && row + k < K; ++k) deliver(m, k, channel + k, plane + k, first, tensors);
     }
   }
 };

@@ -237,8 +237,9 @@ class Tiles(Meaning[Tile]):
         call, neutral = FOLDS[name]
         inner = self.masked(self.computed(inner), over, neutral)
         code, left = inner.code, inner.present
-        if name == "add" and self.lines.is_product(code):  # else the compiler multiplies and adds at once, and what two lanes
-            code = f"{code} + 0.0"  # exchange is rounded in one of them alone: the sums of both differ, which is a race where both write
+        if name == "add" and self.lines.is_product(code):
+            # Contracted with the sum, a product that lanes exchange is rounded in all but its own: their sums differ, and both may write.
+            code = f"{code} + 0.0"
         for axis in sorted(over, key=left.index, reverse=True):
             code = f"{call}({code}, {left.index(axis)})"
             left.remove(axis)
