@@ -6,7 +6,7 @@ Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a
 (with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs on both
 sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at the real size
 before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of them counts.
-`--trials FILE` writes all measurements with what the analytic model said.
+`--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for a profiler, say).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -307,6 +308,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--trials", type=Path)
+    parser.add_argument("--sources", type=Path, metavar="DIR")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if unknown := set(options.rows) - {each for row in ROWS for each in (row.name, row.case)}:
@@ -336,6 +338,9 @@ def main() -> None:
             result = {"bench": "kernels_h100", "device": device, "unit": "us", "rows": list(rows.values())}
             path.write_text(json.dumps(result | {"versions": {"taso-mirage": __version__}}, indent=1) + "\n")
             trials += noted(row, programs, best)
+            if options.sources:
+                options.sources.mkdir(parents=True, exist_ok=True)
+                (options.sources / f"{re.sub(r'[ =]', '_', row.case)}.py").write_text(best.program.source)
             if options.trials:
                 options.trials.write_text(json.dumps(trials))
     ratios = [min(r["baselines"].values()) / r["ours"] for r in rows.values() if r["baselines"]]
