@@ -348,7 +348,23 @@ class _Stage:
 
     def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
         """At every set of sizes, in its share of the time."""
-        times = [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+        return self._judged(self._rounds(before, after, seconds))
+
+    def _rounds(self, before: Session, after: Session, seconds: float) -> list[list[list[float]]]:
+        """Seconds of all runs of both, at every set of sizes."""
+        return [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+
+    def _whole(self, original: Session, session: Session, model: Model) -> Timing:
+        """The original against the model with kernels. Where that is no faster, though the trials were, runs of new sessions count as well,
+        as luck lasts as long as a session."""
+        times = self._rounds(original, session, self.config.seconds)
+        if self._judged(times).ratio < KEEP:
+            opened = runtime.opened(self.result.original, self.target, source=True), self._opened(model)
+            again = self._rounds(*opened, self.config.seconds)
+            times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]
+        return self._judged(times)
+
+    def _judged(self, times: Sequence[Sequence[Sequence[float]]]) -> Timing:
         return compared([t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads])
 
     def _checked(self, model: Model) -> Result:
@@ -361,7 +377,7 @@ class _Stage:
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             return _noted(result, f"the check failed with kernels ({bad}): they are left out, please report it")
-        timing = self._timed(original, session, self.config.seconds)
+        timing = self._whole(original, session, model)
         if timing.ratio < KEEP:
             return _noted(
                 result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
