@@ -1,13 +1,13 @@
 """Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU provider at ORT_ENABLE_ALL.
 
-    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--budget 60] [--again 30] [--kernels search]
+    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--sessions 3] [--budget 60] [--again 30]
 
 Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of models that are not named
-stay). A model is read from DIR/NAME.onnx
-where that exists, else built (extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
-`optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the check; a wrong one has no time.
-All sessions run in turn in one process. Ours is what `taso-mirage optimize` gives: with kernels where the model is faster so; what
-substitutions alone give is timed beside it. Kernels that were searched on this machine before are not searched again.
+stay). A model is read from DIR/NAME.onnx where that exists, else built (extra `models`). The peers are ONNX Runtime alone, and
+after onnxslim, onnxsim and onnxscript's `optimize_for_ort`, where they are installed. Every result, ours and the peers', goes
+through the check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions` times, as luck
+(where memory lies) lasts as long as one. Ours is what `taso-mirage optimize` gives: with kernels where the model is faster so;
+what substitutions alone give is timed beside it. Kernels that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -99,19 +100,21 @@ def fused(content: bytes) -> bytes:
 PEERS: Mapping[str, Callable[[bytes], bytes]] = {"onnxslim": slimmed, "onnxsim": simplified, "onnxscript": fused}
 
 
-def peers(content: bytes, model: Model, prepared: Sequence[Case], notes: list[str]) -> dict[str, runtime.Session]:
-    """A session for each peer whose result loads and passes the check; the notes say why another has none."""
-    found: dict[str, runtime.Session] = {}
+def peers(content: bytes, model: Model, prepared: Sequence[Case], notes: list[str]) -> dict[str, bytes]:
+    """The results of the peers that load and pass the check; the notes say why another has none."""
+    found: dict[str, bytes] = {}
     for name, transform in PEERS.items():
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                session = runtime.Session(transform(content))
+                made = transform(content)
+                session = runtime.Session(made)
             wrong = next((d for d in compare(model, session, prepared) if not d.passed), None)
+            del session
         except Exception as error:  # a peer that fails has no figure, whatever it failed by
             notes.append(f"{name} failed: {type(error).__name__}: {runtime.first_line(error)[:160]}")
             continue
         if wrong is None:
-            found[name] = session
+            found[name] = made
         else:
             notes.append(f"{name} is wrong: {wrong}")
         gc.collect()
@@ -141,23 +144,24 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain, searches = searched(model, config, options.again)
     result = fuse.fused(plain, replace(config, budget=options.kernel_budget), options.kernels)
     notes: list[str] = list(result.notes)
-    sessions = {ALONE: runtime.Session(content)}
-    prepared = list(islice(cases(model, sessions[ALONE], model.sizes), PEER_CASES))
-    sessions |= peers(content, model, prepared, notes)
+    prepared = list(islice(cases(model, runtime.Session(content), model.sizes), PEER_CASES))
+    there = {ALONE: content, **peers(content, model, prepared, notes)}
+    opening = {whose: partial(runtime.Session, each) for whose, each in there.items()}
     ours = serialize(result.model, source=not result.changed)
     # the original timed against itself would show noise as a gain or a loss
     for whose, each in ((PLAIN, plain), (OURS, result)):
         if each.changed and (whose == PLAIN or result.model is not plain.model):
-            sessions[whose] = runtime.opened(each.model)
+            opening[whose] = partial(runtime.opened, each.model)
     inputs = random_inputs(model, 0)
-    times = dict(
-        zip(
-            sessions,
-            runtime.interleaved(list(sessions.values()), inputs, options.seconds, patience=np.inf),
-            strict=True,
-        )
-    )
-    sessions.clear()
+    times: dict[str, list[float]] = {whose: [] for whose in opening}
+    for _ in range(options.sessions):
+        sessions = [opened() for opened in opening.values()]
+        share = options.seconds / options.sessions
+        for taken, more in zip(
+            times.values(), runtime.interleaved(sessions, inputs, share, patience=np.inf), strict=True
+        ):
+            taken += more
+        sessions.clear()
     return {
         "case": name,
         **figures(times),
@@ -297,6 +301,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="timing of each model")
     parser.add_argument("--budget", type=float, default=60.0, help="search of each model, with an empty cost cache")
     parser.add_argument("--again", type=float, default=30.0, help="the second search, with the costs of the first")
+    parser.add_argument("--sessions", type=int, default=3, help="times that all models are opened for the timing")
     parser.add_argument("--kernels", choices=fuse.MODES, default="search")
     parser.add_argument("--kernel-budget", type=float, default=60.0, help="search of each model's kernels")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "optimize-cpu2.json")
@@ -307,7 +312,9 @@ def main() -> None:
     for name in options.names:
         done.pop(name, None)
         try:
-            chosen = {k: getattr(options, k) for k in ("seconds", "budget", "again", "kernels", "kernel_budget")}
+            chosen = {
+                k: getattr(options, k) for k in ("seconds", "sessions", "budget", "again", "kernels", "kernel_budget")
+            }
             done[name] = row(name, options) | {"options": chosen}
             show([done[name]])
         except Exception as error:  # the others are worth having: this one is named in the file as failed
