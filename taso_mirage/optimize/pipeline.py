@@ -40,6 +40,8 @@ KEPT = "the original's graph is kept"
 FALLEN_BACK = "the steps before the first bad one"
 LOOKS = 3
 """A gain that may be chance is measured so often, at most."""
+PROMISING = 0.98
+"""Of the cost after the passes: a candidate that is predicted to cost less is not given up for one measurement."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is kept."""
 
@@ -247,36 +249,41 @@ class _Job:
                 self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
         if not alive:
             return None, None
-        timings = self._compared(self._times(sessions, self.config.seconds))
+        times = self._times(sessions, self.config.seconds)
+        timings = self._compared(times)
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
         self.normal = next(usable, None)
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         timing = timings[best]
         sessions.clear()
         if timing.ratio >= KEEP_BELOW and not (timing.certain and timing.low >= KEEP_BELOW):
-            timing = self._confirmed(alive[best])
+            timing = self._confirmed(alive[best], [[[], []] for _ in times])
+        elif timing.ratio < KEEP_BELOW and self.passed and alive[best].cost < PROMISING * self.passed.cost:
+            timing = self._confirmed(alive[best], [[each[0], each[1 + best]] for each in times])
         if timing.ratio < KEEP_BELOW or not timing.certain:
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.notes.append(f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}")
             return None, timing
         return alive[best], timing
 
-    def _confirmed(self, candidate: Candidate) -> Timing:
-        """The original and one candidate anew, in other sessions: the best of several is so by luck, too, and a session's luck lasts. On a
-        busy machine it takes several looks until a gain is told from chance."""
-        sessions = [
-            runtime.opened(self.model, self.target, source=True),
-            runtime.opened(candidate.model, candidate.target),
-        ]
-        times = self._times(sessions, self.config.seconds)
-        (timing,) = self._compared(times)
-        for _ in range(LOOKS - 1):
-            if timing.certain or timing.ratio < KEEP_BELOW or timing.wins < 0.5:
-                break
+    def _confirmed(self, candidate: Candidate, times: list[list[list[float]]]) -> Timing:
+        """The original and one candidate anew, each time in other sessions, beside `times` that count as well: the best of several is so by
+        luck, too, a promising one looks slower by bad luck, and a session's luck lasts. On a busy machine it takes several looks until
+        a gain is told from chance."""
+        hopeful = any(map(any, times))
+        for _ in range(LOOKS):
+            sessions = [
+                runtime.opened(self.model, self.target, source=True),
+                runtime.opened(candidate.model, candidate.target),
+            ]
             for known, more in zip(times, self._times(sessions, self.config.seconds), strict=True):
                 for rounds, each in zip(known, more, strict=True):
                     rounds += each
+            sessions.clear()
             (timing,) = self._compared(times)
+            gain = timing.ratio >= KEEP_BELOW and timing.wins >= 0.5
+            if (gain and timing.certain) or timing.slower or not (gain or hopeful):
+                break
         return timing
 
     def _times(self, sessions: Sequence[Session], seconds: float) -> list[list[list[float]]]:
