@@ -134,6 +134,14 @@ def test_a_part_is_not_measured_where_what_is_left_is_less_than_another_took(mon
 def test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
 ) -> None:
+    """Nothing is predicted to gain here."""
+    monkeypatch.setattr(pipeline, "PROMISING", 0.0)
+    measured_again(monkeypatch, tmp_path, rounds, asked, kept)
+
+
+def measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
+) -> None:
     """Each list is how many times as fast the candidates are in the rounds of one measurement; the last one stays."""
     seen: list[Session] = []
 
@@ -158,7 +166,7 @@ def test_bad_luck_does_not_end_what_is_predicted_to_gain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
 ) -> None:
     monkeypatch.setattr(pipeline, "PROMISING", 2.0)
-    test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(monkeypatch, tmp_path, rounds, asked, kept)
+    measured_again(monkeypatch, tmp_path, rounds, asked, kept)
 
 
 # ---------------------------------------------------------------- passes

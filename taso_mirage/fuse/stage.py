@@ -358,7 +358,7 @@ class _Stage:
         """The original against the model with kernels. Where that is no faster, though the trials were, runs of new sessions count as well,
         as luck lasts as long as a session."""
         times = self._rounds(original, session, self.config.seconds)
-        if self._judged(times).ratio < KEEP:
+        if self._judged(times).ratio < KEEP and not self.budget.stop:
             opened = runtime.opened(self.result.original, self.target, source=True), self._opened(model)
             again = self._rounds(*opened, self.config.seconds)
             times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]

@@ -282,7 +282,7 @@ class _Job:
             sessions.clear()
             (timing,) = self._compared(times)
             gain = timing.ratio >= KEEP_BELOW and timing.wins >= 0.5
-            if (gain and timing.certain) or timing.slower or not (gain or hopeful):
+            if (gain and timing.certain) or timing.slower or not (gain or (hopeful and not self.stop.asked)):
                 break
         return timing
 
