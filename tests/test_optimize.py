@@ -140,7 +140,12 @@ def test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(
 
 
 def measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rounds: list[list[float]],
+    asked: int,
+    kept: bool,
+    stop: Stop | None = None,
 ) -> None:
     """Each list is how many times as fast the candidates are in the rounds of one measurement; the last one stays."""
     seen: list[Session] = []
@@ -148,12 +153,14 @@ def measured_again(
     def clock(sessions: list[Session], *_: object) -> list[list[float]]:
         gains = rounds[min(len(seen), len(rounds) - 1)] * 12
         seen.append(sessions[0])
+        if stop is not None:
+            stop()
         return [[1.0] * len(gains), *([1 / g for g in gains] for _ in sessions[1:])]
 
     a = x(8, 8)
     slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
     monkeypatch.setattr(runtime, "interleaved", clock)
-    result = optimize(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1))
+    result = optimize(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
     assert (len(seen), result.changed) == (asked, kept)
     assert len({id(s) for s in seen}) == asked
     assert result.changed or pipeline.KEPT in result.notes[-1]
@@ -167,6 +174,12 @@ def test_bad_luck_does_not_end_what_is_predicted_to_gain(
 ) -> None:
     monkeypatch.setattr(pipeline, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, rounds, asked, kept)
+
+
+def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One more than had begun, where there would be two."""
+    monkeypatch.setattr(pipeline, "PROMISING", 2.0)
+    measured_again(monkeypatch, tmp_path, [[0.9], [1.005]], 2, False, Stop())
 
 
 # ---------------------------------------------------------------- passes
