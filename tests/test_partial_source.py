@@ -5,6 +5,7 @@ from __future__ import annotations
 from partial_programs import conv, graph, image, kernel
 
 from taso_mirage.equation import Rules
+from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, substitute, topological
 from taso_mirage.ops import term
 from taso_mirage.partial import source
@@ -101,3 +102,20 @@ def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
     assert made is not None
     total, asked[:] = len(asked), []
     assert tried(program, even, late=lambda: len(asked) == total) is None
+
+
+def test_what_moves_the_data_of_a_mutant_is_not_asked_where_its_largest_term_takes_too_long() -> None:
+    program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
+    asked: list[Graph] = []
+
+    def even(each: Graph) -> float:
+        asked.append(each)
+        return 1.0
+
+    made = tried(program, even)
+    assert made is not None
+    assert made.mutants > 1
+    assert all([n.op for n in topological(g.outputs) if n.args and not is_weight(n)] == ["conv"] for g in asked)
+    asked.clear()
+    tried(program, lambda g: even(g) if len(asked) == 0 else 0.5 * even(g))
+    assert any(len([n for n in topological(g.outputs) if n.args]) > 1 for g in asked)

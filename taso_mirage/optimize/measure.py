@@ -21,6 +21,8 @@ from taso_mirage.optimize.target import Target
 CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
 """Runs of one measurement: at least, at most, and how long."""
+FEW, LONG = 3, 0.1
+"""Runs that are enough where they have taken so many seconds: a long run varies less."""
 BLOCK = 3
 """Runs in a row of one of several models: more would only see the drift that they are to share."""
 
@@ -94,7 +96,9 @@ def random_feed(session: Session, seed: int) -> Arrays:
 
 def _quiet(run: Callable[[], float]) -> float:
     times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(times) < LEAST or (time.perf_counter() < end and len(times) < MOST):
+    start = time.perf_counter()
+    while (spent := time.perf_counter() - start) < SECONDS or len(times) < (LEAST if spent < LONG else FEW):
         times.append(run())
+        if len(times) == MOST:
+            break
     return float(np.percentile(times, 25))

@@ -18,7 +18,7 @@ from taso_mirage.meanings.work import Work, work
 from taso_mirage.model import Weight
 from taso_mirage.ops import get
 from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.weights import holds
 
 SWEEPS = 8
@@ -124,10 +124,16 @@ def joint(rules: Rules) -> Rules:
     return Rules(e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e))
 
 
-def for_search(equations: Sequence[Equation]) -> tuple[Equation, ...]:
-    """What the search uses: all but the small fusions into the runtime's own operators."""
+def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
+    """What the search uses: all but the small fusions into the runtime's own operators. A choice of layout, which is one of its
+    operators for another that saves nothing by itself, is the search's, unless the target's options have made it for all."""
     standard = [e for e in equations if not runtime_specific(e)]
-    return (*standard, *(e for e in equations if len(e.lhs_terms) >= LARGE))
+    layouts = [e for e in equations if not target.channels_last and runtime_specific(e) and _chooses_layout(e)]
+    return (*standard, *layouts, *(e for e in equations if len(e.lhs_terms) >= LARGE))
+
+
+def _chooses_layout(equation: Equation) -> bool:
+    return len(equation.lhs_terms) == 1 and equation.lhs_terms[0].op in LAYOUT and not can_shrink(equation)
 
 
 @cache

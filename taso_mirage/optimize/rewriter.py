@@ -83,7 +83,7 @@ class Rewriter:
         if self.term.measured:
             self.term.measure_until(budget.start + budget.seconds)
             budget.choose = partial(self._fastest_state, finish=[large, every])
-        rules = Rules([*directions(for_search(self.equations)), *more])
+        rules = Rules([*directions(for_search(self.equations, self.target)), *more])
         outputs, taken, statistics = search_model(
             normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
         )

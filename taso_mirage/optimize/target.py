@@ -12,6 +12,8 @@ LAYOUT = frozenset(
 )
 """Operators that the runtime may run with channels last (`cuda_nhwc_onnx_ops` of ONNX Runtime): what a variant of a target changes."""
 
+CHANNELS_LAST = ("prefer_nhwc", "1")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -31,7 +33,12 @@ class Target:
         if not self.gpu:
             return ()
         chosen = (*self.options, ("cudnn_conv_algo_search", "HEURISTIC"))
-        return (replace(self, options=chosen), replace(self, options=(*chosen, ("prefer_nhwc", "1"))))
+        return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the options ask for channels last in the whole model."""
+        return CHANNELS_LAST in self.options
 
     def running(self, operators: Iterable[str]) -> Target:
         """The target without the options that change nothing for these operators, so that variants share what is measured."""

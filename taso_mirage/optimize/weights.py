@@ -19,8 +19,9 @@ from taso_mirage.optimize.steps import Step
 
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
-KERNELS = frozenset({"conv", "conv_transpose"})
-"""What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster."""
+KERNELS = frozenset({"conv", "conv_transpose", "nhwc_conv"})
+"""What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster (and a GPU
+takes that of nhwc_conv as an initializer only)."""
 HALVED = 1 << 22
 """Weights of more bytes are not looked at for equal halves: tables of angles are small."""
 

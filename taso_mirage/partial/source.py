@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from taso_mirage.equation import Equation
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
+from taso_mirage.meanings.work import work
 from taso_mirage.partial.candidates import Candidate, made_whole
 from taso_mirage.partial.families import mutants
 from taso_mirage.partial.picture import picture
@@ -94,8 +95,8 @@ def tried(
 ) -> Tried | None:
     """The mutants of a program that take less of `seconds` with their corrections, and in the contest, verified.
 
-    Corrections only add to a mutant: where one that takes too long agrees is not asked, which would be most of the time. None if it
-    was late before the end.
+    Corrections only add to a mutant, and the rest of it to its largest term: where one that takes too long agrees is not asked, nor what
+    moving data costs if the term alone takes too long. Both would be most of the time. None if it was late before the end.
     """
     before = seconds(program)
     enough = PAYS * before
@@ -103,7 +104,8 @@ def tried(
     number = refused = 0
     for mutant in mutants(program, depth):
         number += 1
-        for made in made_whole(program, mutant) if seconds(mutant.graph) < enough else ():
+        hopeful = seconds(_largest(mutant.graph)) < enough and seconds(mutant.graph) < enough
+        for made in made_whole(program, mutant) if hopeful else ():
             if isinstance(made, Refused):
                 refused += 1
             elif (after := seconds(made.corrected)) < enough:
@@ -121,6 +123,13 @@ def tried(
         if len(found) == KEPT:
             break
     return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), number, refused)
+
+
+def _largest(graph: Graph) -> Graph:
+    """The term with the most operations, alone."""
+    terms = [n for n in graph if n.args and not is_weight(n)]
+    largest = max(terms, key=lambda n: work(n, {}).flops)
+    return alone(largest, {largest})
 
 
 def _mutation(program: Graph, candidate: Candidate, evidence: str, seconds: tuple[float, float]) -> Mutation:

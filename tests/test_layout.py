@@ -1,0 +1,86 @@
+"""Layouts of parts: the search decides which convolutions have channels last, where the target's options do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from taso_mirage.equation import Rules
+from taso_mirage.expressions import is_weight
+from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.model import Array
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.ops import term
+from taso_mirage.optimize import pipeline
+from taso_mirage.optimize.cost import Cost, Roofline
+from taso_mirage.optimize.passes import Context, for_search, stages
+from taso_mirage.optimize.search import Budget, State, directions, search_model
+from taso_mirage.optimize.settings import Setting
+from taso_mirage.optimize.target import CUDA, Target
+from taso_mirage.optimize.weights import fold_weights
+
+CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
+CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants
+
+
+class Machine(Roofline):
+    """A machine on which plain convolutions are faster with channels last; grouped ones take `grouped` seconds as they are."""
+
+    def __init__(self, grouped: float) -> None:
+        super().__init__(CONTEXT)
+        self.grouped = grouped
+
+    def seconds(self, setting: Setting) -> float:
+        known = {"conv": 100e-6, "nhwc_conv": 60e-6, "transpose": 15e-6, "relu": 5e-6}
+        grouped = setting.node.op == "conv" and setting.node.attr("group") > 1
+        return self.grouped if grouped else known.get(setting.node.op, 1e-3)
+
+
+def image(dtype: str = "float16") -> Node:
+    return variable("x", Tensor(dtype, (1, 64, 56, 56)))
+
+
+def conv(image: Node, name: str, group: int = 1, pads: tuple[int, ...] = (1, 1, 1, 1)) -> Node:
+    """A convolution of 64 channels."""
+    kernel = weight(name, Tensor(image.tensor.dtype, (64, 64 // group, 3, 3)))
+    return term("conv", image, kernel, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)
+
+
+def searched(output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6) -> State:
+    rules = pipeline.rules()
+    every = Rules(directions(for_search(rules, target)))
+    return search_model((output,), every, stages(rules)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[0]
+
+
+def ops(outputs: State) -> list[str]:
+    """Of what runs."""
+    return sorted(n.op for n in topological(outputs) if n.args and not is_weight(n))
+
+
+def test_neighbours_share_their_changes_of_layout_and_the_grouped_one_stays() -> None:
+    output = conv(conv(term("relu", conv(image(), "a")), "b"), "c", group=32)
+    assert ops(searched(output)) == ["conv", "nhwc_conv", "nhwc_conv", "relu", "transpose", "transpose"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "pads"),
+    [
+        ("float32", CHANNELS_FIRST, (1, 1, 1, 1)),
+        ("float16", CHANNELS_LAST, (1, 1, 1, 1)),
+        ("float16", CHANNELS_FIRST, (0, 0, 1, 1)),
+    ],
+    ids=["single precision", "made for all", "what the runtime has no kernel for"],
+)
+def test_no_layout_is_chosen(dtype: str, target: Target, pads: tuple[int, ...]) -> None:
+    output = conv(term("relu", conv(image(dtype), "a", pads=pads)), "b", pads=pads)
+    assert "nhwc_conv" not in ops(searched(output, target))
+
+
+def test_a_kernel_is_an_initializer_though_it_grows() -> None:
+    """ONNX Runtime refused one that the graph made of zeros and the kernel of a grouped convolution."""
+    inputs = image()
+    found = searched(conv(inputs, "a", group=32), grouped=300e-6)
+    assert ops(found) == ["nhwc_conv", "transpose", "transpose"]
+    kernel = Array(np.ones((64, 2, 3, 3), np.float16))
+    folded, _ = fold_weights(standalone(Graph((inputs,), found), {"": 20, "com.microsoft": 1}, {"a": kernel}))
+    assert [n.args[1].op for n in folded.nodes() if n.op == "nhwc_conv"] == ["weight"]
