@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.pipeline import Stop
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
-from taso_mirage.optimize.session import opened
+from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CUDA, TARGETS
 from taso_mirage.runtime import library, register
 from taso_mirage.runtime.embed import DOMAIN
@@ -227,6 +227,22 @@ def test_a_session_without_luck_is_not_the_last_word(result: Result, monkeypatch
     assert kernels(found) == 2
     assert found.timing is not None
     assert found.timing.ratio == 2.0
+
+
+def test_an_interrupt_ends_the_looks(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, but Ctrl-C comes while the session without luck runs: it is the last."""
+    stop, looks = Stop(), iter([[2.0, 1.0], [2.0, 1.0], [2.0, 4.0]])
+
+    def interleaved(sessions: Sequence[Session], *args: object) -> list[list[float]]:
+        times = next(looks, [2.0, 1.0])
+        if times == [2.0, 4.0]:
+            stop()
+        return [[t] * 3 for t in times[: len(sessions)]]
+
+    monkeypatch.setattr(stage, "interleaved", interleaved)
+    found = fused(result, CONFIG, "cached", stop=stop)
+    assert kernels(found) == 0
+    assert "0.500 times as fast as the original" in found.notes[-1]
 
 
 def test_a_model_that_is_slower_without_the_library_is_not_kept(
