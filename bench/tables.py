@@ -239,8 +239,23 @@ def _mutant(row: dict[str, Any], kind: str) -> str:
     return f"{best['ratio']:.2f}{bare}, {', then '.join(best['families'])}"
 
 
+def search_time(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| model, s | cold | mutants | ended by | warm | mutants | ended by |",
+        "|---|---:|---:|---|---:|---:|---|",
+    ]
+    for row in found["rows"]:
+        cells = [row["case"]]
+        for kind in ("cold", "warm"):
+            ended = ", ".join(f"{k} ({n})" for k, n in row[kind]["ended"].items())
+            cells += [f"{row[kind]['search']:.1f}", f"{row[kind]['mutants']:.1f}", ended]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"{found['device']}, onnxruntime {found['versions']['onnxruntime']}."]
+
+
 PAGES = ("README.md", "bench/README.md")
 TABLES = {
+    "search_time-cpu2": search_time,
     "partial-cpu2": partial,
     "partial-H100": partial,
     "end_to_end_cpu-cpu2": end_to_end,

@@ -198,20 +198,25 @@ def diff(
     inputs: Annotated[
         list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
     ] = None,
+    target: Annotated[
+        str, typer.Option(help="Where both run: cpu, or cuda (which a model made for it may need).")
+    ] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
     from taso_mirage.onnx_io import load
     from taso_mirage.optimize import diff
     from taso_mirage.optimize.shapes import parse_shape
+    from taso_mirage.optimize.target import target as named
 
+    where = named(target)
     a, b = load(first), load(second)
     found = diff.structure(a, b)
     given = [read_inputs(a, file) for file in inputs or []]
     if not as_json:
         typer.echo("\n".join(diff.structure_lines(found)))
     try:
-        differences = diff.numbers(a, b, parse_shape(a, shape or []), given)
+        differences = diff.numbers(a, b, parse_shape(a, shape or []), given, where)
     except TasoMirageError:
         if as_json:
             typer.echo(json.dumps(diff.as_data(found, None), indent=2))

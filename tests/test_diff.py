@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.onnx_io import load
 from taso_mirage.optimize.diff import as_data, failure, number_lines, numbers, structure, structure_lines
+from taso_mirage.optimize.session import working_providers
+from taso_mirage.optimize.target import CUDA
 
 F = TensorProto.FLOAT
 Build = Callable[..., Path]
@@ -177,6 +179,13 @@ def test_the_command_and_its_exit_codes(build: Build, tmp_path: Path) -> None:
     other = run("diff", a, c, check=5)
     assert other.stderr.startswith("taso-mirage: the models differ: output 'y' on random inputs 1")
     assert other.stderr.count("\n") == 1
+
+
+def test_where_both_run_is_asked_for(build: Build) -> None:
+    a = build("a", RELU)
+    assert "the targets are: cpu, cuda" in run("diff", a, a, "--target", "tpu", check=2).stderr
+    if CUDA.provider not in working_providers():
+        assert "CUDAExecutionProvider" in run("diff", a, a, "--target", "cuda", check=6).stderr
 
 
 def test_the_command_as_json(build: Build) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,12 +15,14 @@ from taso_mirage.model import Array
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import pipeline
+from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, for_search, stages
+from taso_mirage.optimize.rewriter import Candidate
 from taso_mirage.optimize.search import Budget, State, directions, search_model
 from taso_mirage.optimize.settings import Setting
-from taso_mirage.optimize.target import CUDA, Target
-from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.target import CPU, CUDA, Target
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
 CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants
@@ -46,10 +51,14 @@ def conv(image: Node, name: str, group: int = 1, pads: tuple[int, ...] = (1, 1, 
     return term("conv", image, kernel, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)
 
 
-def searched(output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6) -> State:
+def path(output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6) -> tuple[State, list[Step]]:
     rules = pipeline.rules()
     every = Rules(directions(for_search(rules, target)))
-    return search_model((output,), every, stages(rules)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[0]
+    return search_model((output,), every, stages(rules)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[:2]
+
+
+def searched(output: Node, target: Target = CHANNELS_FIRST) -> State:
+    return path(output, target)[0]
 
 
 def ops(outputs: State) -> list[str]:
@@ -67,9 +76,10 @@ def test_neighbours_share_their_changes_of_layout_and_the_grouped_one_stays() ->
     [
         ("float32", CHANNELS_FIRST, (1, 1, 1, 1)),
         ("float16", CHANNELS_LAST, (1, 1, 1, 1)),
+        ("float16", CPU, (1, 1, 1, 1)),
         ("float16", CHANNELS_FIRST, (0, 0, 1, 1)),
     ],
-    ids=["single precision", "made for all", "what the runtime has no kernel for"],
+    ids=["single precision", "made for all", "no GPU", "what the runtime has no kernel for"],
 )
 def test_no_layout_is_chosen(dtype: str, target: Target, pads: tuple[int, ...]) -> None:
     output = conv(term("relu", conv(image(dtype), "a", pads=pads)), "b", pads=pads)
@@ -79,8 +89,31 @@ def test_no_layout_is_chosen(dtype: str, target: Target, pads: tuple[int, ...]) 
 def test_a_kernel_is_an_initializer_though_it_grows() -> None:
     """ONNX Runtime refused one that the graph made of zeros and the kernel of a grouped convolution."""
     inputs = image()
-    found = searched(conv(inputs, "a", group=32), grouped=300e-6)
-    assert ops(found) == ["nhwc_conv", "transpose", "transpose"]
-    kernel = Array(np.ones((64, 2, 3, 3), np.float16))
-    folded, _ = fold_weights(standalone(Graph((inputs,), found), {"": 20, "com.microsoft": 1}, {"a": kernel}))
-    assert [n.args[1].op for n in folded.nodes() if n.op == "nhwc_conv"] == ["weight"]
+    original = conv(inputs, "a", group=32)
+    outputs, steps = path(original, grouped=300e-6)
+    assert ops(outputs) == ["nhwc_conv", "transpose", "transpose"]
+    weights = {"a": Array(np.ones((64, 2, 3, 3), np.float16))}
+    model = standalone(Graph((inputs,), (original,)), {"": 20, "com.microsoft": 1}, weights)
+    job: Any = SimpleNamespace(model=model, weights=weights)
+    chosen = Candidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
+    for k in range(len(steps) + 1):  # what bisection tries is as the runtime takes it
+        kernels = [n.args[1].op for n in pipeline._Job._after(job, chosen, k).nodes() if n.op in ("conv", "nhwc_conv")]
+        assert kernels == ["weight"]
+
+
+def test_both_layouts_are_measured_with_the_same_options() -> None:
+    """A convolution was measured with cuDNN's own choice of algorithm, and the one with channels last without."""
+    for target in CUDA.variants:
+        assert target.running(["conv"]) == target.running(["nhwc_conv", "transpose"]) == target
+
+
+def test_a_kernel_that_is_on_the_gpu_for_one_size_is_there_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a session for every convolution would take as long as measuring it."""
+    tried: list[Node] = []
+    monkeypatch.setattr(Available, "_tried", lambda self, node: tried.append(node) is None)
+    available = Available((), CONTEXT)
+    attrs = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    for channels in (8, 16):
+        kernel = weight("w", Tensor("float16", (channels, 3, 3, channels)))
+        assert available(term("nhwc_conv", variable("x", Tensor("float16", (1, 9, 9, channels))), kernel, **attrs))
+    assert len(tried) == 1

@@ -193,10 +193,6 @@ def test_what_is_printed_parses_back(op: Op, i: int) -> None:
     assert parse_graph(show_graph(graph)) == graph
 
 
-ON_A_GPU = ("nhwc_conv",)
-"""Operators that ONNX Runtime implements on a GPU only."""
-
-
 @pytest.mark.parametrize(("op", "i"), [u for u in uses() if u.values[0].onnx is not None])
 def test_onnx_round_trip_gives_the_same_term(op: Op, i: int) -> None:
     use = build(op, i)

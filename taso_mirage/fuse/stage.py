@@ -371,7 +371,7 @@ class _Stage:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
         original = runtime.opened(result.original, self.target, source=True)
-        session = runtime.opened(model, self.target, check=passes_checker(result.original))
+        session = runtime.opened(model, self.target, check=passes_checker(result.original, self.target))
         without = runtime.opened(model, self.target, library=False)
         differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
         bad = next((d for d in differences if not d.passed), None)

@@ -15,6 +15,7 @@ from taso_mirage.optimize.cost import FREE, UNMEASURABLE
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.settings import Setting, alone, description
+from taso_mirage.optimize.target import LAYOUT
 
 
 class Available:
@@ -33,7 +34,7 @@ class Available:
         return measure.device_key(replace(self.context.target, options=()))  # they choose among kernels that are there
 
     def _key(self, node: Node) -> str:
-        if not _is_standard(node):
+        if not _is_standard(node) and node.op not in LAYOUT:
             return f"available {description(Setting(node), self.context)}"
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
         return f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"

@@ -16,6 +16,7 @@ from taso_mirage.model import Model
 from taso_mirage.optimize.check import Case, Difference, cases, compare, repeatable
 from taso_mirage.optimize.pipeline import Config, representative
 from taso_mirage.optimize.session import Arrays, opened
+from taso_mirage.optimize.target import CPU, Target
 
 SHOWN = 20
 """Terms, weights and outputs that are listed one by one."""
@@ -104,15 +105,17 @@ def _same(a: Any, b: Any) -> bool:
 # ---------------------------------------------------------------- numbers
 
 
-def numbers(a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays] = ()) -> list[Difference]:
-    """The outputs of b against those of a by the criterion of the check, on every case that the types of b's inputs admit.
+def numbers(
+    a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays] = (), target: Target = CPU
+) -> list[Difference]:
+    """The outputs of b against those of a by the criterion of the check, on every case that the types of b's inputs admit, on a target.
 
     InvalidOption where inputs or outputs do not correspond; CheckFailed where a itself gives other outputs at every run.
     """
     sizes = _corresponding(a, b)
     base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
     model = replace(a, sizes=base)
-    first, second = opened(model, source=True), opened(b, source=True)
+    first, second = (opened(m, target, source=True) for m in (model, b))
     prepared = list(cases(model, first, base, inputs))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")

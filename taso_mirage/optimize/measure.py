@@ -20,7 +20,7 @@ from taso_mirage.optimize.target import Target
 
 CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
-"""Runs of one measurement: at least, at most, and how long."""
+"""Runs of one measurement: at least (but for long ones), at most, and how long."""
 FEW, LONG = 3, 0.1
 """Runs that are enough where they have taken so many seconds: a long run varies less."""
 BLOCK = 3

@@ -125,14 +125,15 @@ def joint(rules: Rules) -> Rules:
 
 
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
-    """What the search uses: all but the small fusions into the runtime's own operators. A choice of layout, which is one of its
-    operators for another that saves nothing by itself, is the search's, unless the target's options have made it for all."""
+    """What the search uses: all but the small fusions into the runtime's own operators. Laws that only change a layout save no term, so
+    that no pass takes them: the search has them on a GPU, unless the target's options have set one layout for all."""
     standard = [e for e in equations if not runtime_specific(e)]
-    layouts = [e for e in equations if not target.channels_last and runtime_specific(e) and _chooses_layout(e)]
+    free = target.gpu and not target.channels_last
+    layouts = [e for e in equations if free and runtime_specific(e) and _changes_layout(e)]
     return (*standard, *layouts, *(e for e in equations if len(e.lhs_terms) >= LARGE))
 
 
-def _chooses_layout(equation: Equation) -> bool:
+def _changes_layout(equation: Equation) -> bool:
     return len(equation.lhs_terms) == 1 and equation.lhs_terms[0].op in LAYOUT and not can_shrink(equation)
 
 

@@ -33,6 +33,7 @@ from taso_mirage.optimize.shapes import learned, workloads
 from taso_mirage.optimize.steps import replay
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
+from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws
 
 KEPT = "the original's graph is kept"
@@ -148,7 +149,7 @@ class _Job:
     def run(self) -> Result:
         """The stages in their order."""
         original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
-        self.valid = passes_checker(self.model)
+        self.valid = passes_checker(self.model, self.target)
         self.prepared = prepared = self._stage("reference", lambda: self._cases(original))
         if not repeatable(original, prepared[0]):
             self.notes.append(
@@ -351,9 +352,10 @@ class _Job:
         return compare(self.model, session, prepared)
 
     def _after(self, chosen: Candidate, k: int) -> Model:
-        """The model after the first k steps, with the folded weights that they need."""
+        """The model after the first k steps, with the folded weights that they need. What hangs on weights is folded, as after all steps:
+        some kernels take weights as initializers only."""
         outputs = replay(self.model.graph.outputs, chosen.steps[:k])
-        return self.model.with_graph(outputs, self.weights)
+        return fold_weights(self.model.with_graph(outputs, self.weights), self.weights)[0]
 
     # ------------------------------------------------------------ result
 
@@ -398,10 +400,10 @@ def _workloads(model: Model, config: Config) -> list[tuple[dict[str, int], float
     return workloads(model, config.shapes, config.inputs, config.default_size)
 
 
-def passes_checker(model: Model) -> bool:
+def passes_checker(model: Model, target: Target) -> bool:
     """Whether onnx's checker takes the model as it was read."""
     try:
-        runtime.opened(model, source=True, check=True)
+        runtime.opened(model, target, source=True, check=True)
     except TasoMirageError:
         return False
     return True

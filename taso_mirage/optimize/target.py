@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 from taso_mirage.errors import InvalidOption
 
 LAYOUT = frozenset(
-    "conv conv_transpose max_pool average_pool global_max_pool global_average_pool batch_norm lrn depth_to_space space_to_depth".split()
+    (
+        "conv nhwc_conv conv_transpose max_pool average_pool global_max_pool global_average_pool batch_norm lrn "
+        "depth_to_space space_to_depth"
+    ).split()
 )
-"""Operators that the runtime may run with channels last (`cuda_nhwc_onnx_ops` of ONNX Runtime): what a variant of a target changes."""
+"""Operators that the runtime may run with channels last (`cuda_nhwc_onnx_ops` of ONNX Runtime), and the convolution that always is: a
+variant of a target changes the layout of these, or which of cuDNN's algorithms runs them."""
 
 CHANNELS_LAST = ("prefer_nhwc", "1")
 
