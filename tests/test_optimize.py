@@ -33,9 +33,9 @@ from taso_mirage.optimize.cost import Cost, CostCache, Roofline
 from taso_mirage.optimize.partition import LEAST, parts
 from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.pipeline import Config, Stop, optimize
-from taso_mirage.optimize.rewriter import Rewriter
+from taso_mirage.optimize.rewriter import Candidate, Rewriter
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
-from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.session import RunFailed, Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, CUDA, Target
 from taso_mirage.optimize.weights import fold_weights, holds
@@ -180,6 +180,31 @@ def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """One more than had begun, where there would be two."""
     monkeypatch.setattr(pipeline, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, [[0.9], [1.005]], 2, False, Stop())
+
+
+def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The candidates of several sets of options have the same name."""
+    opened = runtime.opened
+
+    def refusing(model: Model, target: Target, **options: bool) -> Session:
+        if not options.get("source"):
+            raise RunFailed("there is no kernel")
+        return opened(model, **options)
+
+    a = x(8, 8)
+    slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
+    with pipeline.measuring(Config(budget=0.0, cache=tmp_path / "c.sqlite")) as (cache, executor):
+        job = pipeline._Job(slow, Config(budget=0.0), lambda *_: None, Stop(), cache, executor)
+        other = replace(CPU, options=(("prefer_nhwc", "1"),))
+        candidates = [Candidate("search", slow, (), 1.0, where) for where in (CPU, other)]
+        monkeypatch.setattr(runtime, "opened", refusing)
+        assert job._fastest(candidates, opened(slow)) == (None, None)
+    assert job.notes == [
+        "candidate 'search' was dropped: there is no kernel",
+        "candidate 'search' prefer_nhwc=1 was dropped: there is no kernel",
+    ]
 
 
 # ---------------------------------------------------------------- passes

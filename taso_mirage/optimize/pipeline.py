@@ -247,7 +247,8 @@ class _Job:
                 sessions.append(runtime.opened(candidate.model, candidate.target))
                 alive.append(candidate)
             except TasoMirageError as error:
-                self.notes.append(f"candidate {candidate.name!r} was dropped: {error}")
+                options = [f" {k}={v}" for k, v in candidate.target.options if (k, v) not in self.target.options]
+                self.notes.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
         if not alive:
             return None, None
         times = self._times(sessions, self.config.seconds)
