@@ -293,6 +293,23 @@ def test_search_stops_in_time_and_keeps_the_best() -> None:
     assert found.after == found.before
 
 
+@pytest.mark.parametrize(("passing", "left"), [(1.0, 9.0), (30.0, 8.0)])
+def test_the_passes_after_the_search_are_in_its_budget(passing: float, left: float) -> None:
+    given: list[float] = []
+
+    def strategy(graph: Graph, *args: Any) -> Found:
+        given.append(args[-1].seconds)
+        return Found((), 0.0, 0.0, 0, 0, "")
+
+    a = x(8, 64)
+    rewriter = Rewriter(model((a,), (term("relu", a),)), CPU, [({}, 1.0)], (), {}, None)
+    normal, steps, _ = rewriter.passes()
+    assert rewriter.passing > 0
+    rewriter.passing = passing
+    rewriter.search(normal, steps, strategy, Budget(10.0), lambda *_: None)
+    assert given == [left]
+
+
 def test_search_is_deterministic() -> None:
     outputs = tuple(term("relu", term("matmul", x(8, 64), w(64, 64, name=n))) for n in "qkv")
     assert searched(outputs) == searched(outputs)

@@ -190,6 +190,7 @@ class _Job:
         for target in self._variants():
             found += [replace(passed, target=target), Candidate("original", self.model, (), passed.cost, target)]
         for each in others:
+            each.passing = self.rewriter.passing
             each.term.measure_until(budget.start + budget.seconds)
         searching = others or [self.rewriter]
         if self.config.partial:

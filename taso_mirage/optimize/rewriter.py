@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import Target
 from taso_mirage.optimize.weights import fold_weights, split_halves
 
+LAST = 0.2
+"""The part of a search's time that is kept for the passes after it, at most."""
 MERGES = 2
 """How often equations with several outputs are tried: a bias joins the sum that the first walk made."""
 
@@ -58,6 +61,8 @@ class Rewriter:
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
         self.stages = stages(equations)
+        self.passing = 0.0
+        """Seconds that the passes took, which those after the search will take again."""
 
     def passes(self) -> tuple[Model, list[Step], Candidate]:
         """The model that the search starts from with the steps to it, and the model after all passes.
@@ -65,8 +70,10 @@ class Rewriter:
         The search has no small fusions into the runtime's operators: they are made last, and would only hide large ones.
         """
         standard, large, every = self.stages
+        start = time.monotonic()
         normal, steps = self._simplified(self.model, [standard, large])
         passed, lowered = self._simplified(normal, [every])
+        self.passing = time.monotonic() - start
         return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
 
     def search(
@@ -83,6 +90,7 @@ class Rewriter:
         if self.term.measured:
             self.term.measure_until(budget.start + budget.seconds)
             budget.choose = partial(self._fastest_state, finish=[large, every])
+        budget.seconds -= min(self.passing, LAST * budget.seconds)
         rules = Rules([*directions(for_search(self.equations, self.target)), *more])
         outputs, taken, statistics = search_model(
             normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
