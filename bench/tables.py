@@ -240,16 +240,11 @@ def _mutant(row: dict[str, Any], kind: str) -> str:
 
 
 def search_time(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "| model, s | cold | mutants | ended by | warm | mutants | ended by |",
-        "|---|---:|---:|---|---:|---:|---|",
-    ]
+    lines = ["| search, s | cold | second | third | parts, by what ended the first |", "|---|---:|---:|---:|---|"]
     for row in found["rows"]:
-        cells = [row["case"]]
-        for kind in ("cold", "warm"):
-            ended = ", ".join(f"{k} ({n})" for k, n in row[kind]["ended"].items())
-            cells += [f"{row[kind]['search']:.1f}", f"{row[kind]['mutants']:.1f}", ended]
-        lines.append(f"| {' | '.join(cells)} |")
+        times = [f"{row[kind]['search']:.1f}" for kind in ("cold", "second", "third")]
+        ended = ", ".join(f"{kind} ({n})" for kind, n in row["cold"]["ended"].items())
+        lines.append(f"| {' | '.join([row['case'], *times, ended])} |")
     return [*lines, "", f"{found['device']}, onnxruntime {found['versions']['onnxruntime']}."]
 
 
