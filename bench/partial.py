@@ -49,7 +49,7 @@ from taso_mirage.verify.refused import Refused  # noqa: E402
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
 SLOW = 0.03
 """Seconds of a run from which few rounds are enough."""
-LIMIT = 10.0
+LIMIT = 3.0
 """Seconds of a run up to which a model is timed: of a slower one this machine says nothing."""
 
 

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from taso_mirage.cli import app
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Node, Tensor, constant, variable
+from taso_mirage.ir import Node, Tensor, constant, variable, weight
 from taso_mirage.model import DRAWN
+from taso_mirage.onnx_io import serialize
 from taso_mirage.ops import term
 from taso_mirage.optimize import measure, settings
 from taso_mirage.optimize.cache import CostCache
@@ -319,3 +320,23 @@ def test_a_scheduler_without_workers_is_an_error() -> None:
         executor(cluster.scheduler_address, CPU),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("opset", "target", "shape"),
+    [(17, CPU, (4096, 512)), (9, CPU, (4096, 512)), (17, CUDA, (4096, 512)), (17, CPU, (64, 64))],
+)
+def test_a_large_weight_is_measured_as_a_block_that_repeats(opset: int, target: Target, shape: tuple[int, int]) -> None:
+    """Writing and reading 400 MB took most of VGG's search; the runtime makes an initializer of it. On a GPU some
+    kernels ask for one."""
+    rows, kernel = variable("x", Tensor(F, (1, shape[0]))), weight("w", Tensor(F, shape))
+    made = settings.alone(Setting(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target))
+    (product,) = made.graph.outputs
+    content = serialize(made)
+    if target.gpu or shape == (64, 64):
+        assert product.args[1].op == "weight"
+    else:
+        assert product.args[1].op == "tile"
+        assert len(content) < shape[0] * shape[1]
+    assert product.args[1].shape == shape
+    assert measure.kernels(content, CPU) == 1

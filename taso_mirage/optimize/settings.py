@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd, prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from taso_mirage.dims import fixed
 from taso_mirage.expressions import is_weight, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, topological, variable, weight
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Array, Model, Weight, repeated_array
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get
 from taso_mirage.optimize.passes import Context
 
+BLOCK = 1 << 18
+"""Elements that a large weight repeats, at least."""
+TILE = 6
+"""The opset from which a weight is written as such."""
 Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
 
 
@@ -132,6 +137,7 @@ class _Builder:
 
     def __init__(self, inside: Container[Node], context: Context) -> None:
         self.inside, self.sizes = inside, context.sizes
+        self.repeats = not context.target.gpu and context.opsets.get("", 17) >= TILE
         self.rng = np.random.default_rng(0)
         self.inputs: list[Node] = []
         self.weights: dict[str, Weight] = {}
@@ -146,12 +152,26 @@ class _Builder:
 
     def _operand(self, node: Node) -> Node:
         if node not in self.made:
-            leaf = self.made[node] = _fresh(node, f"a{len(self.inputs) + len(self.weights)}", self.sizes)
+            leaf = _fresh(node, f"a{len(self.inputs) + len(self.weights)}", self.sizes)
+            self.made[node] = leaf
             if leaf.op == "weight":
-                self.weights[leaf.attr("name")] = Array(repeated_array(leaf, self.rng))
+                self.made[node] = self._weight(leaf)
             elif leaf.op == "input":
                 self.inputs.append(leaf)
         return self.made[node]
+
+    def _weight(self, leaf: Node) -> Node:
+        """Random values; of a large one a block again and again, which the runtime writes out when it loads the model: it takes a tenth
+        of the time that writing and reading them all takes, and runs as fast. A GPU takes some kernels as initializers only."""
+        rows, *rest = map(int, leaf.shape) if leaf.shape else (1,)
+        blocks = max(rows * prod(rest) // BLOCK, 1)
+        times = gcd(rows, 1 << (blocks.bit_length() - 1))
+        if self.repeats and leaf.dtype == "float32" and times > 1:
+            block = weight(leaf.attr("name"), Tensor(leaf.dtype, (rows // times, *rest)))
+            self.weights[leaf.attr("name")] = Array(repeated_array(block, self.rng))
+            return get("tile").term(block, repeats=(times, *(1 for _ in rest)))
+        self.weights[leaf.attr("name")] = Array(repeated_array(leaf, self.rng))
+        return leaf
 
 
 def _fresh(arg: Node, name: str, sizes: Mapping[str, int]) -> Node:
