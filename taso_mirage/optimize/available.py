@@ -27,28 +27,42 @@ class Available:
 
     def __init__(self, original: Iterable[Node], context: Context, cache: CostCache | None = None) -> None:
         self.context, self.cache = context, cache or CostCache(None)
-        self.known = {self._key(n): True for n in original if n.args and n.op not in FREE and _is_standard(n)}
+        self.known = {self._keys(n)[0]: True for n in original if n.args and n.op not in FREE and _is_standard(n)}
 
     @cached_property
     def _device(self) -> str:
         return measure.device_key(replace(self.context.target, options=()))  # they choose among kernels that are there
 
-    def _key(self, node: Node) -> str:
-        if not _is_standard(node) and node.op not in LAYOUT:
-            return f"available {description(Setting(node), self.context)}"
+    def _keys(self, node: Node) -> tuple[str, ...]:
+        """By what is asked, the narrowest first: what is there by one of these is there. Convolutions with channels last are so many
+        that each would take as long to try as to measure, and one that is there says that those of other sizes are."""
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
-        return f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
+        wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
+        if _is_standard(node):
+            return (wide,)
+        exact = f"available {description(Setting(node), self.context)}"
+        return (exact, wide) if node.op in LAYOUT else (exact,)
 
     def __call__(self, node: Node) -> bool:
         try:
-            key = self._key(node)
+            keys = self._keys(node)
         except UNMEASURABLE:
             return False
+        found = [self._found(key) for key in keys]
+        if found[0] is None and True not in found:
+            there = self._tried(node)
+            for key in keys if there else keys[:1]:  # one that is not there says nothing of others
+                self.cache.put(self._device, key, float(there))
+                self.known[key] = there
+            return there
+        return True in found
+
+    def _found(self, key: str) -> bool | None:
+        """What is known; None if nothing is."""
         if key not in self.known:
             found = self.cache.get(self._device, key)
             if found is None:
-                found = float(self._tried(node))
-                self.cache.put(self._device, key, found)
+                return None
             self.known[key] = found == 1
         return self.known[key]
 

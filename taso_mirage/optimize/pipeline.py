@@ -30,10 +30,10 @@ from taso_mirage.optimize.saturate import saturate_part
 from taso_mirage.optimize.search import Budget, Statistics, Strategy, search_part
 from taso_mirage.optimize.session import Arrays, Session
 from taso_mirage.optimize.shapes import learned, workloads
-from taso_mirage.optimize.steps import replay
+from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
-from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
 from taso_mirage.text import laws
 
 KEPT = "the original's graph is kept"
@@ -324,7 +324,7 @@ class _Job:
         """Name the first step that breaks the model, and keep the steps before it."""
 
         def passes(k: int) -> bool:
-            return all(d.passed for d in self._differences(self._after(chosen, k), prepared, chosen.target))
+            return all(d.passed for d in self._differences(self._after(chosen, k)[0], prepared, chosen.target))
 
         self.normal = None
         if not chosen.steps:  # the same graph with other options
@@ -337,13 +337,12 @@ class _Job:
         )
         if k <= 1:
             return None, ()
-        good = self._after(chosen, k - 1)
+        good, steps = self._after(chosen, k - 1)
+        self.weights.update(good.weights)
         differences = tuple(self._differences(good, prepared, chosen.target))
         if good.graph == self.model.graph or not all(d.passed for d in differences):
             return None, ()
-        return Candidate(
-            FALLEN_BACK, good, chosen.steps[: k - 1], self.cost(good.graph.outputs), chosen.target
-        ), differences
+        return Candidate(FALLEN_BACK, good, steps, self.cost(good.graph.outputs), chosen.target), differences
 
     def _differences(self, model: Model, prepared: list[Case], target: Target) -> list[Difference]:
         """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
@@ -353,11 +352,12 @@ class _Job:
             return [Difference(str(error), "any", np.inf, 0.0, 0.0)]
         return compare(self.model, session, prepared)
 
-    def _after(self, chosen: Candidate, k: int) -> Model:
-        """The model after the first k steps, with the folded weights that they need. What hangs on weights is folded, as after all steps:
-        some kernels take weights as initializers only."""
+    def _after(self, chosen: Candidate, k: int) -> tuple[Model, tuple[Step, ...]]:
+        """The model after the first k steps, with the folded weights that they need, and the steps to it: what the runtime takes as an
+        initializer only is folded, though the step that does so may be a later one."""
         outputs = replay(self.model.graph.outputs, chosen.steps[:k])
-        return fold_weights(self.model.with_graph(outputs, self.weights), self.weights)[0]
+        model, folded = fold_weights(self.model.with_graph(outputs, self.weights), self.weights, INITIALIZERS)
+        return model, (*chosen.steps[:k], *folded)
 
     # ------------------------------------------------------------ result
 

@@ -62,7 +62,7 @@ class Rewriter:
         self.cost = Cost(self.term)
         self.stages = stages(equations)
         self.passing = 0.0
-        """Seconds that the passes took, which those after the search will take again."""
+        """Seconds that the passes took: what those after the search may take."""
 
     def passes(self) -> tuple[Model, list[Step], Candidate]:
         """The model that the search starts from with the steps to it, and the model after all passes.

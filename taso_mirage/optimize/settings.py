@@ -153,16 +153,15 @@ class _Builder:
     def _operand(self, node: Node) -> Node:
         if node not in self.made:
             leaf = _fresh(node, f"a{len(self.inputs) + len(self.weights)}", self.sizes)
-            self.made[node] = leaf
-            if leaf.op == "weight":
-                self.made[node] = self._weight(leaf)
-            elif leaf.op == "input":
+            if leaf.op == "input":
                 self.inputs.append(leaf)
+            self.made[node] = self._weight(leaf) if leaf.op == "weight" else leaf
         return self.made[node]
 
     def _weight(self, leaf: Node) -> Node:
-        """Random values; of a large one a block again and again, which the runtime writes out when it loads the model: it takes a tenth
-        of the time that writing and reading them all takes, and runs as fast. A GPU takes some kernels as initializers only."""
+        """Random values; of a large one a block again and again along its first dim, which the runtime writes out when it loads the
+        model: it takes a tenth of the time that writing and reading them all takes, and runs as fast. A GPU takes some kernels as
+        initializers only."""
         rows, *rest = map(int, leaf.shape) if leaf.shape else (1,)
         blocks = max(rows * prod(rest) // BLOCK, 1)
         times = gcd(rows, 1 << (blocks.bit_length() - 1))

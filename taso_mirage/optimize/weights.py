@@ -20,8 +20,9 @@ from taso_mirage.optimize.steps import Step
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
 KERNELS = frozenset({"conv", "conv_transpose", "nhwc_conv"})
-"""What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster (and a GPU
-takes that of nhwc_conv as an initializer only)."""
+"""What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster."""
+INITIALIZERS = frozenset({"nhwc_conv"})
+"""Of these a runtime takes the kernel as an initializer only."""
 HALVED = 1 << 22
 """Weights of more bytes are not looked at for equal halves: tables of angles are small."""
 
@@ -49,12 +50,15 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
     return halved, [Step(("equal halves of a weight",), tuple(table), tuple(table.values()))]
 
 
-def fold_weights(model: Model, taken: Mapping[str, Any] | None = None) -> tuple[Model, list[Step]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+def fold_weights(
+    model: Model, taken: Mapping[str, Any] | None = None, below: frozenset[str] = frozenset()
+) -> tuple[Model, list[Step]]:
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype; if operators are named, only
+    what they are given.
 
     New weights get names that are neither in the model nor in `taken`.
     """
-    targets = _foldable(model)
+    targets = _foldable(model, below)
     if not targets:
         return model, []
     leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
@@ -101,18 +105,18 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
     return replace(model, names=names)
 
 
-def _foldable(model: Model) -> list[Node]:
+def _foldable(model: Model, below: frozenset[str]) -> list[Node]:
     """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up."""
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     for node in model.nodes():
-        if is_weight(node):
+        if is_weight(node) or (below and node.op not in below):
             continue
         for arg in node.args:
             if arg.args and arg is not ABSENT and is_weight(arg):
                 found.update(dict.fromkeys([arg] if node.op in KERNELS else _worth_folding(arg, seen)))
     for output in model.graph.outputs:
-        if output.args and is_weight(output):
+        if output.args and is_weight(output) and not below:
             found.update(dict.fromkeys(_worth_folding(output, seen)))
     return list(found)
 
