@@ -280,11 +280,14 @@ average_pool.laws(f"""
     given x: (n, 2*c, h, k), w: (2*o, c, 1, 1) \
         | a: {{kernel: (3, 3), strides: (1, 1), pads: (1, 1, 1, 1), dilations: (1, 1), count_include_pad: 0, extra: (0, 0)}}, \
         b: {{dilations: (1, 1), group: 2}}
-    conv(average_pool(x, pads=p, count_include_pad=c, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) \
-        == average_pool(conv(x, w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b), pads=p, count_include_pad=c, **a) \
-        where shape(w)[2:] == (1, 1) and (max(p) == 0 or c == 0)
-    given x: (n, 2*c, h, k), w: (2*o, c, 1, 1), d: (2*o) \
-        | p: (1, 1, 0, 1), c: 0, a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
+    # (the runtime's mean of a window in the padding alone is 0, not the bias)
+    conv(average_pool(x, kernel=k, pads=p, dilations=e, extra=f, count_include_pad=c, **a), w, d, strides=(1, 1), \
+        pads=(0, 0, 0, 0), **b) \
+        == average_pool(conv(x, w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b), kernel=k, pads=p, dilations=e, extra=f, \
+            count_include_pad=c, **a) \
+        where shape(w)[2:] == (1, 1) and (max(p) == 0 or (c == 0 and max(e) == 1 and max(f) == 0 and max(p) < min(k)))
+    given x: (n, 2*c, h, m), w: (2*o, c, 1, 1), d: (2*o) \
+        | k: (2, 3), p: (1, 1, 0, 1), e: (1, 1), f: (0, 0), c: 0, a: {{strides: (1, 1)}}, \
         b: {{dilations: (1, 1), group: 2}}
     conv(average_pool(x, pads=p, count_include_pad=1, **a), w, d, strides=(1, 1), pads=(0, 0, 0, 0), **b) \
         == add(average_pool(conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), **b), pads=p, count_include_pad=1, **a), \
@@ -299,7 +302,7 @@ average_pool.laws(f"""
         == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \
             div(1, conv(expand(1, shape=(1, 1) + shape(x)[2:]), expand({SHARE}, shape=(1, 1) + k), strides=s, pads=p, \
             dilations=d, group=1))) \
-        where len(k) == 2 and max(p) > 0
+        where len(k) == 2 and max(p) > 0 and max(d) == 1 and max(p) < min(k)
 """)
 global_average_pool.laws("""
     reduce_mean(x, axes=(2, 3), keepdims=1) == global_average_pool(x)  where rank(x) == 4

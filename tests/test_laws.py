@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from taso_mirage.equation import Equation, NoMatch, Rules, apply, match
-from taso_mirage.ir import Tensor, constant, topological, users, variable, weight
+from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.library import parse_attributes, parse_given
+from taso_mirage.model import Array
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
+from taso_mirage.optimize.passes import Context, new_terms
+from taso_mirage.optimize.search import directions
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws, parse_equation, show_equation
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 from taso_mirage.verify.fuzz import fuzz
@@ -220,3 +228,34 @@ def test_fingerprint_verdicts() -> None:
     assert isinstance(fingerprint(*root), Agreed)
     negated = [term("sqrt", term("neg", x))], [term("sqrt", x)]
     assert isinstance(fingerprint(*negated), Refuted)
+
+
+def test_a_window_in_the_padding_alone_is_no_mean() -> None:
+    """The runtime's is 0, our definition's 0/0: a convolution moved before the pool had left its bias out there, and a pool as a
+    convolution over each window's share in the image was no number."""
+    pool = {"kernel": (2, 2), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (3, 3), "extra": (0, 0)}
+    x, kernel, bias = (
+        variable("x", Tensor("float32", (1, 2, 2, 2))),
+        Tensor("float32", (3, 2, 1, 1)),
+        Tensor("float32", (3,)),
+    )
+    pooled = term("average_pool", x, count_include_pad=0, **pool)
+    ones = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    output = term("conv", pooled, weight("w", kernel), weight("b", bias), **ones)
+    values = {"w": Array(np.arange(6, dtype=np.float32).reshape(3, 2, 1, 1)), "b": Array(np.ones(3, np.float32))}
+
+    def run(result: Node) -> Any:
+        model, _ = fold_weights(standalone(Graph((x,), (result,)), {"": 20}, values))
+        return Session(serialize(model)).run({"x": np.ones((1, 2, 2, 2), np.float32)})[0]
+
+    wanted = run(output)
+    rules, context = Rules(directions(laws())), Context({"": 20}, {})
+    reached = [
+        substitute((output,), dict(zip(each.found.outputs, each.results, strict=True)))[0]
+        for node in (pooled, output)
+        for each in rules.applications(node)
+        if all(context.legal(n) for n in new_terms(each.results, each.found.operands))
+    ]
+    assert reached
+    for each in reached:
+        np.testing.assert_allclose(run(each), wanted, atol=1e-5)
