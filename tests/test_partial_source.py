@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from partial_programs import conv, graph, image, kernel
 
 from taso_mirage.equation import Rules
@@ -89,15 +91,21 @@ def test_it_stops_when_it_is_late() -> None:
     assert tried(programs([layers(X)])[0], everything_pays, late=lambda: True) is None
 
 
-def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
-    """After the deadline they are estimates: a program for which nothing pays would never be tried again."""
-    program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
+def evenly() -> tuple[list[Graph], Callable[[Graph], float]]:
+    """Costs that are all the same, and of what they were asked."""
     asked: list[Graph] = []
 
     def even(each: Graph) -> float:
         asked.append(each)
         return 1.0
 
+    return asked, even
+
+
+def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
+    """After the deadline they are estimates: a program for which nothing pays would never be tried again."""
+    program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
+    asked, even = evenly()
     made = tried(program, even)
     assert made is not None
     total, asked[:] = len(asked), []
@@ -106,12 +114,7 @@ def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
 
 def test_what_moves_the_data_of_a_mutant_is_not_asked_where_its_largest_term_takes_too_long() -> None:
     program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
-    asked: list[Graph] = []
-
-    def even(each: Graph) -> float:
-        asked.append(each)
-        return 1.0
-
+    asked, even = evenly()
     made = tried(program, even)
     assert made is not None
     assert made.mutants > 1
