@@ -3,10 +3,11 @@
     python bench/kernels_h100.py [ROW ...] [--no-peers] [--programs 50] [--workers N] [--append]
 
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything starts from the goal: the search
-(with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs on both
-sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at the real size
-before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of them counts.
-`--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for a profiler, say).
+(with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs of 64 calls
+or more on both sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at
+the real size before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of
+them counts. `--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for a
+profiler, say).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import flashinfer_peer  # noqa: E402
+import kernel_timeline  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -187,9 +189,10 @@ def checker(eager: Function, errors: list[float]) -> tune.Check:
 
 def peers(row: Row, sets: Sequence[Sequence[Any]], check: tune.Check) -> Iterator[tuple[str, float]]:
     """Every peer with its seconds a call; a peer that fails or is wrong has no figure."""
-    import torch
+    import torch._inductor.config
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    torch._inductor.config.precompilation_timeout_seconds = 60  # a template that hangs its compiler is not waited for
     eager = EAGER[row.name]
     kinds: list[tuple[str, Function, Sequence[Sequence[Any]], Any]] = [("eager", eager, sets, None)]
     compiled = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
@@ -252,8 +255,16 @@ def measured(
         "tuning_seconds": round(seconds, 1),
         "model": ranking(best, len(programs)),
         "launches": [{"grid": x.grid, "loop": x.loop} | asdict(x.schedule) for x in best.program.launches],
+        "timeline": kernel_timeline.timeline(best.program, sets),
     }
     return found, best
+
+
+def least(*runs: Mapping[str, float]) -> dict[str, float]:
+    """Each peer's least time over runs: what torch.compile chooses for one differs from run to run, up to threefold."""
+    return {
+        peer: min(run[peer] for run in runs if peer in run) for peer in dict.fromkeys(p for run in runs for p in run)
+    }
 
 
 def ranking(best: tune.Tuned, count: int) -> dict[str, float]:
@@ -304,7 +315,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--missing", action="store_true", help="with --append: only rows that the file lacks")
     parser.add_argument(
-        "--append", action="store_true", help="keep the other rows, and with --no-peers the peers' times"
+        "--append", action="store_true", help="keep the other rows, and of each peer the least time of all runs"
     )
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--trials", type=Path)
@@ -331,8 +342,7 @@ def main() -> None:
             except Exception as error:  # the other rows are wanted all the same
                 print(f"{row.case}: {type(error).__name__}: {error}", flush=True)
                 continue
-            if options.no_peers and row.case in rows:
-                found["baselines"] = rows[row.case]["baselines"]
+            found["baselines"] = least(found["baselines"], rows.get(row.case, {}).get("baselines", {}))
             rows[row.case] = found
             show(found)
             result = {"bench": "kernels_h100", "device": device, "unit": "us", "rows": list(rows.values())}

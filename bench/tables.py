@@ -190,13 +190,32 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
         shown = [f"{min(times):.1f}" if times else "" for times in kinds]
         ratios += [min(peers.values()) / row["ours"]] if peers else []
         ratio = f"{ratios[-1]:.2f}" if peers else ""
-        lines.append(f"| {row['case']} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
+        case = row["case"] if "timeline" in row else f"{row['case']} (before)"
+        lines.append(f"| {case} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
     mean = float(np.exp(np.mean(np.log(ratios))))
     return [
         *lines,
         "",
         f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}.",
     ]
+
+
+def timeline(found: dict[str, Any]) -> list[str]:
+    """Where the time of a call goes: a row for every kernel."""
+    heads = [
+        "kernel, us from the end of the call before",
+        "may load",
+        "loop ends",
+        "has stored",
+        "its blocks on a processor",
+    ]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in found["rows"]:
+        for i, each in enumerate(row.get("timeline", {}).get("launches", [])):
+            loop, stored = (" to ".join(f"{t:.1f}" for t in each.get(phase, [])[::2]) for phase in ("loop", "stored"))
+            beside = ", ".join(f"{n} on {count}" for n, count in each["processors"].items())
+            lines.append(f"| {row['case']}, {i + 1} | {each['waited'][1]:.1f} | {loop} | {stored} | {beside} |")
+    return [*lines, "", f"First to last block. {found['device']}."]
 
 
 def partial(found: dict[str, Any]) -> list[str]:
@@ -257,6 +276,7 @@ TABLES = {
     "end_to_end_h100-H100": end_to_end,
     "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
+    "kernels_h100-H100 timeline": timeline,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "prepared_cpu-cpu2": prepared_cpu,
@@ -273,7 +293,7 @@ def filled(text: str) -> str:
         begin, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, _, rest = text.partition(begin)
         if rest:
-            found = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+            found = json.loads((ROOT / "bench" / "results" / f"{name.split()[0]}.json").read_text())
             text = before + begin + "\n".join(table(found)) + "\n" + end + rest.partition(end)[2]
     return text
 

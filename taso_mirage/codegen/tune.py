@@ -28,6 +28,10 @@ RESIDENT = 32
 """Blocks of a processor at a time, at most."""
 FINALISTS = 4
 """So many programs, of different grids or loops, get other schedules."""
+DEPTHS = 5
+"""So many numbers of stages are tried for a launch, the deepest that fit."""
+CALLS = 64
+"""So many calls, at least, are measured at a time: starting a graph takes 5 to 7 microseconds (H100), which are not the kernels'."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
 LONG = 256
@@ -38,7 +42,7 @@ Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
 Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
 """Does a `job` in another process (`compilers` makes one); the result is whether the program compiles."""
-LIMIT = 15.0
+LIMIT = 10.0
 """Seconds for a program, which takes one or two: past that the compiler has lost its way."""
 
 
@@ -260,14 +264,15 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
 def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
     """What is tried for a launch: its own first."""
-    depths = [s for s in (2, 3, 4, 6, 8) if s <= launch.loop and s * launch.traffic.in_flight <= device.shared] or [1]
+    most = min(launch.loop, device.shared // max(launch.traffic.in_flight, 1))
+    depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
     overlap = launch.schedule.overlap
     if launch.loop > 1:
-        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths]
+        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
     else:
         pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
-    most = max(warps for warps, _ in pairs)
-    found = [Schedule(w, s, overlap) for w, s in pairs if w == most or launch.traffic.live <= 32 * w * REGISTERS]
+    widest = max(warps for warps, _ in pairs)
+    found = [Schedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS]
     return list(dict.fromkeys([launch.schedule, *found]))
 
 
@@ -327,9 +332,11 @@ def _is_triton(error: Exception) -> bool:
 
 
 def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
-    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs,
-    replayed for about `seconds`. The first call is outside of the graph, for what compiles then."""
+    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs at least
+    once, with CALLS or more, replayed for about `seconds`. The first call is outside of the graph, for what compiles then."""
     import torch
+
+    rounds = math.ceil(CALLS / len(sets))
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -337,7 +344,9 @@ def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: f
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = [call(*inputs) for inputs in sets]  # kept: memory that is free is used again, and stays in the cache
+        results = [
+            call(*inputs) for _ in range(rounds) for inputs in sets
+        ]  # kept: what is free is used again, and stays in the cache
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times: list[float] = []
     while len(times) < 5 or (sum(times) < seconds and len(times) < 1000):
@@ -347,7 +356,7 @@ def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: f
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / 1000)
     del results
-    return float(sorted(times)[len(times) // 2] / len(sets))
+    return float(sorted(times)[len(times) // 2] / (rounds * len(sets)))
 
 
 def input_sets(program: Program) -> list[list[Any]]:
