@@ -3,6 +3,11 @@
 Its prefill kernels (FlashAttention-2 and -3, and the batch kernel, whose plan is made ahead of time) take queries and keys as (rows,
 heads, width) with any strides; its decode kernels take keys with their rows or their heads outermost, and the batch kernel pages of them.
 An addend of the scores is none of its arguments: the masked row is a variant of its own prefill kernel, in the form that it documents.
+
+    FLASHINFER_CUDA_ARCH_LIST=9.0a python bench/flashinfer_peer.py
+
+builds the libraries of all rows where there may be no GPU (ten minutes on two cores; nvcc, the CUDA runtime and the headers of cuRAND)
+and prints them: as data/aot/NAME/NAME.so inside the package they are loaded without being built.
 """
 
 from __future__ import annotations
@@ -166,3 +171,26 @@ def _workspace() -> Any:
     import torch
 
     return torch.zeros(2**27, dtype=torch.uint8, device="cuda")
+
+
+def specs() -> list[Any]:
+    """What FlashInfer builds the kernels of all rows from: queries, keys and values in half precision of width 64 and 128."""
+    import torch
+    from flashinfer.jit.attention import modules
+
+    half, plain = (torch.float16,) * 3, (0, False, False)
+    found = [biased_spec(64)]
+    for width in (64, 128):
+        sizes = (width, width, *plain)
+        found += [modules.gen_single_prefill_module(each, *half, *sizes, False) for each in ("fa2", "fa3")]
+        batch = ("fa2", *half, torch.int32, *sizes, False)
+        found.append(modules._gen_batch_prefill_primary_module(*batch))
+    found.append(modules._gen_batch_prefill_independent_paged_module(*batch))
+    found.append(modules.gen_single_decode_module(*half, *sizes))
+    return [*found, modules.gen_batch_decode_module(*half, torch.int32, *sizes)]
+
+
+if __name__ == "__main__":
+    for spec in specs():
+        spec.build(verbose=False)
+        print(spec.get_library_path(), flush=True)

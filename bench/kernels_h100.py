@@ -4,7 +4,7 @@
 
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything starts from the goal: the search
 (with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs of 64 calls
-or more on both sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at
+or more (or of 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at
 the real size before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of
 them counts. `--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for a
 profiler, say).
@@ -313,7 +313,9 @@ def main() -> None:
     )
     parser.add_argument("--programs", type=int, default=50, help="muGraphs of a row that are generated and measured")
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--missing", action="store_true", help="with --append: only rows that the file lacks")
+    parser.add_argument(
+        "--missing", action="store_true", help="with --append: only rows that the file has no timeline of"
+    )
     parser.add_argument(
         "--append", action="store_true", help="keep the other rows, and of each peer the least time of all runs"
     )
@@ -330,7 +332,7 @@ def main() -> None:
     before = json.loads(path.read_text())["rows"] if options.append and path.exists() else []
     rows = {r["case"]: r for r in before}
     chosen = [row for row in ROWS if not options.rows or row.name in options.rows or row.case in options.rows]
-    chosen = [row for row in chosen if not (options.missing and row.case in rows)]
+    chosen = [row for row in chosen if not (options.missing and "timeline" in rows.get(row.case, {}))]
     trials: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:

@@ -7,6 +7,7 @@ the L2 cache, so that weights come from memory as they do in a model.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ FINALISTS = 4
 """So many programs, of different grids or loops, get other schedules."""
 DEPTHS = 5
 """So many numbers of stages are tried for a launch, the deepest that fit."""
-CALLS = 64
-"""So many calls, at least, are measured at a time: starting a graph takes 5 to 7 microseconds (H100), which are not the kernels'."""
+CALLS, SPAN = 64, 5e-3
+"""So many calls, or those of so many seconds, are measured at a time: starting a graph takes 5 to 7 microseconds (H100) by itself."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
 LONG = 256
@@ -333,21 +334,24 @@ def _is_triton(error: Exception) -> bool:
 
 def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
     """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs at least
-    once, with CALLS or more, replayed for about `seconds`. The first call is outside of the graph, for what compiles then."""
+    once, and has CALLS calls or those of SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for what
+    compiles then, and the second one for how long it takes."""
     import torch
 
-    rounds = math.ceil(CALLS / len(sets))
-
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call(*sets[0])
+        start.record()
+        call(*sets[-1])
+        stop.record()
     torch.cuda.synchronize()
+    rounds = math.ceil(min(CALLS, SPAN / (start.elapsed_time(stop) / 1000)) / len(sets))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [
-            call(*inputs) for _ in range(rounds) for inputs in sets
-        ]  # kept: what is free is used again, and stays in the cache
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.graph(
+        graph
+    ):  # results are kept for a round: memory that is free is used again, and stays in the cache
+        results = deque((call(*inputs) for _ in range(rounds) for inputs in sets), maxlen=len(sets))
     times: list[float] = []
     while len(times) < 5 or (sum(times) < seconds and len(times) < 1000):
         start.record()
