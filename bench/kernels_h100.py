@@ -4,10 +4,10 @@
 
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything starts from the goal: the search
 (with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs of 64 calls
-or more (or of 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal in float64 at
-the real size before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time, and the best of
-them counts. `--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for a
-profiler, say).
+or more (or of 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are compared with the goal
+in float64 at the real size before anything is timed. Peers get their inputs in the layout that they like best, made ahead of time,
+and the best of them counts. `--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the fastest
+programs (for a profiler, say).
 """
 
 from __future__ import annotations
