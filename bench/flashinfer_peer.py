@@ -174,7 +174,8 @@ def _workspace() -> Any:
 
 
 def specs() -> list[Any]:
-    """What FlashInfer builds the kernels of all rows from: queries, keys and values in half precision of width 64 and 128."""
+    """What FlashInfer 0.7.2 builds the kernels of all rows from: queries, keys and values in half precision of width 64 and 128 (pages of
+    keys and decoding: 128 alone). The kernels of batches have no public name there."""
     import torch
     from flashinfer.jit.attention import modules
 
@@ -183,11 +184,11 @@ def specs() -> list[Any]:
     for width in (64, 128):
         sizes = (width, width, *plain)
         found += [modules.gen_single_prefill_module(each, *half, *sizes, False) for each in ("fa2", "fa3")]
-        batch = ("fa2", *half, torch.int32, *sizes, False)
-        found.append(modules._gen_batch_prefill_primary_module(*batch))
-    found.append(modules._gen_batch_prefill_independent_paged_module(*batch))
-    found.append(modules.gen_single_decode_module(*half, *sizes))
-    return [*found, modules.gen_batch_decode_module(*half, torch.int32, *sizes)]
+        found.append(modules._gen_batch_prefill_primary_module("fa2", *half, torch.int32, *sizes, False))
+    wide = (128, 128, *plain)
+    found.append(modules._gen_batch_prefill_independent_paged_module("fa2", *half, torch.int32, *wide, False))
+    found.append(modules.gen_single_decode_module(*half, *wide))
+    return [*found, modules.gen_batch_decode_module(*half, torch.int32, *wide)]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Where the time of a call goes: generated kernels that note, for every block, when it enters, may load, ends its loop and has stored.
+"""Where the time of a call goes: generated kernels that note, for every block, when it enters, may load, ends its loop and has issued
+its stores.
 
 `kernels_h100.py` writes it beside each row. The blocks read the GPU's global timer (32 ns steps on an H100); the calls follow each other
-in a CUDA graph, as they do when they are timed, and figures are of one in the middle.
+in a CUDA graph that goes round all sets of inputs, as they do when they are timed, and figures are of one in the middle.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +21,7 @@ PHASES = ("entered", "waited", "loop", "stored")
 FIELDS = 8
 """Numbers that a block has room for: its phases, and the processor that it ran on."""
 CALLS = 16
-"""Calls in the graph."""
+"""Calls in the graph, at least."""
 TIMER = "tl.extra.cuda.globaltimer()"
 BLOCK = "tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))"
 
@@ -64,14 +66,14 @@ def _noted(loops: bool) -> Iterator[str]:
 
 def timeline(program: Program, sets: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Microseconds: `call` from the end of one call to the end of the next; for every launch its phases, as the least, median and largest
-    of its blocks, from the end of the call before; and on how many processors there was how many of its blocks."""
+    of its blocks, from the end of the call before; and how many processors had how many of its blocks."""
     import torch
 
     with TemporaryDirectory() as folder:
         module = load(stamped(program.source), Path(folder), "stamped")
         times = [
             [torch.zeros(x.blocks, FIELDS, dtype=torch.int64, device="cuda") for x in program.launches]
-            for _ in range(CALLS)
+            for _ in range(max(CALLS, len(sets)))
         ]
         module.launch(times[0], *sets[0])
         torch.cuda.synchronize()
@@ -83,18 +85,19 @@ def timeline(program: Program, sets: Sequence[Sequence[Any]]) -> dict[str, Any]:
         torch.cuda.synchronize()
         del kept
     ends = [int(each[-1][:, PHASES.index("stored")].max()) for each in times]
-    middle = CALLS // 2
+    middle = len(times) // 2
     return {
-        "call": (ends[-1] - ends[1]) / (CALLS - 2) / 1e3,
-        "launches": [_phases(noted.cpu(), ends[middle - 1]) for noted in times[middle]],
+        "call": (ends[-1] - ends[1]) / (len(times) - 2) / 1e3,
+        "launches": [phases(noted.cpu(), ends[middle - 1]) for noted in times[middle]],
     }
 
 
-def _phases(noted: Any, start: int) -> dict[str, Any]:
+def phases(noted: Any, start: int) -> dict[str, Any]:
+    """What the blocks of a launch noted, in microseconds from `start`: the least, the median and the largest of every phase."""
     found: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         values = sorted((noted[:, i] - start).tolist())
         if noted[0, i]:
             found[phase] = [values[k] / 1e3 for k in (0, len(values) // 2, -1)]
-    beside = noted[:, len(PHASES)].bincount()
-    return found | {"processors": {int(n): int((beside == n).sum()) for n in beside.unique()}}
+    beside = Counter(noted[:, len(PHASES)].tolist())
+    return found | {"processors": dict(sorted(Counter(beside.values()).items()))}

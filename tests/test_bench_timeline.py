@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
-from scripts import script
+from scripts import ROOT, script
 
 from models.workloads import PAPER
 from taso_mirage.codegen.compile import compiled
@@ -32,3 +33,49 @@ def test_every_kernel_of_a_program_notes_its_phases() -> None:
     assert [kernel.ptx.count("%globaltimer") for kernel in kernels] == [3 + loop for loop in loops]
     assert set(loops) == {True, False}
     assert all(f"kernel_{i}[" in noting.source and f"(TIMES[{i}], " in noting.source for i in (0, 1))
+    for loop, body in zip(loops, noting.source.split("@triton.jit")[1:], strict=True):
+        order = ["ts_entered = ", "gdc_wait()", "gdc_launch_dependents()", "ts_waited = ", "tl.load("]
+        order += ["for t in ", "ts_loop = "] if loop else []
+        order += ["tl.store(out", "tl.debug_barrier()", "ts_stored = ", "ts_block = TIMES + (tl.program_id(0) + "]
+        places = [body.index(each) for each in order]
+        assert places == sorted(places)
+        phases = [phase for phase in timeline.PHASES if loop or phase != "loop"]
+        stored = [f"tl.store(ts_block + {timeline.PHASES.index(phase)}, ts_{phase})" for phase in phases]
+        assert [line.strip() for line in body.splitlines() if "tl.store(ts_block" in line][:-1] == stored
+
+
+def test_blocks_are_counted_by_the_processors_that_have_them() -> None:
+    torch = pytest.importorskip("torch")
+    timeline = script("kernel_timeline")
+    noted = torch.tensor([[1000, 2000, 0, 5000, 7], [1500, 2500, 0, 4000, 7], [1200, 2100, 0, 4500, 130]])
+    found = timeline.phases(noted, 1000)
+    assert found == {
+        "entered": [0.0, 0.2, 0.5],
+        "waited": [1.0, 1.1, 1.5],
+        "stored": [3.0, 3.5, 4.0],
+        "processors": {1: 1, 2: 1},
+    }
+
+
+def test_of_each_peer_the_least_time_counts_without_the_start_of_a_graph() -> None:
+    tables = script("tables")
+    row = {
+        "baselines": {"eager": 30.0, "torch.compile": 28.0},
+        "before": {"calls": 2, "baselines": {"eager": 32.0, "SDPA": 40.0}},
+    }
+    assert tables._peers(row) == {
+        "eager": 32.0 - tables.START / 2,
+        "torch.compile": 28.0,
+        "SDPA": 40.0 - tables.START / 2,
+    }
+    assert tables._peers({"baselines": {"eager": 30.0}}) == {"eager": 30.0}
+
+
+def test_runs_are_merged_by_the_least_time_of_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    bench = importlib.import_module("kernels_h100")
+    assert bench.least({"eager": 3.0, "SDPA": 2.0}, {"eager": 4.0, "torch.compile": 5.0}) == {
+        "eager": 3.0,
+        "SDPA": 2.0,
+        "torch.compile": 5.0,
+    }

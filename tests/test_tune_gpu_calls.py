@@ -8,31 +8,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taso_mirage.codegen import tune
+from taso_mirage.codegen.gpu.program import Launch, Schedule, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch = pytest.importorskip("torch")
-STARTING = 7e-6
+STARTING, HOST = 7e-6, 3e-4
 
 
 class Machine:
-    """Calls take `seconds`, and a graph STARTING before its first one."""
+    """Calls take `seconds`, a graph STARTING before its first one, and launching a call by itself HOST at least."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.now, self.captured = seconds, 0.0, 0
-        self.capturing = False
+        self.seconds, self.now = seconds, 0.0
+        self.captured: list[Any] | None = None
+        self.graphs: list[list[Any]] = []
         self.alive = self.most = 0
 
     def call(self, *inputs: Any) -> Any:
-        if self.capturing:
-            self.captured += 1
+        if self.captured is None:
+            self.now += max(self.seconds, HOST)
         else:
-            self.now += self.seconds
+            self.captured += inputs
         return Result(self)
-
-    def replay(self) -> None:
-        self.now += STARTING + self.captured * self.seconds
 
 
 class Result:
@@ -60,13 +59,18 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             return 1000 * (other.at - self.at)
 
     class Graph:
-        replay = made.replay
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def replay(self) -> None:
+            made.now += STARTING + len(self.calls) * made.seconds
 
     @contextmanager
     def capture(graph: Graph) -> Iterator[None]:
-        made.capturing = True
+        made.captured = graph.calls
+        made.graphs.append(graph.calls)
         yield
-        made.capturing = False
+        made.captured = None
 
     @contextmanager
     def stream(side: object) -> Iterator[None]:
@@ -88,8 +92,18 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("machine", "sets", "calls"), [(20e-6, 3, 66), (20e-6, 100, 100), (1e-3, 2, 6), (1.0, 2, 2)], indirect=["machine"]
 )
 def test_a_graph_has_enough_calls_and_no_more(machine: Machine, sets: int, calls: int) -> None:
-    """Its start counts for less than a percent, slow calls are not repeated, and results of one round are kept."""
+    """They go round the inputs; its start counts for less than a percent, slow calls are not repeated, whatever the host takes to launch
+    one, and results of one round are kept."""
     found = tune.measured(machine.call, [[i] for i in range(sets)])
-    assert machine.captured == calls
+    assert machine.graphs[-1] == [i % sets for i in range(calls)]
     assert machine.seconds < found < 1.01 * machine.seconds
-    assert machine.most <= sets + 1
+    assert machine.most == sets + (calls > sets)
+
+
+@pytest.mark.parametrize(
+    ("loop", "in_flight", "depths"),
+    [(64, 10_240, [3, 4, 5, 6, 8]), (64, 100_000, [2]), (4, 10_240, [2, 3, 4]), (64, 200_000, [1])],
+)
+def test_the_deepest_pipelines_that_fit_are_tried(loop: int, in_flight: int, depths: list[int]) -> None:
+    launch = Launch("kernel_0", (128,), loop, ("x",), Schedule(4, depths[-1]), Traffic(1, 1, in_flight))
+    assert sorted({schedule.stages for schedule in tune.schedules(launch)}) == depths

@@ -1,7 +1,7 @@
 """How fast a generated program is: measured on the GPU that is there, else ranked by an analytic model, and it says which.
 
-A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) in which every launch has inputs of its own, together larger than
-the L2 cache, so that weights come from memory as they do in a model.
+A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs, together larger than the L2 cache,
+so that weights come from memory as they do in a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FINALISTS = 4
 DEPTHS = 5
 """So many numbers of stages are tried for a launch, the deepest that fit."""
 CALLS, SPAN = 64, 5e-3
-"""So many calls, or those of so many seconds, are measured at a time: starting a graph takes 5 to 7 microseconds (H100) by itself."""
+"""So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes 5 to 7 microseconds (H100)."""
 REGISTERS = 256
 """Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
 LONG = 256
@@ -198,7 +198,8 @@ class _Bench:
     def __init__(
         self, target: str, folder: Path, cache: Cache | None, compiler: Compiler | None, check: Check | None
     ) -> None:
-        self.target, self.folder, self.cache, self.compiler, self.check = target, folder, cache, compiler, check
+        self.target, self.folder, self.cache = f"{target} graphs of {CALLS} calls", folder, cache
+        self.compiler, self.check = compiler, check
         self.modules: dict[str, ModuleType] = {}
         self.sets: list[list[Any]] = []
 
@@ -334,33 +335,54 @@ def _is_triton(error: Exception) -> bool:
 
 def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
     """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs at least
-    once, and has CALLS calls or those of SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for what
-    compiles then, and the second one for how long it takes."""
+    once, and has CALLS calls or as many as take SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for
+    what compiles then."""
     import torch
 
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call(*sets[0])
-        start.record()
-        call(*sets[-1])
-        stop.record()
     torch.cuda.synchronize()
-    rounds = math.ceil(min(CALLS, SPAN / (start.elapsed_time(stop) / 1000)) / len(sets))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(
-        graph
-    ):  # results are kept for a round: memory that is free is used again, and stays in the cache
-        results = deque((call(*inputs) for _ in range(rounds) for inputs in sets), maxlen=len(sets))
+    rounds = _rounds(call, sets)
+    graph, kept = _captured(call, sets, rounds)
     times: list[float] = []
     while len(times) < 5 or (sum(times) < seconds and len(times) < 1000):
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / 1000)
-    del results
-    return float(sorted(times)[len(times) // 2] / (rounds * len(sets)))
+        times.append(_replayed(graph))
+    del kept
+    return sorted(times)[len(times) // 2] / (rounds * len(sets))
+
+
+def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> int:
+    """How often a graph goes round. A round by the GPU's clock tells: a call by itself takes what the host needs to launch it."""
+    if len(sets) >= CALLS:
+        return 1
+    graph, _ = _captured(call, sets, 1)
+    _replayed(graph)
+    each = max(_replayed(graph), 1e-9) / len(sets)
+    return math.ceil(min(CALLS, max(SPAN / each, 1)) / len(sets))
+
+
+def _captured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int) -> tuple[Any, deque[Any]]:
+    """A CUDA graph of calls, and the results of its last round: memory that is free is used again, and stays in the cache."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    kept: deque[Any] = deque(maxlen=len(sets))
+    with torch.cuda.graph(graph):
+        kept.extend(call(*inputs) for _ in range(rounds) for inputs in sets)
+    return graph, kept
+
+
+def _replayed(graph: Any) -> float:
+    """Seconds of a replay."""
+    import torch
+
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop) / 1000)
 
 
 def input_sets(program: Program) -> list[list[Any]]:
