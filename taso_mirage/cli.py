@@ -7,8 +7,10 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -281,8 +283,26 @@ class Interrupted(BaseException):
     """Ctrl-C. Not an Exception, so that no fallback swallows it."""
 
 
-def _give_up(number: int, frame: Any) -> None:
+def _give_up(number: int, frame: FrameType | None) -> None:
+    """Raises Interrupted, but not inside of an import: a module in C++ makes an ImportError of it, or ends the process."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return _again()
+        frame = frame.f_back
     raise Interrupted
+
+
+def _again() -> None:
+    """The same signal a moment later. It is sent to the process: only so does it wake the main thread from a wait."""
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
+    """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a Ctrl-C is not to be lost there."""
+    if isinstance(dropped.exc_value, Interrupted):
+        _again()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 @contextlib.contextmanager
@@ -292,9 +312,9 @@ def _interruptible() -> Iterator[Stop]:
 
     stop = Stop()
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         if not stop.began:
-            raise Interrupted
+            return _give_up(number, frame)
         stop()
         signal.signal(signal.SIGINT, _give_up)
         typer.echo(
@@ -311,6 +331,7 @@ def _interruptible() -> Iterator[Stop]:
 def main() -> None:
     """Run the command line; every expected error is one line on stderr and its exit code."""
     signal.signal(signal.SIGINT, _give_up)
+    sys.unraisablehook = _unraisable
     try:
         app()
     except TasoMirageError as error:

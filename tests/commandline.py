@@ -21,8 +21,8 @@ def run(*args: object, check: int | None = 0) -> Done:
     command = ["taso-mirage", *map(str, args)]
     out, err, handler = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGINT)
     try:
-        redirected = redirect_stdout(out), redirect_stderr(err)
-        with patch.object(sys, "argv", command), redirected[0], redirected[1], pytest.raises(SystemExit) as ended:
+        kept = patch.object(sys, "argv", command), patch.object(sys, "unraisablehook", sys.unraisablehook)
+        with kept[0], kept[1], redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
             main()
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -313,6 +313,22 @@ def test_a_scheduler_that_is_not_there_is_an_error() -> None:
         pass
 
 
+def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client gives its thread ten seconds and fails an assertion then, which was seen on a machine of CI."""
+    client, calls = distributed.Client, []
+
+    def slow(*args: Any, **options: Any) -> distributed.Client:
+        calls.append(args)
+        if len(calls) == 1:
+            raise AssertionError
+        return client(*args, **options)
+
+    monkeypatch.setattr(distributed, "Client", slow)
+    with pytest.raises(InvalidOption, match="start one with"), executor("nothing://here", CPU):
+        pass
+    assert calls == [("nothing://here",)] * 2
+
+
 def test_a_scheduler_without_workers_is_an_error() -> None:
     with (
         distributed.LocalCluster(n_workers=0, processes=False, **QUIET) as cluster,

@@ -25,11 +25,11 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
     time for all clients. Raises InvalidOption where there is no such scheduler, RuntimeUnavailable where it goes away meanwhile.
     """
     try:
-        from distributed import Client, KilledWorker
+        from distributed import KilledWorker
     except ImportError:
         raise InvalidOption("--scheduler needs Dask: pip install 'taso-mirage[distributed]'") from None
     try:
-        found = Client(address, timeout=SECONDS, set_as_default=False)
+        found = _client(address)
     except (OSError, ValueError) as error:
         raise InvalidOption(f"--scheduler {address}: {error}; start one with `dask scheduler`") from None
     with found as client:
@@ -38,6 +38,17 @@ def executor(address: str, target: Target) -> Iterator[Executor]:
             yield client.get_executor(**({"resources": {RESOURCE: 1}} if declared else {}))
         except (CancelledError, KilledWorker) as error:
             raise RuntimeUnavailable(f"--scheduler {address}: lost while measuring ({error})") from None
+
+
+def _client(address: str) -> Any:
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=SECONDS, set_as_default=False)
+    except (
+        AssertionError
+    ):  # Dask waits ten seconds for its own thread to start, which a machine under load may take; it is tried again
+        return Client(address, timeout=SECONDS, set_as_default=False)
 
 
 def _declared(client: Any, address: str, target: Target) -> bool:
