@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled, Machine
 
+from taso_mirage.codegen import tune
+from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import serialize
 from taso_mirage.optimize import session as runtime
@@ -203,6 +205,11 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
     cases = common.chosen(parser, options, MODELS)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
+    if target.gpu:
+        try:
+            tune.gpu()
+        except RuntimeUnavailable as error:
+            parser.error(str(error))
     device = runtime.device(target)
     known = machine() if target.gpu else Machine(1e10, 1e11)
     short = device.split()[1] if " " in device else device

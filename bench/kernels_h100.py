@@ -40,7 +40,7 @@ from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
 from taso_mirage.codegen.gpu.program import Program  # noqa: E402
-from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
 from taso_mirage.gpu import H100  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 
@@ -332,7 +332,10 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.rows) - {each for row in ROWS for each in (row.name, row.case)}:
         parser.error(f"no workload is named {min(unknown)}")
-    device = tune.gpu()
+    try:
+        device = tune.gpu()
+    except RuntimeUnavailable as error:
+        parser.error(str(error))
     name = device.split()[1] if device.startswith("NVIDIA ") else device.split()[0]
     path = options.output or ROOT / "bench" / "results" / f"kernels_h100-{name}.json"
     before = json.loads(path.read_text())["rows"] if options.append and path.exists() else []

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,9 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 from scripts import ROOT, script
+
+from taso_mirage.codegen import tune
+from taso_mirage.errors import RuntimeUnavailable
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,19 @@ def test_the_shipped_library_is_that_of_the_measured_run() -> None:
     """The seed gives the same files: what `generate --ops 4` wrote when it was measured is what is shipped."""
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
     assert script("generate").digest(ROOT / "substitutions") in [row.get("sha256") for row in rows]
+
+
+@pytest.mark.parametrize("name", ["kernels_h100", "end_to_end_h100"])
+def test_without_a_gpu_its_benchmarks_say_so(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def absent() -> str:
+        raise RuntimeUnavailable("there is no CUDA device to measure on")
+
+    monkeypatch.setattr(tune, "gpu", absent)
+    monkeypatch.setattr(sys, "argv", [name])
+    with pytest.raises(SystemExit) as ended:
+        script(name).main()
+    assert ended.value.code == 2
+    assert "error: there is no CUDA device to measure on" in capsys.readouterr().err
 
 
 def doubled(content: bytes) -> bytes:
