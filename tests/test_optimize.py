@@ -570,6 +570,17 @@ def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPat
     assert not difference("c", "y", new, old, exact).passed
 
 
+@pytest.mark.parametrize(("scale", "against"), [(3e-40, "float64"), (3.0, "the original")])
+def test_results_that_underflow_are_compared_with_float64(scale: float, against: str) -> None:
+    """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was less off was refused."""
+    exact = np.linspace(0.5, 1, 20) * scale
+    old, near, far = ((exact * factor).astype(np.float32) for factor in (1.25, 1.1, 2.5))
+    found = difference("c", "y", near, old, exact)
+    assert str(found).split("against ")[1].startswith(against)
+    assert found.passed == (against == "float64")
+    assert not difference("c", "y", far, old, exact).passed
+
+
 class _Provider:
     """A session of a GPU that is off by so much."""
 

@@ -6,7 +6,7 @@ where eps is the rounding of the output's dtype and FLOOR depends on its bytes. 
 both; integers, booleans and strings must be equal. So the optimized model may round as much as the original does, and not lose a
 digit more.
 
-Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
+Where the original itself is further from r than PLAUSIBLE * eps * max|r| + UNDERFLOW (by bytes of the dtype), r is no reference (a decision
 that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. On a GPU it
 may be the provider's kernels that are wrong, so the original runs on the CPU first: what is near r there is the original of the case.
 """
@@ -37,6 +37,8 @@ from taso_mirage.optimize.target import CPU, Target
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
+UNDERFLOW = float(np.finfo(np.float32).tiny)
+"""fp32 has no normal numbers below: products lose their digits there without any fault of a definition."""
 SEEDS = (1, 2, 3)
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
@@ -61,6 +63,7 @@ class Difference:
     error: float
     own: float
     bound: float
+    against: str = "float64"
 
     @property
     def passed(self) -> bool:
@@ -69,7 +72,7 @@ class Difference:
     def __str__(self) -> str:
         relation = "within" if self.passed else "above"
         return (
-            f"output {self.output!r} on {self.case}: error {self.error:.3g} against float64, "
+            f"output {self.output!r} on {self.case}: error {self.error:.3g} against {self.against}, "
             f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g})"
         )
 
@@ -133,7 +136,7 @@ def _plausible(case: Case) -> bool:
 
 
 def _implausible(most: _Maxima, dtype: Any) -> bool:
-    return most.own > PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * most.target
+    return most.own > PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * most.target + UNDERFLOW
 
 
 def _taken(
@@ -244,7 +247,8 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
     width = old.dtype.itemsize
     unit = FLOOR[width] * _epsilon(old.dtype)
     if _implausible(most, old.dtype):  # the evaluation is no reference here
-        return Difference(case, output, most.apart, most.own, unit * most.old)
+        against = "the original, which float64 does not explain"
+        return Difference(case, output, most.apart, most.own, unit * most.old, against)
     return Difference(case, output, most.error, most.own, FACTOR * most.own + unit * most.target)
 
 
