@@ -169,7 +169,9 @@ def _match(pattern: Node, node: Node, state: _State, why: Reason) -> Iterator[_S
     if pattern.op == "input":
         name = pattern.attr("name")
         bound = state.operands.get(name)
-        if bound is None:
+        if node is ABSENT:  # equations are proved with the operand there
+            _note(why, "{} stands for an operand, which is absent", name)
+        elif bound is None:
             yield _State({**state.operands, name: node}, state.attributes, state.later)
         elif bound is node:
             yield state

@@ -14,6 +14,8 @@ from taso_mirage.model import Array
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
+from taso_mirage.optimize.egraph import EGraph
+from taso_mirage.optimize.ematch import places
 from taso_mirage.optimize.passes import Context, new_terms
 from taso_mirage.optimize.search import directions
 from taso_mirage.optimize.session import Session
@@ -202,6 +204,22 @@ def test_commuted_operands_match_and_variables_unify() -> None:
     assert found
     assert apply(law, found) == (term("mul", x, term("add", y, z)),)
     assert not match(law, term("add", term("mul", y, x), term("mul", z, z)))
+
+
+def test_a_variable_is_no_absent_operand() -> None:
+    """An equation is proved with the operand; Swin's attention, with a mask and no bias, ended the search in an error."""
+    attention = "multi_head_attention(q, k, v, b, m, **a)"
+    law = parse_equation(f"{attention} == neg(neg({attention}))")
+    q, m, b = (variable(n, Tensor("float32", s)) for n, s in (("q", (2, 3, 8)), ("m", (2, 2, 3, 3)), ("b", (24,))))
+    without, full = (term("multi_head_attention", q, q, q, bias, m, num_heads=2) for bias in (None, b))
+    assert match(law, full)
+    missed = match(law, without)
+    assert isinstance(missed, NoMatch)
+    assert missed.reason == "b stands for an operand, which is absent"
+    for each, found in ((full, 1), (without, 0)):
+        graph = EGraph()
+        graph.add(each)
+        assert len(list(places(law, graph, graph.find(each)))) == found
 
 
 def test_several_outputs_are_found_through_what_they_share() -> None:

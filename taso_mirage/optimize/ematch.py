@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from taso_mirage.equation import REST, Equation
 from taso_mirage.expressions import Expr, splat_value
-from taso_mirage.ir import Node
+from taso_mirage.ir import ABSENT, Node
 from taso_mirage.ops import get
 from taso_mirage.optimize.egraph import EGraph
 
@@ -78,7 +78,7 @@ def _terms(pattern: Node, graph: EGraph, of: int, bound: Bound) -> Iterator[tupl
     """The terms of a class that look like a pattern, with what its variables stand for."""
     if pattern.op == "input":
         name = pattern.attr("name")
-        if bound.get(name, of) == of:
+        if bound.get(name, of) == of and graph.best(of) is not ABSENT:
             yield graph.best(of), bound if name in bound else {**bound, name: of}
         return
     if pattern.op == "splat":
