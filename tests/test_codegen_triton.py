@@ -39,11 +39,11 @@ pytest.importorskip("triton", reason="the extra `triton` is not installed")
 Case = Callable[[], tuple[Graph, Graph]]
 
 
-def elementwise(name: str, **attrs: object) -> Case:
+def elementwise(name: str, leaf: str = "X", **attrs: object) -> Case:
     """A chain in registers: one block a row, of a size that is no power of two."""
 
     def make() -> tuple[Graph, Graph]:
-        x = mugraphs.leaf("X", "float32", 6, 5)
+        x = mugraphs.leaf(leaf, "float32", 6, 5)
         made = mugraphs.kernel([(x, (0,), -1)], lambda t: term(name, t, **attrs), (3,), 1, (0,))
         return Graph((x,), (made,)), Graph((x,), (term(name, x, **attrs),))
 
@@ -285,6 +285,8 @@ WORKLOADS: dict[str, Case] = {
 }
 OTHERS: dict[str, Case] = {
     **{name: elementwise(name) for name in ("relu", "gelu", "sigmoid", "swish", "tanh", "softplus", "exp", "abs")},
+    "tanh_near_zero": elementwise("tanh", "near_zero"),
+    "softplus_far_below": elementwise("softplus", "far_below"),
     "softmax": elementwise("softmax", axis=1),
     "log_softmax": elementwise("log_softmax", axis=1),
     "reduce_l2": elementwise("reduce_l2", axes=(1,)),
@@ -345,6 +347,8 @@ def drawn(name: str, node: Node, seed: int) -> np.ndarray:
         values[1:3, [1, 5]] = -np.inf
     if own in ("positive", "tiny"):
         values = (1 + np.abs(values)) * (1e-39 if own == "tiny" else 1)
+    if own in ("near_zero", "far_below"):
+        values = 1e-3 * values if own == "near_zero" else values - 14
     return values.astype(numpy_dtype(node.dtype))
 
 

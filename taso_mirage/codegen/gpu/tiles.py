@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from taso_mirage.codegen.gpu.axes import Axes
+from taso_mirage.codegen.gpu.functions import FUNCTIONS
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.products import product
 from taso_mirage.dims import Dim, Shape
@@ -22,44 +23,6 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.mugraph import Stage
 
 HALF = frozenset({"float16", "bfloat16"})
-FUNCTIONS = {
-    "add": "{} + {}",
-    "subtract": "{} - {}",
-    "multiply": "{} * {}",
-    "divide": "{} / {}",
-    "negative": "-{}",
-    "reciprocal": "1.0 / {}",
-    "square": "{0} * {0}",
-    "absolute": "tl.abs({})",
-    "maximum": "tl.maximum({}, {})",
-    "minimum": "tl.minimum({}, {})",
-    "where": "tl.where({}, {}, {})",
-    "exp": "tl.exp({})",
-    "exp2": "tl.exp2({})",
-    "expm1": "tl.exp({}) - 1.0",
-    "log": "tl.log({})",
-    "log1p": "tl.log(1.0 + {})",
-    "sqrt": "tl.sqrt({})",
-    "sin": "tl.sin({})",
-    "cos": "tl.cos({})",
-    "tanh": "1.0 - 2.0 / (tl.exp(2.0 * {}) + 1.0)",  # core Triton has no tanh; absolute error 1e-7
-    "error_function": "tl.erf({})",
-    "floor": "tl.floor({})",
-    "ceil": "tl.ceil({})",
-    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
-    "isnan": "{0} != {0}",
-    "less": "{} < {}",
-    "less_equal": "{} <= {}",
-    "greater": "{} > {}",
-    "greater_equal": "{} >= {}",
-    "equal": "{} == {}",
-    "not_equal": "{} != {}",
-    "logical_and": "{} & {}",
-    "logical_or": "{} | {}",
-    "logical_xor": "{} ^ {}",
-    "logical_not": "{} == 0",
-}
-"""Triton's expression of every scalar function that definitions map over elements."""
 LOG2_E = 1.4426950408889634
 LOWEST = -3.4028234663852886e38
 """What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN, and no
