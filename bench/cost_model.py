@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.equation import Rules, work_terms  # noqa: E402
+from taso_mirage.equation import work_terms  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir import Node, topological  # noqa: E402
 from taso_mirage.model import Model  # noqa: E402
@@ -45,6 +45,7 @@ from taso_mirage.optimize.pipeline import Config, representative, rules  # noqa:
 from taso_mirage.optimize.search import State, directions, rewrites  # noqa: E402
 from taso_mirage.optimize.settings import Running, Setting, concrete  # noqa: E402
 from taso_mirage.optimize.target import CPU  # noqa: E402
+from taso_mirage.rules import Rules  # noqa: E402
 
 SMALL = ("mini_transformer", "bert", "llama", "vit", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 MEDIUM = ("light_squeezenet", "light_shufflenet", "light_densenet121")

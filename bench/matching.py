@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.equation import Rules  # noqa: E402
 from taso_mirage.ir import Node, substitute, topological, users  # noqa: E402
 from taso_mirage.model import Model  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
@@ -41,6 +40,7 @@ from taso_mirage.optimize.passes import Context, for_search, joint, merge, simpl
 from taso_mirage.optimize.pipeline import rules  # noqa: E402
 from taso_mirage.optimize.search import Budget, directions, search_model  # noqa: E402
 from taso_mirage.optimize.weights import fold_weights, split_halves  # noqa: E402
+from taso_mirage.rules import Rules  # noqa: E402
 
 T = TypeVar("T")
 TINY = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 32}

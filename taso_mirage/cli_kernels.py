@@ -90,11 +90,11 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
     uses it."""
     from dataclasses import replace
 
-    from taso_mirage.equation import Rules
     from taso_mirage.ir import users
     from taso_mirage.optimize.changes import carried
     from taso_mirage.optimize.passes import Context, simplify
     from taso_mirage.optimize.pipeline import rules
+    from taso_mirage.rules import Rules
 
     names = {**model.names, **{node: o.name for node, o in model.origins.items() if o.name}}
     last_names = tuple([names.get(o, name) for o, name in zip(model.graph.outputs, model.output_names, strict=True)])

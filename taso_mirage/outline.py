@@ -16,6 +16,8 @@ from taso_mirage.ir import LEAVES, Node, topological, variable, weight, with_arg
 
 Key: TypeAlias = tuple[Hashable, ...]
 """A row for each term: operator, attributes and the places of the operands; or what there is to know of a leaf."""
+LEVELS = 3
+"""How many operators in a row from a term down are its surroundings. Most patterns are no deeper."""
 PATTERNS = 1 << 14
 """Of so many patterns the upper parts are kept."""
 

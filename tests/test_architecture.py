@@ -21,7 +21,7 @@ LAYERS = [
     {"expressions", "folding"},
     {"outline", "sides"},
     {"equation", "model"},
-    {"text"},
+    {"rules", "text"},
     {"library"},
     {"onnx_io", "verify", "drawing"},
     {"explain"},

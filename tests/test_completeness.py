@@ -6,12 +6,12 @@ from itertools import islice
 
 import pytest
 
-from taso_mirage.equation import Rules
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.settling import Needed
 from taso_mirage.ir import Node, substitute, topological, users
 from taso_mirage.library import load
 from taso_mirage.optimize.search import _only_grows, directions
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, show_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import different

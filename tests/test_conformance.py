@@ -22,7 +22,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from taso_mirage.equation import Rules
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.model import Model
@@ -36,6 +35,7 @@ from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, show_graph
 
 Rewritten = tuple[Model, list[Step]]

@@ -16,7 +16,7 @@ from test_optimize import CONTEXT, F, graphs, w, x
 
 from taso_mirage import library
 from taso_mirage.dims import product, symbol
-from taso_mirage.equation import Equation, Rules
+from taso_mirage.equation import Equation
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field, agree
@@ -33,6 +33,7 @@ from taso_mirage.optimize.search import Budget, State, directions, rewrites, sea
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws
 from taso_mirage.verify.fuzz import ILLEGAL, typings
 

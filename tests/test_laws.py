@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taso_mirage.equation import Equation, NoMatch, Rules, apply, match
+from taso_mirage.equation import Equation, NoMatch, apply, match
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.library import parse_attributes, parse_given
 from taso_mirage.model import Array
@@ -20,6 +20,7 @@ from taso_mirage.optimize.passes import Context, new_terms
 from taso_mirage.optimize.search import directions
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation, show_equation
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 from taso_mirage.verify.fuzz import fuzz

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taso_mirage.equation import Rules
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.model import Array
@@ -23,6 +22,7 @@ from taso_mirage.optimize.search import Budget, State, directions, search_model
 from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.rules import Rules
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
 CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants

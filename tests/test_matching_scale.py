@@ -10,7 +10,7 @@ import onnx
 import pytest
 from scripts import script
 
-from taso_mirage.equation import Application, Equation, NoMatch, Rules, apply, matches
+from taso_mirage.equation import Equation, NoMatch, apply, matches
 from taso_mirage.ir import Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.onnx_io import load
 from taso_mirage.ops import term
@@ -19,6 +19,7 @@ from taso_mirage.optimize.passes import Context, for_search, simplify, stages
 from taso_mirage.optimize.pipeline import rules
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.outline import canonical, depth, surroundings, upper
+from taso_mirage.rules import Application, Rules
 from taso_mirage.text import parse_equation
 
 ROOT = Path(__file__).parent.parent

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taso_mirage.equation import Rules, work_terms
+from taso_mirage.equation import work_terms
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.model import Array, Model
@@ -39,6 +39,7 @@ from taso_mirage.optimize.session import RunFailed, Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, CUDA, Target
 from taso_mirage.optimize.weights import fold_weights, holds
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
 

@@ -9,10 +9,11 @@ import pytest
 from test_laws import WRONG, stated
 
 from taso_mirage.dims import Dim, parse_dim, product
-from taso_mirage.equation import Equation, Rules
+from taso_mirage.equation import Equation
 from taso_mirage.ir import Node, Tensor, constant, topological, variable, weight
 from taso_mirage.library import Evidence, Rejected, Rule, parse_attributes, parse_given
 from taso_mirage.ops import term
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify import ladder
 from taso_mirage.verify.bounded import prove_bounded

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from test_optimize import CONTEXT, F, graphs, ops, w, x
 
-from taso_mirage.equation import Rules
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import random_array
@@ -25,6 +24,7 @@ from taso_mirage.optimize.ematch import places
 from taso_mirage.optimize.extract import extract
 from taso_mirage.optimize.partition import parts
 from taso_mirage.optimize.search import Budget, Found, directions, search_part
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
 

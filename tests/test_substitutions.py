@@ -24,7 +24,7 @@ from taso_mirage import library
 from taso_mirage.cli_substitutions import app
 from taso_mirage.dims import symbol
 from taso_mirage.drawing import draw
-from taso_mirage.equation import NoMatch, Rules, apply, matches
+from taso_mirage.equation import NoMatch, apply, matches
 from taso_mirage.errors import CheckFailed, InvalidOption, OutputError, SyntaxProblem, TasoMirageError, Unsupported
 from taso_mirage.explain import chosen, find, words
 from taso_mirage.generate.readme import readme, refresh, write_timings
@@ -37,6 +37,7 @@ from taso_mirage.ops import term
 from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.passes import Context, can_shrink, simplify
 from taso_mirage.optimize.search import directions, rewrites
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import Sides

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
 
-from taso_mirage.equation import Equation, Rules, instantiate
+from taso_mirage.equation import Equation, instantiate
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.family import Letters
@@ -18,6 +18,7 @@ from taso_mirage.generate.generalise import generalise
 from taso_mirage.generate.pins import pinned
 from taso_mirage.ir import Node, substitute, topological, users, variable
 from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.rules import Rules
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import climb, different

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
-from taso_mirage.equation import Application, Equation, Match, Rules
+from taso_mirage.equation import Equation, Match
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.folding import fold_small
@@ -20,6 +20,7 @@ from taso_mirage.ops import get
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.weights import holds
+from taso_mirage.rules import Application, Rules
 
 SWEEPS = 8
 LARGE = 4

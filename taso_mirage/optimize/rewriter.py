@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from taso_mirage.equation import Equation, Rules
+from taso_mirage.equation import Equation
 from taso_mirage.ir import Node
 from taso_mirage.model import Model, Weight
 from taso_mirage.optimize.available import Available
@@ -19,6 +19,7 @@ from taso_mirage.optimize.search import Budget, Statistics, Strategy, directions
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import Target
 from taso_mirage.optimize.weights import fold_weights, split_halves
+from taso_mirage.rules import Rules
 
 LAST = 0.2
 """The part of a search's time that is kept for the passes after it, at most."""

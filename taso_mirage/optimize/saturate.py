@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from taso_mirage.equation import Application, Equation, NoMatch, Rules, apply, matches
+from taso_mirage.equation import Equation, NoMatch, apply, matches
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, topological, users
 from taso_mirage.optimize.bounds import Option
@@ -19,6 +19,7 @@ from taso_mirage.optimize.ematch import places
 from taso_mirage.optimize.extract import Choice, Extraction, extract
 from taso_mirage.optimize.passes import Context, new_terms, simplify
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, finalists_of, search_part
+from taso_mirage.rules import Application, Rules
 
 SATURATED = "saturated"
 NODES = 5_000

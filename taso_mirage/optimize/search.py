@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
-from taso_mirage.equation import Application, Equation, Rules, work_terms
+from taso_mirage.equation import Equation, work_terms
 from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
 from taso_mirage.library import LIBRARY
 from taso_mirage.optimize.cost import Cost
 from taso_mirage.optimize.partition import Part, parts
 from taso_mirage.optimize.passes import Context, new_terms, simplify
 from taso_mirage.optimize.steps import Step
+from taso_mirage.rules import Application, Rules
 
 State = tuple[Node, ...]
 Choose = Callable[[list[State]], int]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from taso_mirage.equation import Rules
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import ABSENT, Node, topological
 from taso_mirage.ops import definition
+from taso_mirage.rules import Rules
 from taso_mirage.text import laws
 from taso_mirage.verify.symbolic import Proved, Unproved
 
