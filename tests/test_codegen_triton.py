@@ -116,6 +116,36 @@ def turned_differences() -> tuple[Graph, Graph]:
     return Graph((x, y), (made,)), Graph((x, y), (body(x, y),))
 
 
+def one_query(dtype: str, normed: bool = False) -> Callable[[], tuple[Graph, Graph]]:
+    """Attention of one row in a block: the scores are a vector times a matrix, each iteration wants them, and the maximum is a number."""
+
+    def make() -> tuple[Graph, Graph]:
+        q, k, v = (
+            mugraphs.leaf("Q", dtype, 2, 20),
+            mugraphs.leaf("K", dtype, 2, 20, 72),
+            mugraphs.leaf("V", dtype, 2, 72, 18),
+        )
+
+        def scores(q: Node, k: Node) -> Node:
+            found = term("reduce_sum", term("mul", term("reshape", q, shape=(*q.shape, 1)), k), axes=(1,), keepdims=0)
+            size = term("reduce_sum", term("mul", k, k), axes=(1,), keepdims=0)
+            return term("div", found, term("sqrt", size)) if normed else found
+
+        def body(q: Node, k: Node, v: Node) -> Node:
+            found = scores(q, k)
+            top = term("running_max", term("reduce_max", found, axes=(1,), keepdims=1))
+            powers = term("exp", term("sub", found, top))
+            parts = term("reduce_sum", term("mul", term("unsqueeze", powers, axes=(2,)), v), axes=(1,), keepdims=0)
+            total = term("reduce_sum", powers, axes=(1,), keepdims=1)
+            return term("div", *(term("accumulate", x, top, over="rescaled", degree=1) for x in (parts, total)))
+
+        made = mugraphs.kernel([(q, (0,), -1), (k, (0,), 2), (v, (0,), 1)], body, (2,), 3, (0,))
+        share = term("softmax", scores(q, k), axis=1)
+        return Graph((q, k, v), (made,)), Graph((q, k, v), (term("einsum", share, v, equation="bk,bkd->bd"),))
+
+    return make
+
+
 def one_for_all_blocks() -> tuple[Graph, Graph]:
     """Sums that the blocks along the second grid dim share: the first of them gives them."""
     x, w = mugraphs.leaf("X", "float16", 4, 24), mugraphs.leaf("W", "float16", 24, 10)
@@ -311,6 +341,8 @@ OTHERS: dict[str, Case] = {
     "vector": product("k,kn->n", (5,), (5, 6)),
     "outer": product("m,n->nm", (3,), (5,)),
     "summed_alone": product("mkj,kn->nm", (3, 5, 2), (5, 4)),
+    **{f"one_query_{d}": one_query(d) for d in ("float16", "float32")},
+    "one_query_normed": one_query("float16", normed=True),
     "dot_product": product("mk,mk->m", (3, 5), (3, 5)),
 }
 CASES = WORKLOADS | OTHERS
@@ -393,7 +425,7 @@ def agrees(name: str, found: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("name", ["rmsnorm_gamma_bias", "attention_split", "rotated"])
+@pytest.mark.parametrize("name", ["rmsnorm_gamma_bias", "attention_split", "rotated", "one_query_float16"])
 def test_compiles_without_a_gpu(name: str, capability: int) -> None:
     program = codegen.program(CASES[name]()[0])
     for each in compiled(program, capability):
@@ -406,6 +438,7 @@ def test_compiles_without_a_gpu(name: str, capability: int) -> None:
 REAL: dict[str, Case] = {
     # Triton's interpreter multiplies the bits of bf16 operands, so their dots are only compiled
     "rmsnorm_bf16": lambda: mugraphs.rmsnorm_linear(dtype="bfloat16"),
+    "one_query_bf16": one_query("bfloat16"),
     "gated_mlp": lambda: mugraphs.gated_mlp(8, 4096, 4096, 128, 64),
     "rmsnorm_linear": lambda: mugraphs.rmsnorm_linear(2, 4096, 6144, 96, 32),
     "ntrans": lambda: mugraphs.ntrans(64, 4096, 64),
@@ -526,6 +559,24 @@ def test_a_rescaled_sum_has_no_negative_degree() -> None:
 def test_a_fold_waits_for_the_end_of_the_loop() -> None:
     source = codegen.program(mugraphs.rmsnorm_linear()[0]).source
     assert "tl.sum" not in source[source.index("for t in") : source.index("div")]
+
+
+def test_a_vector_times_a_matrix_is_a_dot_where_nothing_is_rounded() -> None:
+    """Scores of one query: both operands as stored; its powers are no numbers of half precision, and their products wait."""
+    source = codegen.program(CASES["one_query_float16"]()[0]).source
+    loop = source[source.index("for t in") : source.index("tl.store")]
+    assert "reduce_sum = tl.max(tl.dot(Q_tile_rows, K_tile), 0)" in loop
+    assert loop.count("tl.dot(") == 1
+    assert "tl.sum" not in loop[: loop.index("m = m_new")]
+    assert "reduce_sum: a dot of 16 x 32 x 32 lanes, each row the vector, fp32 sums." in source
+    assert "tl.dot(" not in codegen.program(CASES["one_query_float32"]()[0]).source
+    assert "tl.dot(" not in codegen.program(CASES["vector"]()[0]).source  # without a loop
+
+
+def test_what_a_dot_of_a_vector_and_others_read_is_loaded_twice() -> None:
+    source = codegen.program(CASES["one_query_normed"]()[0]).source
+    assert source.count("tl.load(K") == 2
+    assert source.count("tl.load(V") == 1
 
 
 def test_a_tensor_between_kernels_has_the_layout_of_fewest_sectors() -> None:

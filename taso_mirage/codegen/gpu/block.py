@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from taso_mirage.codegen.gpu.axes import Axes, grouped, power_of_two
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
+from taso_mirage.codegen.gpu.products import DEFERRED, elements, vector_dot, vector_products
 from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic
 from taso_mirage.codegen.gpu.threads import chain
 from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, LOWEST, Tile, Tiles
@@ -19,8 +20,6 @@ from taso_mirage.meanings.work import work
 from taso_mirage.mugraph import Overlap, Stage, overlaps, stages
 from taso_mirage.ops import interpret, run
 
-DEFERRED = 8192
-"""Elements of a tile, at most, that are accumulated as they are to be folded once, after the loop."""
 SHARED = 160 * 1024
 """Bytes of shared memory that the loads in flight may take, for the default number of stages."""
 DOTS, LAYOUT = frozenset({"matmul", "einsum"}), frozenset({"transpose", "reshape"})
@@ -54,6 +53,8 @@ class Block:
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
         self.readers = users(self.body)
+        halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
+        self.vectors = vector_products(self.body, self.stage, halves) if self.loop > 1 else {}
         self.split, self.merged = self._views()
         self.axes = Axes()
         self.orders: dict[Stage, Order] = {}
@@ -103,7 +104,7 @@ class Block:
                         and self._is_shared(leaf)
                     ):
                         self.apart[leaf] = self._load(i, leaf, AGAIN)
-            order = ordered(self.body, self.stage, stage, _elements)
+            order = ordered(self.body, self.stage, stage, elements)
             self.orders[stage] = order
             for node in order.terms:
                 self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
@@ -125,6 +126,8 @@ class Block:
             self.apart[node] = found
         of = self.values if node.op in (*DOTS, *LAYOUT) else {**self.values, **self.apart}
         args = [None if a is ABSENT else of[a] for a in node.args]
+        if node in self.vectors:
+            return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
         if node.op == "running_max" and self.loop > 1:
             return self._running(node)
         if node.op == "accumulate" and self.loop > 1:
@@ -157,7 +160,8 @@ class Block:
         over, x = node.attr("over"), self.values[node.args[0]]
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
-        late = over != "rescaled" and x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
+        by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
+        late = not by_rows and x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
         if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
@@ -228,7 +232,7 @@ class Block:
             if user.op in LAYOUT:
                 yield from self._kinds(user)
             else:
-                yield user.op in DOTS
+                yield user.op in DOTS or user in self.vectors.values()
 
     def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
         """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
@@ -307,7 +311,7 @@ class Block:
         own = [n for n in self.body if n not in self.body.inputs]
         flops = sum(work(n, {}).flops * times[n] for n in own)
         tiles = {
-            x: _elements(x) * numpy_dtype(b.dtype).itemsize for x, b in zip(self.body.inputs, self.reads, strict=True)
+            x: elements(x) * numpy_dtype(b.dtype).itemsize for x, b in zip(self.body.inputs, self.reads, strict=True)
         }
         loaded = sum(size * times[x] for x, size in tiles.items())
         blocks = math.prod(self.grid)
@@ -397,7 +401,3 @@ def _inner(groups: Groups, shape: Sequence[int], axes: Sequence[int | None]) -> 
 
 def _within(low: int, n: int, high: int) -> int:
     return max(low, min(n, high))
-
-
-def _elements(node: Node) -> int:
-    return math.prod(int(n) for n in node.shape)
