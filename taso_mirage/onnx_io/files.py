@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
 
 from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.model import Model
@@ -39,6 +40,7 @@ def load(path: str | Path) -> Model:
     source.meta[READ_FROM] = str(path.resolve())
     try:
         _validate(source, path)
+        _sort(source)
         return from_ir(source)
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from None
@@ -84,6 +86,21 @@ def _validate(source: ir.Model, path: Path) -> None:
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _external(attribute.value, path))
+
+
+def _sort(source: ir.Model) -> None:
+    """Nodes after what they use. ONNX demands it; ONNX Runtime reads other models too, and its converter to half precision writes them."""
+    seen: set[ir.Node | None] = {None}
+    for node in RecursiveGraphIterator(source.graph):
+        if any(x is not None and x.producer() not in seen for x in node.inputs):
+            break
+        seen.add(node)
+    else:
+        return
+    try:
+        source.graph.sort()
+    except ValueError:
+        raise InvalidModel("some of its nodes use each other's results in a circle") from None
 
 
 def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
