@@ -36,9 +36,9 @@ LAYERS = [
 ]
 HEAVY = {
     "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "optimize/inspection.py", "plugin/model.py"},
-    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos".split()}
+    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference".split()}
     | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
-    "onnx_shape_inference": {"onnx_io/read.py"},
+    "onnx_shape_inference": {"onnx_io/inference.py"},
     "onnxruntime": {"optimize/session.py"},
     "z3": {"meanings/integers.py", "verify/arbiter.py", "verify/laws.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},

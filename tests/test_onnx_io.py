@@ -582,6 +582,25 @@ def test_division_of_sizes_rounds_down() -> None:
         assert run(after, x=np.zeros(shape, np.float32))[0].tolist() == want
 
 
+def test_a_quantized_product_has_the_type_of_its_zero_point(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer writes none, and the library that infers types takes that of the scale."""
+    proto = parse(
+        """g (uint8[2, 3] x) => (float[3, 2] y)
+        <float s = {0.5}, uint8 z = {3}, uint8[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64[2] t = {3, 2}>
+        {
+            a = com.microsoft.QGemm(x, s, z, w, s, z, , s, z)
+            b = Reshape(a, t)
+            y = DequantizeLinear(b, s, z)
+        }""",
+        '<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>',
+    )
+    (tmp_path / "quantized.onnx").write_bytes(proto.SerializeToString())
+    model = load(tmp_path / "quantized.onnx")
+    assert "uint8[2, 3]" in [str(n.type) for n in model.nodes() if n.op == "opaque"]
+    x = np.array([[0, 7, 250], [3, 4, 5]], np.uint8)
+    assert run(onnx.load_model_from_string(serialize(model)), x=x)[0].tolist() == run(proto, x=x)[0].tolist()
+
+
 # ---------------------------------------------------------------- damaged models
 
 

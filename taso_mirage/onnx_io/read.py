@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 from collections.abc import Iterable
 from functools import cached_property
@@ -17,6 +16,7 @@ from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecida
 from taso_mirage.folding import fold_small
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.model import Model, Origin, Weight
+from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.ops import Call, by_onnx, get, known
 
 SMALL_INTEGERS = 1024
@@ -159,14 +159,7 @@ class _Reader:
     @cached_property
     def _inferred(self) -> dict[str, ir.Value]:
         """Values by name after symbolic shape inference by the library; asked for only when an opaque node needs it."""
-        from onnx_shape_inference import infer_symbolic_shapes
-
-        logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
-        try:
-            inferred = infer_symbolic_shapes(self._named_sizes(), warn_on_missing=False)
-        except Exception:  # the library fails on exotic operators; a missing type only makes more nodes opaque
-            return {}
-        return {str(o.name): o for node in inferred.graph for o in node.outputs}
+        return inferred(self._named_sizes())
 
     def _named_sizes(self) -> ir.Model:
         """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak of them."""
