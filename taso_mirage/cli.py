@@ -151,6 +151,7 @@ def optimize(
         result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it could not be said that nothing was written
     if page is not None:
         html.write(page, result, explained, model, written, ["taso-mirage", *sys.argv[1:]])
     _print(result, explained if explain else None, model, written, as_json)
@@ -292,9 +293,16 @@ def _give_up(number: int, frame: FrameType | None) -> None:
     raise Interrupted
 
 
+_postponed = threading.Event()
+"""Whether a Ctrl-C that gives up is to come again: it still does once the search began."""
+
+
 def _again() -> None:
     """The same signal a moment later. It is sent to the process: only so does it wake the main thread from a wait."""
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    _postponed.set()
+    later = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    later.daemon = True  # the program's end does not wait for it
+    later.start()
 
 
 def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
@@ -313,7 +321,7 @@ def _interruptible() -> Iterator[Stop]:
     stop = Stop()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not stop.began:
+        if not stop.began or _postponed.is_set():
             return _give_up(number, frame)
         stop()
         signal.signal(signal.SIGINT, _give_up)
@@ -333,12 +341,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, _give_up)
     sys.unraisablehook = _unraisable
     try:
-        app()
+        try:
+            app()
+        finally:  # a late one would end in a traceback, or cut the threads' end short
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     except TasoMirageError as error:
         typer.echo(f"taso-mirage: {error}", err=True)
         sys.exit(error.exit_code)
     except Interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         typer.echo("taso-mirage: interrupted; nothing was written", err=True)
         sys.exit(130)
     except MemoryError:

@@ -201,6 +201,9 @@ def test_full_disk_exits_4_and_leaves_nothing(dynamic: Path, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["dynamic.onnx"]
 
 
+IMPORTED = "def start():\n    sys.press = press\n    import module_in_c\n"
+
+
 def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line where `start()` is called inside of `main`, once it takes signals."""
     code = (
@@ -238,13 +241,47 @@ def test_interrupt_leaves_a_good_model_or_nothing(tmp_path: Path) -> None:
         # Python drops what is raised in `__del__`
         pytest.param("class Dropped:\n    __del__ = lambda self: press()\ndef start():\n    Dropped()\n", id="dropped"),
         # what is raised while a module in C++ is imported becomes an ImportError, or ends the process
-        pytest.param("def start():\n    sys.press = press\n    import module_in_c\n", id="import"),
+        pytest.param(IMPORTED, id="import"),
     ],
 )
 def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path) -> None:
     (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
     done = interrupted(f"sys.path.append({str(tmp_path)!r})\n{start}    time.sleep(20)\n    os.abort()", "--version")
     assert done.returncode == 130, done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        pytest.param("    sys.exit(0)", 0, "", id="done"),
+        pytest.param("    raise Slow", 2, "taso-mirage: slow\n", id="error"),
+    ],
+)
+def test_an_interrupt_that_comes_too_late_changes_nothing(end: str, code: int, said: str, tmp_path: Path) -> None:
+    """It was postponed to the end of an import, and the program ends before: threads are waited for, errors said in one line."""
+    (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
+    slow = (
+        f"sys.path.append({str(tmp_path)!r})\n"
+        "from taso_mirage.errors import TasoMirageError\n"
+        "class Slow(TasoMirageError):\n    exit_code = 2\n    __str__ = lambda self: time.sleep(0.2) or 'slow'\n"
+        "def work():\n    time.sleep(0.3)\n    print('ended', flush=True)\n"
+    )
+    done = interrupted(f"{slow}{IMPORTED}    threading.Thread(target=work).start()\n{end}", "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", said)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_an_interrupt_before_the_search_gives_up(tmp_path: Path) -> None:
+    """Though it was postponed, and the search has begun when it comes."""
+    (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
+    begun = (
+        f"sys.path.append({str(tmp_path)!r})\ndef start():\n    sys.press = press\n"
+        "    with cli._interruptible() as stop:\n        import module_in_c\n"
+        "        stop.began = True\n        time.sleep(20)\n        os.abort()"
+    )
+    done = interrupted(begun, "--version")
+    assert (done.returncode, done.stderr) == (130, "taso-mirage: interrupted; nothing was written\n")
     assert one_line(done) == "taso-mirage: interrupted; nothing was written"
 
 

@@ -571,15 +571,56 @@ def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPat
     assert not difference("c", "y", new, old, exact).passed
 
 
-@pytest.mark.parametrize(("scale", "against"), [(3e-40, "float64"), (3.0, "the original")])
-def test_results_that_underflow_are_compared_with_float64(scale: float, against: str) -> None:
-    """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was less off was refused."""
+@pytest.mark.parametrize(
+    ("dtype", "scale", "against"),
+    [
+        ("float32", 3e-40, "float64"),
+        ("float32", 3.0, "the original"),
+        ("float16", 5e-7, "float64"),
+        ("float16", 3.0, "the original"),
+        ("float64", 1e-40, "the original"),  # no underflow there: the definition is wrong
+        ("float64", 1e-310, "float64"),
+    ],
+)
+def test_results_that_underflow_are_compared_with_float64(dtype: str, scale: float, against: str) -> None:
+    """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was less off was refused. What is further
+    off than the original, or of another sign, is not right."""
     exact = np.linspace(0.5, 1, 20) * scale
-    old, near, far = ((exact * factor).astype(np.float32) for factor in (1.25, 1.1, 2.5))
+    old, near, far, turned = ((exact * factor).astype(dtype) for factor in (1.5, 1.1, 2.6, -1.5))
     found = difference("c", "y", near, old, exact)
     assert str(found).split("against ")[1].startswith(against)
     assert found.passed == (against == "float64")
     assert not difference("c", "y", far, old, exact).passed
+    assert not difference("c", "y", turned, old, exact).passed
+
+
+def test_where_rounding_turns_decisions_either_way_is_right() -> None:
+    """A quantized model: what lies between two steps may become either. Where nothing lies there, nothing is forgiven."""
+    asked = model((x(4),), (term("round", x(4)),))
+    session = Session(serialize(asked))
+    between, apart = (
+        list(check.cases(asked, session, {}, [{"x": np.array([first, 1.2, 2.9, 6.4], np.float32)}]))[:1]
+        for first in (0.5, 0.4)
+    )
+    assert between[0].moved() == [1.0]
+    assert [d.passed for d in check.compare(asked, cast(Session, _Fixed([1.0, 1.0, 3.0, 6.0])), between)] == [True]
+    assert "rounding moves it by 1" in str(
+        check.compare(asked, cast(Session, _Fixed([9.0, 1.0, 3.0, 6.0])), between)[0]
+    )
+    for wrong in ([9.0, 1.0, 3.0, 6.0], [np.nan, 1.0, 3.0, 6.0], [0.0, 1.0, 3.0, 9.5]):
+        assert not any(d.passed for d in check.compare(asked, cast(Session, _Fixed(wrong)), between))
+    assert apart[0].moved() == [0.0]
+    assert not any(d.passed for d in check.compare(asked, cast(Session, _Fixed([1.0, 1.0, 3.0, 6.0])), apart))
+
+
+class _Fixed:
+    """A session that gives one output."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = np.array(values, np.float32)
+
+    def run(self, inputs: Any) -> list[Any]:
+        return [self.values]
 
 
 class _Provider:

@@ -6,9 +6,14 @@ where eps is the rounding of the output's dtype and FLOOR depends on its bytes. 
 both; integers, booleans and strings must be equal. So the optimized model may round as much as the original does, and not lose a
 digit more.
 
-Where the original itself is further from r than PLAUSIBLE * eps * max|r| + UNDERFLOW (by bytes of the dtype), r is no reference (a decision
-that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. On a GPU it
-may be the provider's kernels that are wrong, so the original runs on the CPU first: what is near r there is the original of the case.
+Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
+that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. If it
+is no further off than the dtype's least normal number, below which digits are lost without any fault, the optimized model must be as
+near to r as the original is. On a GPU it may be the provider's kernels that are wrong, so the original runs on the CPU first: what is
+near r there is the original of the case.
+
+Where a rounding of every input and weight moves r itself further than that (quantized activations, a choice of experts), it is no matter of
+right and wrong which way a decision turns: the bound is larger by TURNED * max|moved r - r|. That is looked at where the criterion fails.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,8 +42,9 @@ from taso_mirage.optimize.target import CPU, Target
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
-UNDERFLOW = float(np.finfo(np.float32).tiny)
-"""fp32 has no normal numbers below: products lose their digits there without any fault of a definition."""
+TURNED = 2.0
+NUDGES = (1, 2)
+"""Seeds of the roundings of inputs and weights."""
 SEEDS = (1, 2, 3)
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
@@ -46,12 +52,14 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of inputs: where it comes from, the arrays, and the original's outputs and float64 reference on it."""
+    """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far a rounding of
+    inputs and weights moves each of these references (computed when it is asked for)."""
 
     name: str
     inputs: Arrays
     original: list[Any]
     reference: list[Any]
+    moved: Callable[[], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Difference:
     own: float
     bound: float
     against: str = "float64"
+    moved: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -71,9 +80,10 @@ class Difference:
 
     def __str__(self) -> str:
         relation = "within" if self.passed else "above"
+        turned = f", and rounding moves it by {self.moved:.3g}" if self.moved else ""
         return (
             f"output {self.output!r} on {self.case}: error {self.error:.3g} against {self.against}, "
-            f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g})"
+            f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g}{turned})"
         )
 
 
@@ -109,7 +119,8 @@ def cases(
     with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
         references = pool.map(exact, [inputs for _, inputs, _ in taken])
         for (name, inputs, outputs), reference in zip(taken, references, strict=True):
-            yield _witnessed(witness, session.target, Case(name, inputs, outputs, reference))
+            moved = cache(partial(_moved, model, inputs, reference))
+            yield _witnessed(witness, session.target, Case(name, inputs, outputs, reference, moved))
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
@@ -136,7 +147,23 @@ def _plausible(case: Case) -> bool:
 
 
 def _implausible(most: _Maxima, dtype: Any) -> bool:
-    return most.own > PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * most.target + UNDERFLOW
+    return most.own > max(_explained(dtype, most.target), _least_normal(dtype))
+
+
+def _explained(dtype: Any, target: float) -> float:
+    """The largest error that rounding explains in results up to `target`."""
+    return PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * target
+
+
+def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
+    """How far each output moves in float64 when inputs and weights are rounded another way."""
+    found = [0.0] * len(reference)
+    for seed in NUDGES:
+        for i, (near, exact) in enumerate(zip(Reference(model, seed)(inputs), reference, strict=True)):
+            if isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape:
+                apart = np.abs(near - exact)
+                found[i] = max(found[i], float(apart[np.isfinite(apart)].max(initial=0.0)))
+    return found
 
 
 def _taken(
@@ -175,22 +202,32 @@ def _has_integers(model: Model) -> bool:
 
 
 class Reference:
-    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype."""
+    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs and
+    weights is a rounding of its dtype off."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, seed: int | None = None) -> None:
         self.model = model
         self.runner = OpaqueRunner(model)
-        self.weights = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"}
+        self.rng = None if seed is None else np.random.default_rng(seed)
+        self.weights = {
+            n: self._load(n, model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"
+        }
 
     def __call__(self, inputs: Arrays) -> list[Any]:
         env: dict[Node, Any] = dict(self.weights)
         sizes: dict[str, int] = {}
         for node in self.model.graph.inputs:
             if node.attr("name") in inputs:
-                env[node] = EXACT.load(inputs[node.attr("name")])
+                env[node] = self._load(node, inputs[node.attr("name")])
                 learn(node.tensor.shape, env[node].shape, sizes)
         values = interpret(self.model.graph.outputs, EXACT, env, self.runner, sizes)
         return [values[o] for o in self.model.graph.outputs]
+
+    def _load(self, node: Node, array: Any) -> Any:
+        value = EXACT.load(array)
+        if self.rng is None or not is_float(node.dtype):
+            return value
+        return value * (1 + _epsilon(numpy_dtype(node.dtype)) * self.rng.choice((-1.0, 1.0), value.shape))
 
 
 class OpaqueRunner:
@@ -229,9 +266,21 @@ def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Di
         except RunFailed:
             found += [Difference(case.name, name, np.inf, 0.0, 0.0) for name in model.output_names]
             continue
-        for name, new, old, exact in zip(model.output_names, outputs, case.original, case.reference, strict=True):
-            found.append(difference(case.name, name, new, old, exact))
+        for i, new in enumerate(outputs):
+            one = difference(case.name, model.output_names[i], new, case.original[i], case.reference[i])
+            found.append(one if one.passed else _turned(case, i, one))
     return found
+
+
+def _turned(case: Case, output: int, found: Difference) -> Difference:
+    """A difference that failed, with the bound that it has where rounding turns decisions of the original."""
+    if not np.isfinite(found.error):
+        return found
+    moved, most = case.moved()[output], _largest(case.reference[output])
+    dtype = case.original[output].dtype
+    if moved <= max(_explained(dtype, most), _least_normal(dtype)):
+        return found
+    return replace(found, bound=found.bound + TURNED * moved, moved=moved)
 
 
 def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
@@ -249,7 +298,8 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
     if _implausible(most, old.dtype):  # the evaluation is no reference here
         against = "the original, which float64 does not explain"
         return Difference(case, output, most.apart, most.own, unit * most.old, against)
-    return Difference(case, output, most.error, most.own, FACTOR * most.own + unit * most.target)
+    factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
+    return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
 
 
 @dataclass(slots=True)
@@ -291,6 +341,12 @@ def _epsilon(dtype: Any) -> float:
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def _least_normal(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).smallest_normal)
 
 
 def _largest(array: NDArray[Any]) -> float:
