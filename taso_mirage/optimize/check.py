@@ -12,8 +12,9 @@ is no further off than the dtype's least normal number, below which digits are l
 near to r as the original is. On a GPU it may be the provider's kernels that are wrong, so the original runs on the CPU first: what is
 near r there is the original of the case.
 
-Where a rounding of every input and weight moves r itself further than that (quantized activations, a choice of experts), it is no matter of
-right and wrong which way a decision turns: the bound is larger by TURNED * max|moved r - r|. That is looked at where the criterion fails.
+Where a rounding of every input, weight and constant moves r itself further than that (quantized activations, a choice of experts), it is
+no matter of right and wrong which way a decision turns: the bound is larger by TURNED * max|moved r - r|. That is looked at where the
+criterion fails.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 TURNED = 2.0
-NUDGES = (1, 2)
-"""Seeds of the roundings of inputs and weights."""
+NUDGES = (1, 2, 3, 4)
+"""Seeds of the roundings that may turn a decision."""
 SEEDS = (1, 2, 3)
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
@@ -52,8 +53,8 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far a rounding of
-    inputs and weights moves each of these references (computed when it is asked for)."""
+    """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far roundings
+    move each of these references (computed when it is asked for)."""
 
     name: str
     inputs: Arrays
@@ -156,7 +157,7 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
-    """How far each output moves in float64 when inputs and weights are rounded another way."""
+    """How far each output moves in float64 when inputs, weights and constants are rounded another way."""
     found = [0.0] * len(reference)
     for seed in NUDGES:
         for i, (near, exact) in enumerate(zip(Reference(model, seed)(inputs), reference, strict=True)):
@@ -202,8 +203,8 @@ def _has_integers(model: Model) -> bool:
 
 
 class Reference:
-    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs and
-    weights is a rounding of its dtype off."""
+    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs,
+    weights, constants and such results is a rounding of its dtype off."""
 
     def __init__(self, model: Model, seed: int | None = None) -> None:
         self.model = model
@@ -220,14 +221,29 @@ class Reference:
             if node.attr("name") in inputs:
                 env[node] = self._load(node, inputs[node.attr("name")])
                 learn(node.tensor.shape, env[node].shape, sizes)
-        values = interpret(self.model.graph.outputs, EXACT, env, self.runner, sizes)
+        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
         return [values[o] for o in self.model.graph.outputs]
 
+    def _opaque(self, node: Node, args: list[Any]) -> Any:
+        found = self.runner(node, args)
+        if isinstance(node.type, tuple):
+            return tuple(self._off(value, each) for value, each in zip(found, node.type, strict=False))
+        return self._off(found, node.type)
+
     def _load(self, node: Node, array: Any) -> Any:
-        value = EXACT.load(array)
-        if self.rng is None or not is_float(node.dtype):
+        return self._off(EXACT.load(array), node.type)
+
+    def _off(self, value: Any, type: Any) -> Any:
+        """A rounding off, but for whole numbers, which are exact: exponents, ones, masks."""
+        if (
+            self.rng is None
+            or not isinstance(value, np.ndarray)
+            or not isinstance(type, Tensor)
+            or not is_float(type.dtype)
+        ):
             return value
-        return value * (1 + _epsilon(numpy_dtype(node.dtype)) * self.rng.choice((-1.0, 1.0), value.shape))
+        off = 1 + _epsilon(numpy_dtype(type.dtype)) * self.rng.choice((-1.0, 1.0), value.shape)
+        return np.where(value == np.rint(value), value, value * off)
 
 
 class OpaqueRunner:
