@@ -12,9 +12,9 @@ is no further off than the dtype's least normal number, below which digits are l
 near to r as the original is. On a GPU it may be the provider's kernels that are wrong, so the original runs on the CPU first: what is
 near r there is the original of the case.
 
-Where a rounding of every input, weight and constant moves r itself further than that (quantized activations, a choice of experts), it is
-no matter of right and wrong which way a decision turns: the bound is larger by TURNED * max|moved r - r|. That is looked at where the
-criterion fails.
+Where r is no reference and that fails, every input, weight and constant is rounded another way: if this moves r itself implausibly far
+too (quantized activations, a choice of experts), rounding turned a decision of the original and may turn it either way, and the bound is
+larger by TURNED * min(max|original - r|, max|moved r - r|).
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
 TURNED = 2.0
+UNEXPLAINED = "the original, which float64 does not explain"
+"""What is compared with where the reference is none."""
 NUDGES = (1, 2, 3, 4)
 """Seeds of the roundings that may turn a decision."""
 SEEDS = (1, 2, 3)
@@ -289,14 +291,13 @@ def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Di
 
 
 def _turned(case: Case, output: int, found: Difference) -> Difference:
-    """A difference that failed, with the bound that it has where rounding turns decisions of the original."""
-    if not np.isfinite(found.error):
+    """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
+    if found.against != UNEXPLAINED:
         return found
-    moved, most = case.moved()[output], _largest(case.reference[output])
-    dtype = case.original[output].dtype
-    if moved <= max(_explained(dtype, most), _least_normal(dtype)):
+    moved, dtype = case.moved()[output], case.original[output].dtype
+    if moved <= max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype)):
         return found
-    return replace(found, bound=found.bound + TURNED * moved, moved=moved)
+    return replace(found, bound=found.bound + TURNED * min(found.own, moved), moved=moved)
 
 
 def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
@@ -312,8 +313,7 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
     width = old.dtype.itemsize
     unit = FLOOR[width] * _epsilon(old.dtype)
     if _implausible(most, old.dtype):  # the evaluation is no reference here
-        against = "the original, which float64 does not explain"
-        return Difference(case, output, most.apart, most.own, unit * most.old, against)
+        return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
     return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
 
