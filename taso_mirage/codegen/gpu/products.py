@@ -186,29 +186,17 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
 def _vector_dot(
     xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequence[str]
 ) -> tuple[Tile, list[str]]:
-    """A dot whose rows are all the vector."""
+    """A dot whose rows are all the vector; any of its rows is the result."""
     (matrix, own), (vector, alone) = ((a, left), (b, right)) if len(left) > len(right) else ((b, right), (a, left))
-    columns = [c for c in own if c not in inner]
-    codes = []
-    for x, letters, groups in ((vector, alone, (inner,)), (matrix, own, (inner, columns))):
-        x = xp.masked(x, [letters[c] for c in inner], 0.0)
-        code = _arranged(xp, x, letters, [c for group in groups for c in group])
-        codes.append(_grouped(xp, x, code, [[letters[c] for c in group] for group in groups]))
-    lanes = [math.prod(xp.axes_of.lanes(own[c]) for c in group) for group in (inner, columns)]
-    rows = xp.lines.let(
-        vector.stage, f"{codes[0]}_rows", f"tl.broadcast_to({codes[0]}[None, :], [{LEAST}, {lanes[0]}])"
+    axis = xp.axes_of.fresh(LEAST)
+    lanes = [LEAST, *(xp.axes_of.lanes(x) for x in alone.values())]
+    marks = ", ".join(["None", *(":" for _ in alone)])
+    code = xp.lines.let(vector.stage, f"{vector.code}_rows", f"tl.broadcast_to({vector.code}[{marks}], {lanes})")
+    rows = replace(
+        vector, code=code, axes=(axis, *alone.values()), shape=(LEAST, *map(xp.axes_of.size, alone.values()))
     )
-    xp.notes.append(f"{xp.hint}: a dot of {LEAST} x {lanes[0]} x {lanes[1]} lanes, each row the vector, fp32 sums.")
-    stage = max(a.stage, b.stage)
-    code = xp.lines.let(stage, xp.hint, f"tl.max(tl.dot({rows}, {codes[1]}), 0)")
-    axes = tuple(own[c] for c in columns)
-    if len(axes) > 1:
-        code = xp.lines.let(
-            stage, xp.hint, f"tl.reshape({code}, [{', '.join(str(xp.axes_of.lanes(x)) for x in axes)}])"
-        )
-    shape = tuple(xp.axes_of.size(x) for x in axes)
-    zero = a.zero and b.zero
-    return replace(a, code=code, shape=shape, axes=axes, stored="float32", stage=stage, zero=zero, number=None), columns
+    found, order = _dot(xp, rows, matrix, {"row": axis, **alone}, own, inner)
+    return xp.ready(xp.reduce(np.maximum, found, [0], keepdims=False)), order[1:]
 
 
 def _as(xp: Tiles, x: Tile, dtype: str) -> str:
