@@ -310,7 +310,7 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "rows", nargs="*", metavar="ROW", help="workloads, or rows such as 'gqa batch=8'; all if left out"
@@ -333,10 +333,21 @@ def main() -> None:
     if unknown := set(options.rows) - {each for row in ROWS for each in (row.name, row.case)}:
         parser.error(f"no workload is named {min(unknown)}")
     try:
-        device = tune.gpu()
+        options.device = tune.gpu()
     except RuntimeUnavailable as error:
         parser.error(str(error))
-    name = device.split()[1] if device.startswith("NVIDIA ") else device.split()[0]
+    return options
+
+
+def merged(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """A row with what the file has of its peers: their least times, and those in graphs of fewer calls (`before`, until 2026-11-23)."""
+    peers = least(found["baselines"], earlier["baselines"]) if "calls" in earlier else found["baselines"]
+    return found | {"baselines": peers} | {k: v for k, v in earlier.items() if k == "before"}
+
+
+def main() -> None:
+    options = read_options()
+    name = options.device.removeprefix("NVIDIA ").split()[0]
     path = options.output or ROOT / "bench" / "results" / f"kernels_h100-{name}.json"
     before = json.loads(path.read_text())["rows"] if options.append and path.exists() else []
     rows = {r["case"]: r for r in before}
@@ -353,13 +364,9 @@ def main() -> None:
             except Exception as error:  # the other rows are wanted all the same
                 print(f"{row.case}: {type(error).__name__}: {error}", flush=True)
                 continue
-            if "calls" in (earlier := rows.get(row.case, {})):
-                found["baselines"] = least(found["baselines"], earlier["baselines"])
-            if "before" in earlier:  # what peers took in graphs of fewer calls, until 2026-11-23
-                found["before"] = earlier["before"]
-            rows[row.case] = found
-            show(found)
-            result = {"bench": "kernels_h100", "device": device, "unit": "us", "rows": list(rows.values())}
+            rows[row.case] = merged(found, rows.get(row.case, {}))
+            show(rows[row.case])
+            result = {"bench": "kernels_h100", "device": options.device, "unit": "us", "rows": list(rows.values())}
             path.write_text(json.dumps(result | {"versions": {"taso-mirage": __version__}}, indent=1) + "\n")
             trials += noted(row, programs, best)
             if options.sources:

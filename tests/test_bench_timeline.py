@@ -79,3 +79,8 @@ def test_runs_are_merged_by_the_least_time_of_each_peer(monkeypatch: pytest.Monk
         "SDPA": 2.0,
         "torch.compile": 5.0,
     }
+    old = {"ours": 3.0, "calls": 64, "baselines": {"eager": 4.0}, "before": {"calls": 2, "baselines": {"SDPA": 9.0}}}
+    new = {"ours": 2.0, "calls": 66, "baselines": {"eager": 5.0}}
+    assert bench.merged(new, old) == new | {"baselines": {"eager": 4.0}, "before": old["before"]}
+    assert bench.merged(new, {"ours": 3.0, "baselines": {"eager": 4.0}}) == new  # of a graph without a number of calls
+    assert bench.merged(new, {}) == new
