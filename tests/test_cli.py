@@ -264,8 +264,9 @@ def test_an_interrupt_that_comes_too_late_changes_nothing(end: str, code: int, s
     slow = (
         f"sys.path.append({str(tmp_path)!r})\n"
         "from taso_mirage.errors import TasoMirageError\n"
-        "class Slow(TasoMirageError):\n    exit_code = 2\n    __str__ = lambda self: time.sleep(0.2) or 'slow'\n"
-        "def work():\n    time.sleep(0.3)\n    print('ended', flush=True)\n"
+        "class Slow(TasoMirageError):\n    exit_code = 2\n    __str__ = lambda self: time.sleep(1.5) or 'slow'\n"
+        "def work():\n    time.sleep(1.5)\n    print('ended', flush=True)\n"
+        "timer = threading.Timer\nthreading.Timer = lambda wait, *rest: timer(1.0, *rest)\n"  # late on a slow machine too
     )
     done = interrupted(f"{slow}{IMPORTED}    threading.Thread(target=work).start()\n{end}", "--version")
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", said)
