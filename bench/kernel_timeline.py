@@ -32,7 +32,7 @@ def stamped(source: str) -> str:
 
 
 def _stamped(lines: Sequence[str]) -> Iterator[str]:
-    inside = loop = ""
+    inside = loop = waits = ""
     for line in lines:
         if inside and not line:
             yield from _noted(bool(loop))
@@ -40,6 +40,9 @@ def _stamped(lines: Sequence[str]) -> Iterator[str]:
         if loop == "open" and not line.startswith("     "):
             loop = "closed"
             yield f"    ts_loop = {TIMER}"
+        if waits and not line.startswith("     "):
+            waits = ""
+            yield f"    ts_waited = {TIMER}"
         if line.startswith("    for t in"):
             loop = "open"
         if line.startswith("def kernel_"):
@@ -50,8 +53,8 @@ def _stamped(lines: Sequence[str]) -> Iterator[str]:
         if called := re.match(r"    kernel_(\d+)\[", line):
             line = line.replace("](", f"](TIMES[{called[1]}], ", 1)
         yield line.replace("def launch(", "def launch(TIMES, ").replace("if OVERLAP:", "if True:")
-        if "gdc_launch_dependents" in line:
-            yield f"    ts_waited = {TIMER}"
+        if "gdc_wait" in line:
+            waits = line
 
 
 def _noted(loops: bool) -> Iterator[str]:

@@ -12,7 +12,8 @@ class Device:
 
     `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`: operations of a product that take the time
     of one on elements. `padded`: rows and columns that a product's tile has at least. `general`: it loads ahead by itself, in a loop or
-    not, and its blocks may be equal shares of any size."""
+    not, and its blocks may be equal shares of any size. `line`: bytes that a load into registers takes at least, where it is more than
+    a sector; `started`: seconds that each block of a kernel without a loop adds, until the processors are full."""
 
     name: str
     processors: int
@@ -32,6 +33,8 @@ class Device:
     general: bool = False
     batched: float = 1.0
     loaded: float = 1.2e-6
+    line: int = 0
+    started: float = 0.0
 
 
-H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14, sector=64, batched=200.0, launch=1.4e-6)
+H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14, sector=64, batched=200.0, launch=1.4e-6, line=128, started=3e-9)

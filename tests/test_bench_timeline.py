@@ -34,7 +34,7 @@ def test_every_kernel_of_a_program_notes_its_phases() -> None:
     assert set(loops) == {True, False}
     assert all(f"kernel_{i}[" in noting.source and f"(TIMES[{i}], " in noting.source for i in (0, 1))
     for loop, body in zip(loops, noting.source.split("@triton.jit")[1:], strict=True):
-        order = ["ts_entered = ", "gdc_wait()", "gdc_launch_dependents()", "ts_waited = ", "tl.load("]
+        order = ["ts_entered = ", "gdc_wait()", "ts_waited = ", "tl.load("]
         order += ["for t in ", "ts_loop = "] if loop else []
         order += ["tl.store(out", "tl.debug_barrier()", "ts_stored = ", "ts_block = TIMES + (tl.program_id(0) + "]
         places = [body.index(each) for each in order]

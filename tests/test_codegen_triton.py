@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -517,7 +519,7 @@ def test_any_name_of_an_input_is_legal(name: str) -> None:
     assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == ["kernel_0", "launch"]
     assert [type(node) for node in tree.body[:3]] == [ast.Expr, ast.Import, ast.Import]
     kernel, launch = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    assert len({each.arg for each in kernel.args.args}) == 3
+    assert len({each.arg for each in kernel.args.args}) == 4
     assert launch.args.args[0].arg != "kernel_0"
 
 
@@ -664,6 +666,21 @@ def test_overlapping_launches_wait_on_hopper_alone() -> None:
             assert each.overlap == overlap
             assert (each.cubin != before.cubin) == overlap
             assert b"generated.py" not in each.cubin  # a path would make every build another one
+
+
+def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None:
+    """On Hopper, without a loop: whatever loads waits first all the same."""
+    plain = tune.overlapped(codegen.program(mugraphs.attention_split_safe()[0]))
+    first, second = plain.launches
+    assert not any(s.early for s in tune.schedules(first))
+    assert {s.early for s in tune.schedules(second)} == {False, True}
+    early = tune.scheduled(plain, 1, replace(second.schedule, early=True))
+    assert '"OVERLAP": True, "EARLY": True, "launch_pdl": True},  # kernel_1' in early.source
+    for program, order in ((plain, "wl"), (early, "lw")):
+        ptx = compiled(program, 90)[1].ptx
+        assert "".join(x[0] for x in re.findall(r"griddepcontrol\.(wait|launch_dependents)", ptx)) == order
+        assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
+    assert compiled(early, 80)[1].cubin == compiled(codegen.program(mugraphs.attention_split_safe()[0]), 80)[1].cubin
 
 
 def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from test_codegen_triton import CASES, REAL, agrees, drawn
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen import tune
-from taso_mirage.codegen.gpu.program import Launch, Program
+from taso_mirage.codegen.gpu.program import Launch, Program, Schedule
 from taso_mirage.errors import RuntimeUnavailable
 
 TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
@@ -45,9 +45,9 @@ pytestmark = pytest.mark.skipif(not has_gpu(), reason="needs a GPU")
 
 
 def pipelined(launch: Launch) -> Launch:
-    """With as many stages as are tried, four warps, and a start before the launch in front of it ends."""
-    stages = max(s.stages for s in tune.schedules(launch))
-    return replace(launch, schedule=replace(launch.schedule, warps=4, stages=min(stages, 4), overlap=True))
+    """With as many stages as are tried, four warps, and a start before the launch in front of it ends, or loads where that may be."""
+    stages = min(max(s.stages for s in tune.schedules(launch)), 4)
+    return replace(launch, schedule=Schedule(4, stages, overlap=True, early=launch.loop == 1))
 
 
 def variants(name: str, program: Program) -> dict[str, Program]:

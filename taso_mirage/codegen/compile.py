@@ -75,11 +75,12 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     from triton.compiler import ASTSource
 
     function: Any = getattr(module, launch.name)
-    launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
+    alone = {} if capability >= OVERLAPPING else {"overlap": False, "early": False}
+    launch = replace(launch, schedule=replace(schedule, **alone))
     types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
-    constants = {"OVERLAP": False} | launch.constants
+    constants = dict.fromkeys(names[len(types) :], False) | launch.constants
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
     source = ASTSource(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}

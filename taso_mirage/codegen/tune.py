@@ -270,11 +270,13 @@ def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
     depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
     overlap = launch.schedule.overlap
     if launch.loop > 1:
-        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
+        tried = [(warps, stages, False) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
     else:
-        pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
-    widest = max(warps for warps, _ in pairs)
-    found = [Schedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS]
+        tried = [(warps, 1, early) for warps in (1, 2, 4, 8, 16, 32) for early in sorted({False, overlap})]
+    widest = max(each[0] for each in tried)
+    found = [
+        Schedule(w, s, overlap, e) for w, s, e in tried if w == widest or launch.traffic.live <= 32 * w * REGISTERS
+    ]
     return list(dict.fromkeys([launch.schedule, *found]))
 
 

@@ -188,9 +188,11 @@ class _Model:
         moving = np.maximum(moving, unique / np.minimum(device.bandwidth, flying / device.loaded))
         computing = computing * (1 + WAITING / beside)
         overlapped = np.maximum(moving, computing)
-        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING) + moving / (
-            self.iterations * beside
-        ) * FILLING
+        alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
+        if self.loop is None:
+            starting = device.started * np.minimum(self.blocks, device.processors * device.resident)
+            return np.asarray(np.maximum(overlapped + alone, latency) + device.launch + starting)
+        alone += moving / (self.iterations * beside) * FILLING
         return np.asarray(np.maximum(overlapped + alone, latency) + device.launch)
 
     def _operations(self) -> Counts:
@@ -219,11 +221,12 @@ class _Model:
         return self._product(self.tiles[label] for label in self.closure.classes[c])
 
     def _moved(self, c: int) -> Counts:
-        """Bytes of a tile as memory gives them: whole sectors of the innermost axis."""
+        """Bytes of a tile as memory gives them: whole sectors of the innermost axis, whole lines where a warp waits for them."""
         width = self._bytes(c)
         label = self.inner.get(c)
-        row = self.tiles[label] * width if label is not None else self.one * self.device.sector
-        return self._tile(c) * width * np.maximum(self.device.sector / row, 1)
+        least = self.device.sector if self.loop is not None else max(self.device.sector, self.device.line)
+        row = self.tiles[label] * width if label is not None else self.one * least
+        return self._tile(c) * width * np.maximum(least / row, 1)
 
     def _times(self, c: int) -> Counts:
         return self.iterations if c in self.inside else self.one

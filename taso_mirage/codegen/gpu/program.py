@@ -44,11 +44,13 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight (1: no pipelining), and whether its
-    blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load."""
+    blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load. `early`: the
+    next kernel's may start before that wait, and not only after it; without a loop."""
 
     warps: int = 4
     stages: int = 1
     overlap: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,9 @@ class Launch:
     @property
     def constants(self) -> dict[str, int]:
         """The function's compile-time arguments."""
-        return ({"STAGES": self.schedule.stages} if self.loop > 1 else {}) | (
-            {"OVERLAP": True} if self.schedule.overlap else {}
-        )
+        flags = {"OVERLAP": self.schedule.overlap, "EARLY": self.schedule.early}
+        stages = {"STAGES": self.schedule.stages} if self.loop > 1 else {}
+        return stages | {name: True for name, value in flags.items() if value}
 
     @property
     def options(self) -> dict[str, int]:
@@ -185,6 +187,7 @@ RESERVED = frozenset(
         "math",
         "STAGES",
         "OVERLAP",
+        "EARLY",
     }
 ) | frozenset(
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
