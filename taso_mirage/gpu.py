@@ -12,8 +12,8 @@ class Device:
 
     `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`: operations of a product that take the time
     of one on elements. `padded`: rows and columns that a product's tile has at least. `general`: it loads ahead by itself, in a loop or
-    not, and its blocks may be equal shares of any size. `line`: bytes that a load into registers takes at least, where it is more than
-    a sector; `started`: seconds that each block of a kernel without a loop adds, until the processors are full."""
+    not, and its blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel does not iterate, if
+    more than a sector; `started`: seconds that each block of such a kernel adds, until the processors are full."""
 
     name: str
     processors: int

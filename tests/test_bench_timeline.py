@@ -11,7 +11,7 @@ from scripts import ROOT, script
 from models.workloads import PAPER
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Buffer
-from taso_mirage.codegen.tune import overlapped
+from taso_mirage.codegen.tune import earlier, overlapped, scheduled
 from taso_mirage.kernels.search import superoptimize
 
 pytest.importorskip("triton")
@@ -21,6 +21,7 @@ def test_every_kernel_of_a_program_notes_its_phases() -> None:
     timeline = script("kernel_timeline")
     found = superoptimize(PAPER["gqa"](batch=8).graph(), best=8)
     program = overlapped(next(p for p in (each.program() for each in found) if len(p.launches) == 2))
+    program = scheduled(program, 1, earlier(program.launches[1])[1])
     times = Buffer("times", "int64", (1 << 20,), "input", (0,))
     noting = replace(
         program,
@@ -34,6 +35,7 @@ def test_every_kernel_of_a_program_notes_its_phases() -> None:
     assert set(loops) == {True, False}
     assert all(f"kernel_{i}[" in noting.source and f"(TIMES[{i}], " in noting.source for i in (0, 1))
     for loop, body in zip(loops, noting.source.split("@triton.jit")[1:], strict=True):
+        assert body.count("gdc_launch_dependents()") == (1 if loop else 2)
         order = ["ts_entered = ", "gdc_wait()", "ts_waited = ", "tl.load("]
         order += ["for t in ", "ts_loop = "] if loop else []
         order += ["tl.store(out", "tl.debug_barrier()", "ts_stored = ", "ts_block = TIMES + (tl.program_id(0) + "]

@@ -511,7 +511,7 @@ def test_each_choice_is_explained() -> None:
     assert "acc: tl.sum once after the loop, not in it: 512 lanes, no barrier." in lines
 
 
-@pytest.mark.parametrize("name", ["class", "t", "kernel_0", "²x", '"""\nimport os', "g0", ""])
+@pytest.mark.parametrize("name", ["class", "t", "kernel_0", "EARLY", "²x", '"""\nimport os', "g0", ""])
 def test_any_name_of_an_input_is_legal(name: str) -> None:
     x = mugraphs.leaf(name, "float32", 4, 6)
     made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("exp", t), (2,), 1, (0,))
@@ -672,14 +672,17 @@ def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None
     """On Hopper, without a loop: whatever loads waits first all the same."""
     plain = tune.overlapped(codegen.program(mugraphs.attention_split_safe()[0]))
     first, second = plain.launches
-    assert not any(s.early for s in tune.schedules(first))
-    assert {s.early for s in tune.schedules(second)} == {False, True}
-    early = tune.scheduled(plain, 1, replace(second.schedule, early=True))
+    assert tune.earlier(first) == [first.schedule]
+    early = tune.scheduled(plain, 1, tune.earlier(second)[1])
     assert '"OVERLAP": True, "EARLY": True, "launch_pdl": True},  # kernel_1' in early.source
     for program, order in ((plain, "wl"), (early, "lw")):
         ptx = compiled(program, 90)[1].ptx
         assert "".join(x[0] for x in re.findall(r"griddepcontrol\.(wait|launch_dependents)", ptx)) == order
         assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
+    alone = tune.scheduled(plain, 1, Schedule(4, early=True))  # of no use without the wait, and not there
+    assert "griddepcontrol" not in compiled(alone, 90)[1].ptx
+    looped = tune.scheduled(plain, 0, replace(first.schedule, early=True))
+    assert compiled(looped, 90)[0].cubin == compiled(plain, 90)[0].cubin
     assert compiled(early, 80)[1].cubin == compiled(codegen.program(mugraphs.attention_split_safe()[0]), 80)[1].cubin
 
 

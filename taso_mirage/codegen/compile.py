@@ -75,8 +75,7 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
     from triton.compiler import ASTSource
 
     function: Any = getattr(module, launch.name)
-    alone = {} if capability >= OVERLAPPING else {"overlap": False, "early": False}
-    launch = replace(launch, schedule=replace(schedule, **alone))
+    launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
     types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -153,10 +154,11 @@ def _tuned(
     for trial in sorted(trials, key=lambda t: t.seconds):
         different.setdefault(tuple((x.grid, x.loop) for x in trial.program.launches), trial)
     finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
-    for i in range(max((len(trial.program.launches) for trial in finalists), default=0)):
+    count = max((len(trial.program.launches) for trial in finalists), default=0)
+    for i, tries in [(i, tries) for i in range(count) for tries in (schedules, earlier)]:
         if late():
             break
-        finalists = _rescheduled(finalists, i, cost, device, trials)
+        finalists = _rescheduled(finalists, i, partial(tries, device=device), cost, trials)
     best = min(trials, key=lambda t: t.seconds)
     if not math.isfinite(best.seconds):
         raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
@@ -166,16 +168,16 @@ def _tuned(
 def _rescheduled(
     finalists: Sequence[Trial],
     i: int,
+    tries: Callable[[Launch], list[Schedule]],
     cost: Callable[[Sequence[Program]], list[float]],
-    device: Device,
     trials: list[Trial],
 ) -> list[Trial]:
-    """Each finalist with the best schedule for its launch `i`; what was tried is added to `trials`."""
+    """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`); what was tried is added to `trials`."""
     tried = [
         (k, scheduled(trial.program, i, schedule))
         for k, trial in enumerate(finalists)
         if i < len(trial.program.launches)
-        for schedule in schedules(trial.program.launches[i], device)[1:]
+        for schedule in tries(trial.program.launches[i])[1:]
     ]
     found = [Trial(program, seconds) for (_, program), seconds in zip(tried, cost([p for _, p in tried]), strict=True)]
     trials += found
@@ -270,14 +272,18 @@ def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
     depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
     overlap = launch.schedule.overlap
     if launch.loop > 1:
-        tried = [(warps, stages, False) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
+        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
     else:
-        tried = [(warps, 1, early) for warps in (1, 2, 4, 8, 16, 32) for early in sorted({False, overlap})]
-    widest = max(each[0] for each in tried)
-    found = [
-        Schedule(w, s, overlap, e) for w, s, e in tried if w == widest or launch.traffic.live <= 32 * w * REGISTERS
-    ]
+        pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
+    widest = max(warps for warps, _ in pairs)
+    found = [Schedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS]
     return list(dict.fromkeys([launch.schedule, *found]))
+
+
+def earlier(launch: Launch, device: Device = H100) -> list[Schedule]:
+    """Its own schedule, and without a loop the same that lets the next kernel in before it waits itself."""
+    own = launch.schedule
+    return [own, replace(own, early=True)] if own.overlap and launch.loop == 1 else [own]
 
 
 def scheduled(program: Program, i: int, schedule: Schedule) -> Program:

@@ -1,7 +1,8 @@
 """Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU (KERNELS.md, step 7).
 
 A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its operations, and the latency of its
-iterations; plus what a launch costs. Moving and computing overlap in a loop. It ranks; only a measurement tells the time.
+iterations; plus what a launch costs, and the start of blocks that do not iterate. Moving and computing overlap in a loop. It ranks;
+only a measurement tells the time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ AHEAD = 4
 WAITING = 0.5
 """Of the time of computing, the part that a block waits for itself where no other is beside it on its processor."""
 FILLING = 0.5
-"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the first is there."""
+"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the first is there: of several iterations."""
 FEW = 3
 """So many tilings of a kernel that is not the slowest."""
 UNEVEN = (16, 32, 64, 128)
@@ -142,6 +143,7 @@ class _Model:
         grid = [label for label in kernel.body.grid if label in tiles]
         self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
         self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
+        self.once = self.iterations == 1
         inside = stages(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
         self.inner = _innermost(kernel, closure)
@@ -150,7 +152,7 @@ class _Model:
     def shared(self) -> Counts:
         """Bytes of the operands' tiles, two of each in a loop."""
         tiles = sum((self._tile(c) * self._bytes(c) for c in self.sources), 0 * self.one)
-        return np.asarray(tiles * (2 if self.loop else 1))
+        return np.asarray(tiles * np.where(self.once, 1, 2))
 
     def sums(self) -> Counts:
         """Bytes of what is summed, in registers."""
@@ -183,17 +185,15 @@ class _Model:
             longest = np.maximum(from_memory + moved / (device.cache * busy), computing)
             return np.asarray(longest * (1 + TAIL * device.processors / self.blocks) + latency + device.launch)
         beside = np.clip(self.blocks / device.processors, 1, np.maximum(device.shared // self.shared(), 1))
-        loaded = self.shared() / (2 if self.loop else 1) * np.minimum(AHEAD, self.iterations)
+        loaded = self.shared() / np.where(self.once, 1, 2) * np.minimum(AHEAD, self.iterations)
         flying = loaded * np.minimum(self.blocks, device.processors * beside)
         moving = np.maximum(moving, unique / np.minimum(device.bandwidth, flying / device.loaded))
         computing = computing * (1 + WAITING / beside)
         overlapped = np.maximum(moving, computing)
         alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
-        if self.loop is None:
-            starting = device.started * np.minimum(self.blocks, device.processors * device.resident)
-            return np.asarray(np.maximum(overlapped + alone, latency) + device.launch + starting)
-        alone += moving / (self.iterations * beside) * FILLING
-        return np.asarray(np.maximum(overlapped + alone, latency) + device.launch)
+        alone += np.where(self.once, 0, moving / (self.iterations * beside) * FILLING)
+        starting = self.once * device.started * np.minimum(self.blocks, device.processors * device.resident)
+        return np.asarray(np.maximum(overlapped + alone, latency) + device.launch + starting)
 
     def _operations(self) -> Counts:
         total = 0 * self.one
@@ -221,10 +221,10 @@ class _Model:
         return self._product(self.tiles[label] for label in self.closure.classes[c])
 
     def _moved(self, c: int) -> Counts:
-        """Bytes of a tile as memory gives them: whole sectors of the innermost axis, whole lines where a warp waits for them."""
+        """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without iterations a line."""
         width = self._bytes(c)
         label = self.inner.get(c)
-        least = self.device.sector if self.loop is not None else max(self.device.sector, self.device.line)
+        least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
         row = self.tiles[label] * width if label is not None else self.one * least
         return self._tile(c) * width * np.maximum(least / row, 1)
 

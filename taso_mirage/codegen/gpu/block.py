@@ -6,23 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.codegen.gpu.axes import Axes, grouped, power_of_two
+from taso_mirage.codegen.gpu.axes import Axes, grouped
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
 from taso_mirage.codegen.gpu.products import DEFERRED, elements, vector_dot, vector_products
-from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic
+from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic, guessed
 from taso_mirage.codegen.gpu.threads import chain
 from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, LOWEST, Tile, Tiles
 from taso_mirage.errors import Unsupported
-from taso_mirage.gpu import H100
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.meanings.variance import merged
 from taso_mirage.meanings.work import work
 from taso_mirage.mugraph import Overlap, Stage, overlaps, stages
 from taso_mirage.ops import interpret, run
 
-SHARED = 160 * 1024
-"""Bytes of shared memory that the loads in flight may take, for the default number of stages."""
 DOTS, LAYOUT = frozenset({"matmul", "einsum"}), frozenset({"transpose", "reshape"})
 AGAIN = ', eviction_policy="evict_last"'
 """Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has
@@ -33,14 +30,15 @@ WAITING = (
     "    tl.extra.cuda.gdc_launch_dependents()",
 )
 EARLY = (
-    "if EARLY:  # the one after may start at once; it waits as well",
+    "if OVERLAP and EARLY:  # the one after may start at once: it waits until this one ends, which waits for the one before",
     "    tl.extra.cuda.gdc_launch_dependents()",
     "if OVERLAP:  # loads follow the wait for the kernel before",
     "    tl.extra.cuda.gdc_wait()",
     "if OVERLAP and not EARLY:  # to say it twice costs 0.1 us on an H100",
     "    tl.extra.cuda.gdc_launch_dependents()",
 )
-"""Not of a kernel with a loop: the next one's blocks would take the places of its own (up to 1.5 times as slow there)."""
+"""Not of a kernel with a loop, which was up to 1.5 times as slow there. All generated kernels wait, so the end of each is that of all
+before it."""
 Groups = Sequence[Sequence[int]]
 FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
 
@@ -314,7 +312,9 @@ class Block:
 
     def launch(self, schedule: Schedule | None) -> Launch:
         names = tuple(a.buffer.name for a in (*self.arguments, *self.results))
-        return Launch(self.name, self.grid, self.loop, names, schedule or self._schedule(), self._traffic())
+        later = any(buffer.role == "scratch" for buffer in self.reads)
+        guess = guessed(math.prod(self.grid), self.loop, self.largest, self.in_flight, later)
+        return Launch(self.name, self.grid, self.loop, names, schedule or guess, self._traffic())
 
     def _traffic(self) -> Traffic:
         times = {n: self.loop if stage is Stage.LOOP else 1 for n, stage in self.stage.items()}
@@ -328,16 +328,6 @@ class Block:
         stored = sum(a.buffer.bytes for a in self.results)
         live = max((order.live for order in self.orders.values()), default=0)
         return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()), live)
-
-    def _schedule(self) -> Schedule:
-        """A first guess: 16 elements of the largest tile a thread, 64 where it combines what a kernel before still writes, 32 in a loop,
-        whose loads stay in shared memory, and as many of those in flight as fit, twice where there are two blocks for a processor."""
-        if self.loop == 1:
-            combines = any(buffer.role == "scratch" for buffer in self.reads)
-            return Schedule(_within(1, power_of_two(self.largest // (2048 if combines else 512)), 8))
-        room = SHARED if math.prod(self.grid) <= H100.processors else H100.shared // 2
-        stages = _within(1, room // max(self.in_flight, 1), min(4, self.loop))
-        return Schedule(_within(4, power_of_two(self.largest // 2048), 8), stages)
 
     def source(self) -> str:
         own = "STAGES: tl.constexpr" if self.loop > 1 else "EARLY: tl.constexpr = False"
@@ -408,7 +398,3 @@ def _inner(groups: Groups, shape: Sequence[int], axes: Sequence[int | None]) -> 
         ]
         for group in groups
     ]
-
-
-def _within(low: int, n: int, high: int) -> int:
-    return max(low, min(n, high))

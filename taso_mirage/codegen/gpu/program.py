@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from taso_mirage.codegen.gpu.axes import power_of_two
 from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
 from taso_mirage.dims import product
 from taso_mirage.errors import Unsupported
+from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
 from taso_mirage.mugraph import Batch
+
+SHARED = 160 * 1024
+"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it is alone on its processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,21 @@ class Schedule:
     early: bool = False
 
 
+def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> Schedule:
+    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads (`in_flight` bytes an iteration) stay in shared
+    memory, and in a kernel that comes `later` than another, whose blocks are still there. As many loads in flight as fit, beside those of
+    a second block where an H100 has fewer processors than there are blocks."""
+    if loop == 1:
+        return Schedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
+    room = SHARED if blocks <= H100.processors else H100.shared // 2
+    stages = _within(1, room // max(in_flight, 1), min(4, loop))
+    return Schedule(_within(4, power_of_two(largest // 2048), 8), stages)
+
+
+def _within(low: int, n: int, high: int) -> int:
+    return max(low, min(n, high))
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What all blocks of a launch do together, and what one has in flight."""
@@ -84,9 +104,9 @@ class Launch:
     @property
     def constants(self) -> dict[str, int]:
         """The function's compile-time arguments."""
-        flags = {"OVERLAP": self.schedule.overlap, "EARLY": self.schedule.early}
-        stages = {"STAGES": self.schedule.stages} if self.loop > 1 else {}
-        return stages | {name: True for name, value in flags.items() if value}
+        overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
+        own = {"STAGES": self.schedule.stages} if self.loop > 1 else {}
+        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
 
     @property
     def options(self) -> dict[str, int]:

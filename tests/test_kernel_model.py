@@ -1,0 +1,56 @@
+"""The analytic model of a GPU, and the first schedules, where measurements on an H100 said how they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from models.workloads import PAPER
+from taso_mirage.codegen.gpu.program import Schedule, guessed
+from taso_mirage.gpu import H100, Device
+from taso_mirage.kernels.closure import close
+from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.structures import Kernel, Limits, plans
+from taso_mirage.kernels.tiles import tiled
+
+
+def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
+    """Of attention split over the keys the second kernel; without what lines and the start of blocks cost it has eight times as many."""
+    sizes = {"a": 2, "b": 256, "e": 64}  # heads, queries, columns
+
+    def second(device: Device) -> tuple[int, int]:
+        plan = Search(PAPER["gqa"](batch=1).graph(), Options(), device).candidates()[0].plan
+        assert [each.kernel.loop is None for each in plan] == [False, True]
+        return prod(n // plan[1].tiles[x] for x, n in sizes.items()), plan[1].tiles["e"]
+
+    assert second(H100) == (64, 64)
+    assert second(replace(H100, line=0, started=0.0)) == (512, 8)
+
+
+def test_a_loop_of_one_iteration_costs_what_none_does() -> None:
+    """It is the same code."""
+    closure = close(Search(PAPER["lora"](batch=16).graph(), Options()).labelled)
+    sizes, compared = closure.goal.sizes, 0
+    for (kernel,) in plans(closure, Limits(kernels=1)):
+        alone = tiled(Kernel(kernel.body, None), closure, sizes, 2, H100, 1000)
+        seconds = {tuple(each.tiles.items()): each.seconds for each in alone}
+        for each in tiled(kernel, closure, sizes, 2, H100, 1000) if kernel.loop is not None else ():
+            if each.tiles[kernel.loop] == sizes[kernel.loop] and tuple(each.tiles.items()) in seconds:
+                assert each.seconds == pytest.approx(seconds[tuple(each.tiles.items())])
+                compared += 1
+    assert compared
+
+
+def test_the_first_schedule_of_a_loop_leaves_room_for_a_second_block() -> None:
+    deep = 32 * 1024
+    assert guessed(128, 8, 8192, deep, False) == Schedule(4, 4)
+    assert guessed(256, 8, 8192, deep, False) == Schedule(4, 3)
+    assert guessed(256, 2, 8192, deep, False) == Schedule(4, 2)
+
+
+def test_a_kernel_that_comes_later_has_few_warps() -> None:
+    assert guessed(128, 1, 4096, 0, False) == Schedule(8)
+    assert guessed(128, 1, 4096, 0, True) == Schedule(2)
+    assert guessed(128, 1, 64, 0, True) == Schedule(1)
