@@ -717,7 +717,8 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
     def seconds(module: object, candidate: Program, sets: object, check: object) -> float:
         calls.append(candidate)
-        return sum(abs(each.schedule.warps - 2) + abs(each.schedule.stages - 2) for each in candidate.launches)
+        schedules = [each.schedule for each in candidate.launches]
+        return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 for s in schedules)
 
     monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
     monkeypatch.setattr(tune, "input_sets", lambda program: [])
@@ -726,7 +727,10 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     cache = CostCache(tmp_path / "costs.sqlite")
     found = tune.tuned([program], cache)
     assert found.measured
-    assert [each.schedule for each in found.program.launches] == [Schedule(2, 2, True), Schedule(2, 1, True)]
+    assert [each.schedule for each in found.program.launches] == [
+        Schedule(2, 2, True),
+        Schedule(2, 1, True, early=True),
+    ]
     assert len(calls) == len({c.source for c in calls})
     calls.clear()
     assert tune.tuned([program], cache) == found
