@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -141,14 +142,18 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
 
 Compiled = Callable[[Environment], Any]
+_PARSING = Lock()
+"""Outputs are checked in several threads, and Python 3.11's `ast.parse` is not safe in them (python/cpython#106905)."""
 
 
 @cache
 def _compiled(source: str) -> Compiled:
     try:
-        return _compile(ast.parse(source, mode="eval").body)
+        with _PARSING:
+            tree = ast.parse(source, mode="eval")
     except SyntaxError as error:
         raise SyntaxProblem(f"{source!r}: {error.msg}") from None
+    return _compile(tree.body)
 
 
 def _compile(tree: ast.expr) -> Compiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -174,19 +174,22 @@ def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPE
     Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
     `capability`.
     """
-    with ThreadPoolExecutor(cores()) as executor:
-        made = {c: executor.submit(_fitting, program, c, SHARED.get(c, LEAST)) for c in {*others, capability}}
-        portable = executor.submit(_fitting, program, PORTABLE, LEAST) if others else None
-    if not made[capability].result():
+    # One after another: Python 3.11's `ast.parse`, which Triton calls, is not safe in several threads (python/cpython#106905).
+    found = _fitting(program, capability, SHARED.get(capability, LEAST))
+    if not found:
         raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
-    found = [image for c in sorted(made) for image in images(_made(made[c]))]
-    later = _made(portable) if portable is not None else []
-    return found + [image.with_ptx(c.ptx) for image, c in zip(images(later), later, strict=True)]
+    made = {c: _tried(program, c, SHARED.get(c, LEAST)) for c in others} | {capability: found}
+    later = _tried(program, PORTABLE, LEAST) if others else []
+    fixed = [image for c in sorted(made) for image in images(made[c])]
+    return fixed + [image.with_ptx(c.ptx) for image, c in zip(images(later), later, strict=True)]
 
 
-def _made(future: Future[list[Compiled]]) -> list[Compiled]:
+def _tried(program: Program, capability: int, room: int) -> list[Compiled]:
     """None where Triton fails, whose errors share no base class: such a GPU runs the functions."""
-    return future.result() if future.exception() is None else []
+    try:
+        return _fitting(program, capability, room)
+    except Exception:
+        return []
 
 
 def _fitting(program: Program, capability: int, room: int) -> list[Compiled]:

@@ -1,0 +1,45 @@
+"""Python 3.11's `ast.parse` fails where a finalizer lets another thread parse meanwhile (python/cpython#106905): nothing parses in two."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import mugraphs
+
+from taso_mirage.codegen import triton as codegen
+from taso_mirage.expressions import Expr
+from taso_mirage.fuse.cuda import SHIPPED, everywhere
+
+
+@contextmanager
+def switching(threshold: int, seconds: float) -> Iterator[None]:
+    """Collect garbage after every `threshold` objects, and let other threads run meanwhile."""
+
+    def switch(phase: str, info: dict[str, int]) -> None:
+        time.sleep(seconds)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(switch)
+    gc.set_threshold(threshold)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(switch)
+
+
+def test_cubins_are_made_for_every_gpu() -> None:
+    program = codegen.program(mugraphs.ntrans(dtype="float32")[0])
+    with switching(20, 1e-6):
+        assert {x.capability for x in everywhere(program, 90)} == set(SHIPPED)
+
+
+def test_expressions_are_read_in_threads() -> None:
+    sources = [f"(n + {i}) * (n - {i}) if n > {i} else -n" for i in range(1000)]
+    with switching(5, 1e-3), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda source: Expr(source)({"n": 3}), sources))
+    assert found == [9 - i * i if i < 3 else -3 for i in range(1000)]
