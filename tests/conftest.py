@@ -17,9 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # for `models`, which is 
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[None]:
+    """Compiled libraries, named by what they are made of, are the same for all workers."""
+    folder = tmp_path_factory.mktemp("cache")
+    (shared / "runtime").mkdir(exist_ok=True)
+    (folder / "runtime").symlink_to(shared / "runtime", target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TASO_MIRAGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TASO_MIRAGE_CACHE", str(folder))
         yield
 
 

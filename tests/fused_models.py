@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.runtime import library
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind it."""
@@ -53,6 +56,13 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(alone, "in_turn", lambda contents, target, seconds: [2.0, 1.0])
     patch.setattr(stage, "interleaved", clock([gain]))
+
+
+def own_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache in `folder` that has the runtime's library only, which takes seconds to compile."""
+    (folder / "runtime").mkdir()
+    shutil.copy(library(), folder / "runtime")
+    patch.setenv("TASO_MIRAGE_CACHE", str(folder))
 
 
 def on_the_cpu(

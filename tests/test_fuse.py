@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, plain, quick, run
+from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, own_cache, plain, quick, run
 
 from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
@@ -28,7 +28,7 @@ from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CUDA, TARGETS
-from taso_mirage.runtime import library, register
+from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import DOMAIN
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.runtime.register import carries_kernels
@@ -38,10 +38,8 @@ from taso_mirage.runtime.register import carries_kernels
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result, Path]]:
     """The model before, after one search, and the cache folder that this filled."""
     folder = tmp_path_factory.mktemp("searched")
-    (folder / "runtime").mkdir()
-    shutil.copy(library(), folder / "runtime")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TASO_MIRAGE_CACHE", str(folder))
+        own_cache(patch, folder)
         quick(patch)
         result = plain()
         yield result, fused(result, CONFIG, "search"), folder

@@ -18,7 +18,7 @@ import mugraphs
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, ROWS, WIDTH, kernels, on_the_cpu, plain, quick, run
+from fused_models import CONFIG, ROWS, WIDTH, kernels, on_the_cpu, own_cache, plain, quick, run
 from mugraphs import leaf
 
 from taso_mirage.codegen import triton as codegen
@@ -53,7 +53,7 @@ GPU = Cuda(H100, "a stand-in for an H100", 90)
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result]]:
     """A model before, and with the kernels of a search whose programs the analytic model tuned."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TASO_MIRAGE_CACHE", str(tmp_path_factory.mktemp("cuda")))
+        own_cache(patch, tmp_path_factory.mktemp("cuda"))
         quick(patch)
         result = replace(plain(), target=CUDA)
         patch.setattr(stage, "here", lambda target: GPU)
@@ -163,10 +163,11 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
 def test_with_free_rows_kernels_run_for_any_number_of_them(
     searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    own_cache(monkeypatch, tmp_path)
     monkeypatch.setattr(searches, "Search", Search)  # `searched` has left it to be found missing
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(cuda, "SHIPPED", (90,))
     monkeypatch.setattr(runtime, "opened", on_the_cpu)
     result = replace(plain("rows"), target=CUDA)
     found = fused(result, CONFIG, "search")
@@ -214,19 +215,17 @@ def looped(stages: int) -> Program:
     return codegen.program(graph, schedules)
 
 
-def test_smaller_gpus_get_fewer_loads_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "SHIPPED", (86, 90))
-    found = {(x.capability, x.ptx): x for x in everywhere(looped(4), 90)}
+def test_smaller_gpus_get_fewer_loads_in_flight() -> None:
+    found = {(x.capability, x.ptx): x for x in everywhere(looped(4), 90, (86, 90))}
     assert found[90, False].shared > 99 * 1024
     for key in ((86, False), (80, True)):
         assert 0 < found[key].shared <= 99 * 1024
 
 
 def test_what_fits_on_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "SHIPPED", ())
     monkeypatch.setattr(cuda, "SHARED", {90: 1})
     with pytest.raises(Unsupported, match="more shared memory than a GPU of sm_90 has"):
-        everywhere(looped(2), 90)
+        everywhere(looped(2), 90, ())
 
 
 def test_a_gpu_that_nothing_compiles_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

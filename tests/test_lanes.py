@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, kernels, on_the_cpu, quick, run
+from fused_models import CONFIG, kernels, on_the_cpu, own_cache, quick, run
 
 from taso_mirage.cpu import CPU
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.fuse import fused, stage
+from taso_mirage.fuse import cuda, fused, stage
 from taso_mirage.fuse.cpu import Cpu
 from taso_mirage.fuse.cuda import Cuda
 from taso_mirage.gpu import H100
@@ -166,9 +166,10 @@ def test_lanes_of_other_goals_do_not_go_together() -> None:
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Result:
     """The model as it comes from the other stages, where there is a stand-in for a GPU."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
+    own_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(cuda, "SHIPPED", (90,))  # test_fuse_cuda.py has all of them
     monkeypatch.setattr(runtime, "opened", on_the_cpu)
     made = model(*projections())
     found = optimize(made, replace(CONFIG, measure=False, budget=0.0))

@@ -101,7 +101,7 @@ class Cuda:
         with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
             wait([workers({"record": record, "capability": c}) for record in records for c in every])
         programs = [_program(record) for record in records]
-        return [cuda_kernel(program, everywhere(program, self.capability)) for program in programs]
+        return [cuda_kernel(program, everywhere(program, self.capability, SHIPPED)) for program in programs]
 
     def close(self) -> None:
         self.compiler.close()
