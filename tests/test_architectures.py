@@ -30,7 +30,7 @@ SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "lig
 Small = Callable[..., onnx.ModelProto]
 
 
-def optimize(proto: onnx.ModelProto, budget: float = 5) -> Result:
+def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
     return pipeline.optimize(from_ir(from_proto(proto)), Config(measure=False, budget=budget))
 
 

@@ -20,7 +20,7 @@ from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
-from taso_mirage.optimize import measure, mutations, pipeline
+from taso_mirage.optimize import measure, mutations, pipeline, session
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.cost import Cost, Weighted
 from taso_mirage.optimize.explanations import as_data, as_lines, explained
@@ -229,6 +229,7 @@ def test_the_benchmark_times_every_mutant_beside_its_program(monkeypatch: pytest
     monkeypatch.setattr(bench, "rounds", lambda session, inputs: 2)
     monkeypatch.setattr(mutations, "EACH", 0.005)
     monkeypatch.setattr(measure, "SECONDS", 0.002)
+    monkeypatch.setattr(session, "SPINNING", 0.0)
     monkeypatch.setattr(
         bench.models, "build", lambda name, small, batch: onnx.load_from_string(serialize(side_by_side()))
     )
