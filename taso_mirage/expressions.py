@@ -143,7 +143,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg,
 
 Compiled = Callable[[Environment], Any]
 _PARSING = Lock()
-"""Outputs are checked in several threads, and Python 3.11's `ast.parse` is not safe in them (python/cpython#106905)."""
+"""Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8 (python/cpython#106905)."""
 
 
 @cache

@@ -58,7 +58,7 @@ def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
     patch.setattr(stage, "interleaved", clock([gain]))
 
 
-def own_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def fresh_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """A cache in `folder` that has the runtime's library only, which takes seconds to compile."""
     (folder / "runtime").mkdir()
     shutil.copy(library(), folder / "runtime")

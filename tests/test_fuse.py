@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fused_models import CONFIG, ROWS, WIDTH, clock, kernels, own_cache, plain, quick, run
+from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain, quick, run
 
 from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
@@ -39,7 +39,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result,
     """The model before, after one search, and the cache folder that this filled."""
     folder = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
-        own_cache(patch, folder)
+        fresh_cache(patch, folder)
         quick(patch)
         result = plain()
         yield result, fused(result, CONFIG, "search"), folder

@@ -18,7 +18,7 @@ import mugraphs
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, ROWS, WIDTH, kernels, on_the_cpu, own_cache, plain, quick, run
+from fused_models import CONFIG, ROWS, WIDTH, fresh_cache, kernels, on_the_cpu, plain, quick, run
 from mugraphs import leaf
 
 from taso_mirage.codegen import triton as codegen
@@ -53,7 +53,7 @@ GPU = Cuda(H100, "a stand-in for an H100", 90)
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Result]]:
     """A model before, and with the kernels of a search whose programs the analytic model tuned."""
     with pytest.MonkeyPatch.context() as patch:
-        own_cache(patch, tmp_path_factory.mktemp("cuda"))
+        fresh_cache(patch, tmp_path_factory.mktemp("cuda"))
         quick(patch)
         result = replace(plain(), target=CUDA)
         patch.setattr(stage, "here", lambda target: GPU)
@@ -163,7 +163,7 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
 def test_with_free_rows_kernels_run_for_any_number_of_them(
     searched: tuple[Result, Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    own_cache(monkeypatch, tmp_path)
+    fresh_cache(monkeypatch, tmp_path)
     monkeypatch.setattr(searches, "Search", Search)  # `searched` has left it to be found missing
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
@@ -193,7 +193,7 @@ def test_with_free_rows_kernels_run_for_any_number_of_them(
 
 def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
     graph, goal = mugraphs.ntrans(dtype="float32")
-    kernel = cuda_kernel(codegen.program(graph), everywhere(codegen.program(graph), 90))
+    kernel = cuda_kernel(codegen.program(graph), everywhere(codegen.program(graph), 90, SHIPPED))
     x, *others = goal.inputs
     sizes = []
     for count in (1, 8):
@@ -238,10 +238,10 @@ def test_a_gpu_that_nothing_compiles_for_is_left_out(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cuda, "compiled", failing)
     program, broken = codegen.program(mugraphs.ntrans(dtype="float32")[0]), 120
-    assert {x.capability for x in everywhere(program, 90)} == set(SHIPPED) - {120}
+    assert {x.capability for x in everywhere(program, 90, SHIPPED)} == set(SHIPPED) - {120}
     broken = 90
     with pytest.raises(RuntimeError, match="PassManager"):
-        everywhere(program, 90)
+        everywhere(program, 90, SHIPPED)
 
 
 def test_a_record_keeps_the_schedules() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fused_models import CONFIG, kernels, on_the_cpu, own_cache, quick, run
+from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.cpu import CPU
 from taso_mirage.errors import TasoMirageError
@@ -166,7 +166,7 @@ def test_lanes_of_other_goals_do_not_go_together() -> None:
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Result:
     """The model as it comes from the other stages, where there is a stand-in for a GPU."""
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    own_cache(monkeypatch, tmp_path)
+    fresh_cache(monkeypatch, tmp_path)
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))  # test_fuse_cuda.py has all of them

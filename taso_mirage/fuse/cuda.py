@@ -168,13 +168,13 @@ def _close(result: Any, wanted: Any, node: Node) -> bool:
     return bool(np.linalg.norm(result - wanted) <= allowed * np.linalg.norm(wanted))
 
 
-def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPED) -> list[Image]:
+def everywhere(program: Program, capability: int, others: Sequence[int]) -> list[Image]:
     """A program's kernels for `capability`; with others also for those of them that they fit on, and as PTX.
 
     Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
     `capability`.
     """
-    # One after another: Python 3.11's `ast.parse`, which Triton calls, is not safe in several threads (python/cpython#106905).
+    # One after another: `ast.parse`, which Triton calls, is not safe in threads before Python 3.11.8 (python/cpython#106905).
     found = _fitting(program, capability, SHARED.get(capability, LEAST))
     if not found:
         raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
@@ -185,7 +185,7 @@ def everywhere(program: Program, capability: int, others: Sequence[int] = SHIPPE
 
 
 def _tried(program: Program, capability: int, room: int) -> list[Compiled]:
-    """None where Triton fails, whose errors share no base class: such a GPU runs the functions."""
+    """None where Triton fails, whose errors share no base class: such a GPU takes an image of another one (`choose` in `cuda.cpp`)."""
     try:
         return _fitting(program, capability, room)
     except Exception:
