@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions
+from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions, cli_verify
 from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
@@ -41,6 +41,7 @@ app.add_typer(cli_substitutions.app, name="substitutions")
 app.command()(cli_kernels.kernels)
 app.command()(cli_partial.mutants)
 app.command()(cli_plugin.export_plugin)
+app.command()(cli_verify.verify)
 
 WeightedShapes = Annotated[
     list[str] | None,
@@ -113,16 +114,22 @@ def optimize(
     page: Annotated[
         Path | None, typer.Option("--report", metavar="OUT.html", help="Write a page with times, pictures and proofs.")
     ] = None,
+    certified: Annotated[
+        Path | None,
+        typer.Option("--certificate", metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
     from taso_mirage.fuse import check_mode, optimized, usual_mode
     from taso_mirage.onnx_io import load, save
     from taso_mirage.onnx_io.files import check_writable
-    from taso_mirage.optimize import explanations, html, report
+    from taso_mirage.optimize import certificate, explanations, html, report
+    from taso_mirage.optimize.cache import proofs_path
     from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
     from taso_mirage.optimize.shapes import parse_shapes
     from taso_mirage.optimize.target import target as named
+    from taso_mirage.verify.proofs import Proofs
 
     if strategy not in STRATEGIES:
         raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
@@ -132,7 +139,7 @@ def optimize(
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
     loaded = load(model)
     path = output or model.with_name(f"{model.stem}.optimized.onnx")
-    for file in (path, page):
+    for file in (path, page, certified):
         if file is not None:
             check_writable(file)
     config = Config(
@@ -152,6 +159,8 @@ def optimize(
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
     written = save(result.model, path, source=not result.changed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it could not be said that nothing was written
+    if certified is not None:
+        certificate.write(certified, result, Proofs(proofs_path()))
     if page is not None:
         html.write(page, result, explained, model, written, ["taso-mirage", *sys.argv[1:]])
     _print(result, explained if explain else None, model, written, as_json)

@@ -18,7 +18,6 @@ from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
 
 GROUNDS = {
     "symbolic": "proved for every size",
-    "laws": "proved from the laws of the operators, for every size (Z3)",
     "bounded": "proved element by element at fixed sizes (Z3)",
 }
 
@@ -70,7 +69,7 @@ def as_dict(rule: Rule) -> dict[str, Any]:
         "rhs": rhs,
         "where": rule.equation.where.source if rule.equation.where is not None else None,
         "evidence": {
-            "trials": rule.evidence.trials,
+            "cases": rule.evidence.cases,
             "typings": rule.evidence.typings,
             "proof": None if proof is None else {"kind": proof.kind, "bound": proof.bound, "steps": proof.steps},
         },
@@ -93,7 +92,7 @@ def shown(rule: Rule) -> Iterator[str]:
 
 def grounds(evidence: Evidence) -> str:
     """The evidence in words."""
-    said = [f"{evidence.trials} trials in finite fields"] if evidence.trials else []
+    said = [f"{evidence.cases} cases"] if evidence.cases else []
     said += [f"{evidence.typings} random legal typings"] if evidence.typings else []
     if evidence.proof is not None:
         proof = evidence.proof

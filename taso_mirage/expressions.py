@@ -15,7 +15,7 @@ import numpy as np
 
 from taso_mirage.dims import Dim, Symbolic, product
 from taso_mirage.errors import SyntaxProblem
-from taso_mirage.ir import Node, topological
+from taso_mirage.ir import Node, is_float, topological
 from taso_mirage.ops import Opaque
 
 Environment = Mapping[str, Any]
@@ -97,6 +97,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shape": lambda x: x.shape,
     "dim": _dim,
     "dtype": lambda x: x.dtype,
+    "is_float": lambda x: is_float(x.dtype),
     "size": lambda x: product(x.shape),
     "is_weight": is_weight,
     "is_constant": lambda x: splat_value(x) is not None,

@@ -23,7 +23,7 @@ from taso_mirage.ops import data_folder
 from taso_mirage.text import parse_equation, parse_value, show_equation
 from taso_mirage.toml import comment, table, write_file
 
-PROOF_KINDS = ("symbolic", "laws", "bounded")
+PROOF_KINDS = ("symbolic", "bounded")
 LIBRARY = "library"
 """The `evidence` of a rule's equation."""
 NO_RULES = ("rejected.toml",)
@@ -33,7 +33,7 @@ FIELDS = {"name", "operators", "given", "attributes", "lhs", "rhs", "where", "ev
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`kind`: "symbolic" (every size), "laws" (Z3 over the operator laws, sizes symbolic) or "bounded" (element by element).
+    """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes alone).
 
     `bound` is what it covers, in words; `steps` a deterministic measure of its work.
     """
@@ -45,9 +45,9 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Field trials on fresh seeds and random legal typings that agreed, and the proof."""
+    """How many cases were proved, how many typings were drawn to meet them, and what the proof covers."""
 
-    trials: int = 0
+    cases: int = 0
     typings: int = 0
     proof: Proof | None = None
 
@@ -312,7 +312,8 @@ def _listed(found: Iterable[str]) -> str:
 
 def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
     given = dict(entry)
-    trials, typings = (_typed(given.pop(key, 0), int) for key in ("trials", "typings"))
+    cases, typings = (_typed(given.pop(key, 0), int) for key in ("cases", "typings"))
+    given.pop("trials", None)  # files of version 0.1 count trials in finite fields
     kind = given.pop("proof", None)
     if kind is None:
         proof = None
@@ -322,7 +323,7 @@ def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
         raise SyntaxProblem(f"the proof {kind!r} is none of {', '.join(PROOF_KINDS)}")
     if given:
         raise SyntaxProblem(f"no part of evidence is called {sorted(given)[0]}")
-    return Evidence(trials, typings, proof)
+    return Evidence(cases, typings, proof)
 
 
 def _typed(value: Any, kind: type) -> Any:
@@ -364,7 +365,7 @@ def show_rule(rule: Rule) -> str:
     fields |= {"lhs": lhs, "rhs": rhs}
     if rule.equation.where is not None:
         fields["where"] = rule.equation.where.source
-    evidence: dict[str, Any] = {"trials": rule.evidence.trials, "typings": rule.evidence.typings}
+    evidence: dict[str, Any] = {"cases": rule.evidence.cases, "typings": rule.evidence.typings}
     if rule.evidence.proof is not None:
         proof = rule.evidence.proof
         evidence |= {"proof": proof.kind, "bound": proof.bound, "steps": proof.steps}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, Symbolic, fixed, learn
+from taso_mirage.dims import Dim, Shape, Symbolic, fixed, learn, parse_dim
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
@@ -147,7 +147,7 @@ class Op:
         except (IllTyped, Undecidable) as error:
             shown = ", ".join("-" if t is None else str(t) for t in types)
             raise type(error)(f"{self.name}({shown}): {error}") from None
-        except (IndexError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        except (IndexError, ValueError, TypeError, KeyError, ArithmeticError) as error:
             shown = ", ".join("-" if t is None else str(t) for t in types)
             raise IllTyped(f"{self.name}({shown}), {dict(attrs)}: {error}") from None
 
@@ -219,15 +219,20 @@ class Opaque:
     """An attribute value that is not yet a value: a pattern's attribute variable or expression (see `text`)."""
 
 
+def _dim(value: Any) -> Dim:
+    """A size, or a text that names one."""
+    return parse_dim(value) if isinstance(value, str) else value if isinstance(value, Symbolic) else int(value)
+
+
 REGISTRY: dict[str, Op] = {}
 _KINDS: dict[Any, Callable[[Any], Any]] = {
-    int: lambda v: v if isinstance(v, Symbolic) else int(v),  # a size, until the run fixes it
+    int: _dim,  # a size, until the run fixes it
     float: float,
     str: lambda v: v.decode() if isinstance(v, bytes) else str(v),
     Ints: lambda v: tuple(int(x) for x in v),
     Floats: lambda v: tuple(float(x) for x in v),
-    Dim: lambda v: v if isinstance(v, Symbolic) else int(v),
-    Dims: lambda v: tuple(x if isinstance(x, Symbolic) else int(x) for x in v),
+    Dim: _dim,
+    Dims: lambda v: tuple(_dim(x) for x in v),
     Literal: lambda v: v,
     Maps: lambda v: tuple(tuple(int(x) for x in each) for each in v),
     Graph: lambda v: v,

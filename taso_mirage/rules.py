@@ -21,7 +21,7 @@ class Application:
 
 
 Keep: TypeAlias = Callable[[Application], bool]
-"""Whether an application is wanted. It may look at what `outline.surroundings` tells, and at nothing else."""
+"""Whether an application is wanted, or proved. It may look at what `outline.surroundings` tells, and at nothing else."""
 
 
 class Rules:

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
-    {"dims", "toml", "workers"},
+    {"checker", "dims", "toml", "workers"},
     {"ir"},
     {"mugraph", "gpu"},
     {"meanings", "cpu"},
@@ -31,18 +31,24 @@ LAYERS = [
     {"generate", "optimize", "kernels"},
     {"fuse", "plugin"},
     {"cli_options"},
-    {"cli_kernels", "cli_partial", "cli_plugin", "cli_substitutions"},
+    {"cli_kernels", "cli_partial", "cli_plugin", "cli_substitutions", "cli_verify"},
     {"cli"},
 ]
 HEAVY = {
-    "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "optimize/inspection.py", "plugin/model.py"},
-    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference".split()}
+    "onnx": {
+        "onnx_io/files.py",
+        "onnx_io/protos.py",
+        "optimize/inspection.py",
+        "plugin/model.py",
+        "verify/admitted.py",
+    },
+    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference kernels".split()}
     | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
     "onnx_shape_inference": {"onnx_io/inference.py"},
-    "onnxruntime": {"optimize/session.py"},
-    "z3": {"meanings/integers.py", "verify/arbiter.py", "verify/laws.py"},
+    "onnxruntime": {"optimize/session.py", "verify/admitted.py"},
+    "z3": {"meanings/integers.py", "verify/arbiter.py", "checker/equations.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},
-    "sqlite3": {"optimize/cache.py", "optimize/inspection.py"},
+    "sqlite3": {"optimize/cache.py", "optimize/inspection.py", "verify/proofs.py"},
 }
 
 

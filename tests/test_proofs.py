@@ -13,14 +13,11 @@ from taso_mirage.equation import Equation
 from taso_mirage.ir import Node, Tensor, constant, topological, variable, weight
 from taso_mirage.library import Evidence, Rejected, Rule, parse_attributes, parse_given
 from taso_mirage.ops import term
-from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
-from taso_mirage.verify import ladder
 from taso_mirage.verify.bounded import prove_bounded
 from taso_mirage.verify.fingerprint import Agreed, Refuted, fingerprint
 from taso_mirage.verify.fuzz import Typing, typings
 from taso_mirage.verify.ladder import climb, different, proved_at
-from taso_mirage.verify.laws import prove_by_laws
 from taso_mirage.verify.lift import lift
 from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
@@ -263,7 +260,6 @@ FALSE: dict[str, tuple[Node, Node]] = {
 def test_what_is_false_is_not_proved(name: str) -> None:
     left, right = ([side] for side in FALSE[name])
     assert isinstance(prove_symbolic(left, right), Unproved)
-    assert isinstance(prove_by_laws(left, right), Unproved)
 
 
 def legal(equation: Equation, wanted: int, tries: int = 2000) -> list[Typing]:
@@ -290,7 +286,6 @@ def test_wrong_laws_are_never_proved(text: str) -> None:
             assert lifted is None or isinstance(prove_symbolic(*lifted), Unproved)
             if refuted < 2:
                 assert not isinstance(prove_bounded(typing.lhs, typing.rhs, 30_000), Proved)
-                assert isinstance(prove_by_laws(typing.lhs, typing.rhs), Unproved)
             refuted += 1
         if refuted >= 8:
             break
@@ -305,20 +300,12 @@ FIXED_SIZES = {
 """Laws whose typings are proved at fixed sizes only, and why. Every one is fuzzed (test_laws)."""
 
 
-@pytest.fixture
-def from_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A law is proved from the operators' definitions: by the laws it would be proved by itself."""
-    monkeypatch.setattr(ladder, "prove_by_laws", lambda *sides: None)
-
-
-@pytest.mark.usefixtures("from_definitions")
 @pytest.mark.parametrize("law", SAMPLE, ids=lambda law: law.name)
 def test_laws_are_proved(law: Equation) -> None:
     check_law(law, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("from_definitions")
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_all_laws_are_proved(law: Equation) -> None:
     check_law(law, 12)
@@ -358,12 +345,6 @@ def test_steps_are_the_same_every_time() -> None:
     assert isinstance(left, Node)
     assert isinstance(right, Node)
     assert prove_symbolic([left], [right]) == prove_symbolic([left], [right])
-
-
-def test_laws_prove_what_they_entail() -> None:
-    left = t("transpose", t("relu", t("transpose", t("relu", a), perm=(1, 0))), perm=(1, 0))
-    assert isinstance(prove_by_laws([left], [t("relu", a)]), Proved)
-    assert isinstance(prove_by_laws([left], [t("relu", a)], Rules([])), Unproved)
 
 
 def test_lift_keeps_what_must_be_a_number() -> None:

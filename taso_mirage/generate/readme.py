@@ -14,7 +14,6 @@ Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""
 MEANING = {
     "symbolic": "one symbolic output element compared, for every size",
-    "laws": "Z3 over the laws of the operators, with sizes and guards",
     "bounded": "element by element, at fixed sizes",
 }
 

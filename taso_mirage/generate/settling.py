@@ -17,11 +17,11 @@ from taso_mirage.generate.family import Letters
 from taso_mirage.generate.generalise import generalise
 from taso_mirage.generate.pins import pinned
 from taso_mirage.ir import Node, substitute, topological, users, variable
-from taso_mirage.library import Evidence, Rejected, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.library import Rejected, Rule, parse_given, parse_rules, show_rule
 from taso_mirage.rules import Rules
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.ladder import climb, different
+from taso_mirage.verify.ladder import different, holding
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -94,12 +94,13 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
         if isinstance(rule, Rejected):
             rejected = rule
             continue
-        evidence = climb(rule, seed + 100 * attempt + 1, typings)
-        if isinstance(evidence, Evidence):
-            return parse_rules(show_rule(replace(rule, evidence=evidence)))[0]
-        if not isinstance(evidence, Rejected):
-            return f"no proof: {evidence.why}"
-        rejected = evidence
+        found = holding(rule, seed + 100 * attempt + 1, typings // 2)
+        if isinstance(found, tuple):
+            guarded, evidence = found
+            return parse_rules(show_rule(replace(guarded, evidence=evidence)))[0]
+        if not isinstance(found, Rejected):
+            return f"no proof: {found.why}"
+        rejected = found
     return rejected
 
 

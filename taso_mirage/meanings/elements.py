@@ -16,7 +16,7 @@ import numpy as np
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.ir import Literal, Tensor
-from taso_mirage.meanings import folds, maxima
+from taso_mirage.meanings import folds, machine, maxima
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.cases import Cases, broadcast, decided, finite, merged, numeral, under
 from taso_mirage.meanings.functions import apply, converted, reshaped
@@ -58,7 +58,7 @@ class Elements(Meaning[Element]):
 
     def leaf(self, name: str, type: Tensor) -> Element:
         """An input or weight: arbitrary finite elements."""
-        key = ("bool" if type.dtype == "bool" else "", name)
+        key = (type.dtype, name)
         return Element(type, lambda index: (((), self.algebra.poly("read", key, index)),))
 
     def shape(self, a: Element) -> Shape:
@@ -73,9 +73,9 @@ class Elements(Meaning[Element]):
         array = value.numpy()
         type = Tensor(value.dtype, value.shape)
         if array.size and bool((array == array.flat[0]).all()):
-            scalar = numeral(array.flat[0])
+            scalar = machine.reduced(self.algebra, numeral(array.flat[0]), value.dtype)
             return Element(type, lambda index: (((), scalar),))
-        key = ("bool" if value.dtype == "bool" else "", value)
+        key = (value.dtype, value)
 
         def read(index: Index) -> Cases:
             if all(isinstance(i, int) for i in index):
@@ -107,9 +107,9 @@ class Elements(Meaning[Element]):
 
         def read(index: Index) -> Cases:
             operands = [x.at(broadcast(index, whole, x.shape)) for x in xs]
-            return self._combined(operands, lambda ps: apply(self.algebra, name, x_types, ps))
+            return self._combined(operands, lambda ps: apply(self.algebra, name, x_types, ps, type.dtype))
 
-        x_types = [x.type.dtype for x in xs]
+        x_types = [machine.known(x.type.dtype) for x in xs]
         return Element(type, read)
 
     def _combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
@@ -146,6 +146,8 @@ class Elements(Meaning[Element]):
             extents[letter] = n if extents.get(letter, 1) == 1 else extents[letter]
             if n not in (1, extents[letter]):
                 raise Unprovable(f"dims {n} and {extents[letter]} broadcast only at some sizes")
+        if type.dtype == "bool":
+            raise Unprovable("a sum of booleans")
         bound = [c for c in extents if c not in result]
 
         def read(index: Index) -> Cases:
@@ -156,7 +158,8 @@ class Elements(Meaning[Element]):
                 ]
                 return self._combined([a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*finite(ps))),))
 
-            return self._folded("sum", bound, extents, dict(zip(result, index, strict=True)), inner)
+            found = self._folded("sum", bound, extents, dict(zip(result, index, strict=True)), inner)
+            return self._modular(found, type.dtype)
 
         return Element(type, read)
 
@@ -165,17 +168,19 @@ class Elements(Meaning[Element]):
         axes = list(axes)
         extents = {f"r{i}": a.shape[i] for i in axes}
         kinds = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
-        if fn.__name__ not in kinds or (fn is np.add and a.type.dtype == "bool"):
+        if fn.__name__ not in kinds or (fn is np.add and machine.known(a.type.dtype) == "bool"):
             raise Unprovable(f"a fold with {fn.__name__}")
+        ordered = fn in (np.maximum, np.minimum)
 
         def read(index: Index) -> Cases:
             rest = [v for i, v in enumerate(index) if i not in axes] if keepdims else list(index)
 
             def inner(place: dict[str, Dim]) -> Cases:
                 others = iter(rest)
-                return a.at(tuple(place[f"r{i}"] if i in axes else next(others) for i in range(len(a.shape))))
+                found = a.at(tuple(place[f"r{i}"] if i in axes else next(others) for i in range(len(a.shape))))
+                return self._seen(found, a.type.dtype) if ordered else found
 
-            return self._folded(kinds[fn.__name__], list(extents), extents, {}, inner)
+            return self._modular(self._folded(kinds[fn.__name__], list(extents), extents, {}, inner), a.type.dtype)
 
         return Element(type, read)
 
@@ -191,9 +196,15 @@ class Elements(Meaning[Element]):
                     [found, self._case(inside, ONE, ZERO)], lambda ps: (((), self.algebra.mul(*finite(ps))),)
                 )
 
-            return self._folded("sum", ["r"], {"r": a.shape[axis]}, {}, inner)
+            return self._modular(self._folded("sum", ["r"], {"r": a.shape[axis]}, {}, inner), a.type.dtype)
 
         return Element(a.type, read)
+
+    def _seen(self, cases: Cases, dtype: str) -> Cases:
+        return tuple((c, machine.seen(self.algebra, p, dtype)) for c, p in cases)
+
+    def _modular(self, cases: Cases, dtype: str) -> Cases:
+        return tuple((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
 
     def _folded(
         self,
@@ -323,7 +334,7 @@ class Elements(Meaning[Element]):
     ) -> Element:
         type = SHAPES.pad(a.type, low, high, value, interior)
         inner = list(interior or [0] * len(a.shape))
-        fill = ((), numeral(value))
+        fill = ((), machine.filling(self.algebra, value, a.type.dtype))
 
         def read(index: Index) -> Cases:
             found: list[tuple[Conditions, Poly]] = []
@@ -362,16 +373,19 @@ class Elements(Meaning[Element]):
 
         def read(index: Index) -> Cases:
             before, chosen, after = index[:axis], index[axis : axis + width], index[axis + width :]
-            return self._looked(indices.at(chosen), a.shape[axis], lambda at: a.at((*before, at, *after)))
+            return self._looked(
+                self._seen(indices.at(chosen), indices.type.dtype),
+                a.shape[axis],
+                lambda at: a.at((*before, at, *after)),
+            )
 
         return Element(SHAPES.take(a.type, indices.type, axis), read)
 
     def take_along(self, a: Element, indices: Element, axis: int) -> Element:
         def read(index: Index) -> Cases:
             clean = tuple(0 if n == 1 and i != axis else v for i, (v, n) in enumerate(zip(index, a.shape, strict=True)))
-            return self._looked(
-                indices.at(index), a.shape[axis], lambda at: a.at((*clean[:axis], at, *clean[axis + 1 :]))
-            )
+            chosen = self._seen(indices.at(index), indices.type.dtype)
+            return self._looked(chosen, a.shape[axis], lambda at: a.at((*clean[:axis], at, *clean[axis + 1 :])))
 
         return Element(SHAPES.take_along(a.type, indices.type, axis), read)
 

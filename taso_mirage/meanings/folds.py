@@ -160,9 +160,9 @@ def _split(algebra: Scalars, bound: set[str], monomial: Monomial) -> tuple[Monom
         elif a.kind == "exp":
             free = Poly({m: c for m, c in a.args[0].terms.items() if names_in(m).isdisjoint(bound)})
             rest = a.args[0] - free
-            for m in algebra.exp(free).terms:
-                outside = algebra.times(outside, m)
-            inside += [(algebra.exp(Poly({m: c})), 1) for m, c in rest.terms.items()]
+            if free.terms:
+                outside = algebra.times(outside, ((algebra.atom("exp", free), 1),))
+            inside += [(algebra.poly("exp", Poly({m: c})), 1) for m, c in rest.terms.items()]
         else:
             inside.append((Poly({((a, 1),): 1}), power))
     return outside, tuple((next(iter(p.terms))[0][0], power) for p, power in inside)

@@ -8,31 +8,64 @@ from typing import Any
 
 from taso_mirage.dims import Dim, Shape, product
 from taso_mirage.ir import is_float
-from taso_mirage.meanings import maxima
+from taso_mirage.meanings import machine, maxima
 from taso_mirage.meanings.cases import Cases
 from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite, number
 from taso_mirage.meanings.scalars import Scalars
 
 
-def apply(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly]) -> Cases:
-    """A numpy function on every element, by name; what has no rule here is uninterpreted."""
+def apply(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
+    """A numpy function on every element, by name; what has no rule here is uninterpreted. Integers may be given modulo 2^n."""
     algebra.indices.step(1 + sum(len(p.terms) for p in ps))
     if any(infinite(p) for p in ps):
-        return (((), _infinite(name, ps)),)
-    if dtypes[0] == "bool" and name in ("add", "subtract", "negative"):
-        name = _BOOLEAN[name]
+        return (((), _infinite(name, machine.values(algebra, ps, dtypes))),)
+    if name in ("equal", "not_equal") and machine.modulus(dtypes[0]) is not None:
+        return _equal_integers(algebra, name, ps, dtypes[0])
+    if name == "power":
+        ps = _power(algebra, dtypes, ps, result)
+    elif not _modular(name, dtypes, result):
+        ps = machine.values(algebra, ps, dtypes)
     if name in _DECIDED:
         return _compared(algebra, name, ps)
-    if name in _POLYNOMIAL:
-        return (((), _POLYNOMIAL[name](algebra, *ps)),)
+    return (((), machine.reduced(algebra, _value(algebra, name, dtypes, ps, result), result)),)
+
+
+def _modular(name: str, dtypes: list[str], result: str) -> bool:
+    """Whether a function of integers is one of their classes modulo 2^n."""
+    if name == "where":
+        return dtypes[1] == dtypes[2] == result
+    return name in _RING and dtypes[0] == result and machine.modulus(result) is not None
+
+
+def _power(algebra: Scalars, dtypes: list[str], ps: list[Poly], result: str) -> list[Poly]:
+    """The operands of a power: the base itself where it is multiplied, else its value."""
+    exponent = machine.seen(algebra, ps[1], dtypes[1])
+    ring = dtypes[0] == result and _natural(dtypes, exponent)
+    return [ps[0] if ring else machine.seen(algebra, ps[0], dtypes[0]), exponent]
+
+
+def _value(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly], result: str) -> Poly:
+    if dtypes[0] == "bool" and name in _BOOLEAN:
+        name = _BOOLEAN[name]
+    if name in _POLYNOMIAL and (is_float(dtypes[0]) or name not in ("exp", "sqrt")):
+        return _POLYNOMIAL[name](algebra, *ps)
     if name in ("divide", "reciprocal") and is_float(dtypes[0]):
-        return (((), algebra.mul(ps[0] if len(ps) == 2 else ONE, algebra.inverse(ps[-1]))),)
-    if name == "power" and (n := ps[1].number) is not None and n == int(n) and 0 <= n <= 8:
-        return (((), algebra.power(ps[0], int(n))),)
+        return algebra.mul(ps[0] if len(ps) == 2 else ONE, algebra.inverse(ps[-1]))
+    if name == "power" and _natural(dtypes, ps[1]):
+        return algebra.power(ps[0], int(ps[1].number or 0))
     if name in ("isnan", "never"):
-        return (((), ZERO),)
-    return (((), algebra.poly(f"{name}:{'float' if is_float(dtypes[0]) else dtypes[0]}", *ps)),)
+        return ZERO
+    if all(is_float(d) for d in dtypes):
+        return algebra.apply(f"{name}:float" + ("" if is_float(result) else f":{result}"), *ps)
+    key = ",".join("float" if is_float(d) else d for d in dtypes)
+    return algebra.apply(f"{name}:{key}:{result}", *ps)
+
+
+def _natural(dtypes: list[str], exponent: Poly) -> bool:
+    """Whether a power is a product: by a small natural number, and integers by integers alone."""
+    n = exponent.number
+    return n is not None and n == int(n) and 0 <= n <= 8 and (is_float(dtypes[0]) or not is_float(dtypes[1]))
 
 
 def _infinite(name: str, ps: list[Poly]) -> Poly:
@@ -115,6 +148,25 @@ _DECIDED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+_RING = ("add", "subtract", "negative", "multiply", "square")
+
+
+def _equal_integers(algebra: Scalars, name: str, ps: list[Poly], dtype: str) -> Cases:
+    """Integers are equal where their difference is 0 modulo 2^n."""
+    m = machine.modulus(dtype) or 0
+    yes, no = (ONE, ZERO) if name == "equal" else (ZERO, ONE)
+    a, b = machine.values(algebra, ps, [dtype, dtype])
+    if algebra.as_dim(a - b) is not None:
+        return _distinguished(algebra, a - b, "zero", yes, no)
+    difference = machine.reduced(algebra, ps[0] - ps[1], dtype)
+    found = machine.bounds(algebra, difference)
+    if found.low is not None and found.high is not None and -m < found.low and found.high < m:
+        return _distinguished(algebra, difference, "zero", yes, no)
+    if algebra.flipped(difference):
+        difference = machine.reduced(algebra, difference.scaled(-1), dtype)
+    return _distinguished(algebra, machine.seen(algebra, difference, dtype), "zero", yes, no)
+
+
 def _compared(algebra: Scalars, name: str, ps: list[Poly]) -> Cases:
     """A comparison as 0 or 1; of sizes and indices it is a distinction of cases."""
     difference = ps[0] - ps[1]
@@ -141,26 +193,19 @@ def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) ->
     return tuple(kept)
 
 
-_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-
-
-def _widens(old: str, new: str) -> bool:
-    """Whether every number of `old` is one of `new`, as the field has it: to a float of more digits, and from integers to floats."""
-    if is_float(new) and not is_float(old):
-        return True
-    return old in _WIDTH and new != "bfloat16" and _WIDTH[old] < _WIDTH.get(new, 0)
-
-
 def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
-    """A conversion: the identity where it widens, a test for zero to bool, else a function of its own."""
-    integers = not is_float(old) and not is_float(new) and new != "bool"
-    if old == new or _widens(old, new) or integers:
+    """A conversion: the identity where the new type surely holds the number, a test for zero to bool, else a function of its own."""
+    machine.known(old), machine.known(new)
+    if old == new:
         return (((), p),)
     if infinite(p):
+        if is_float(new) and machine.widens(old, new):
+            return (((), p),)
         raise Unprovable(f"a conversion of an infinite element to {new}")
     if new == "bool":
-        return _distinguished(algebra, p, "zero", ZERO, ONE)
-    return (((), algebra.poly(f"cast:{new}", p)),)
+        return _distinguished(algebra, machine.seen(algebra, p, old), "zero", ZERO, ONE)
+    convert = machine.to_float if is_float(new) else machine.to_integer
+    return (((), convert(algebra, p, old, new)),)
 
 
 def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim, ...]], tuple[Dim, ...]]:

@@ -35,6 +35,11 @@ def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
     kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
     if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
         return kept[0][2].scaled(scale) + shift
+    from taso_mirage.meanings import axioms
+
+    outside = axioms.pulled(algebra, kept)
+    if outside is not None:
+        return outside.scaled(scale) + shift
     kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
     closed = tuple(dict.fromkeys(_closed_branch(algebra, b) for b in kept))
     return algebra.poly("max", *closed).scaled(scale) + shift
@@ -121,14 +126,59 @@ def _undominated(algebra: Scalars, branches: list[Branch]) -> list[Branch]:
     for b in plain_:
         others = [o[2] for o in plain_ if o is not b and o in kept]
         pairs = [a + c - b[2].scaled(2) for i, a in enumerate(others) for c in others[:i]]
-        if any(nonnegative(d) for d in [*(o - b[2] for o in others), *pairs]):
+        bounded = any(surely_nonnegative(algebra, d) for d in [*(o - b[2] for o in others), *pairs])
+        if bounded or any(o[0] and _dominates(algebra, o, b[2]) for o in kept):
             kept.remove(b)
     return kept
+
+
+def _dominates(algebra: Scalars, branch: Branch, p: Poly) -> bool:
+    """Whether a bound branch is surely over something, and nowhere below `p`."""
+    bound, conditions, q = branch
+    return surely_nonnegative(algebra, q - p) and inhabited(algebra.indices, list(bound), list(conditions))
 
 
 def nonnegative(p: Poly) -> bool:
     """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with such a branch."""
     return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
+
+
+def surely_nonnegative(algebra: Scalars, p: Poly) -> bool:
+    """The same, with what is known of ranges."""
+    if nonnegative(p):
+        return True
+    from taso_mirage.meanings import axioms, machine
+
+    p = axioms.factored(algebra, p)
+    if nonnegative(p):
+        return True
+
+    low = machine.bounds(algebra, p).low
+    return low is not None and low >= 0
+
+
+def surely_positive(algebra: Scalars, p: Poly) -> bool:
+    """Whether a scalar is surely > 0: it is nonnegative, and one of its terms is not 0."""
+    from taso_mirage.meanings import axioms, machine
+
+    p = axioms.factored(algebra, p)
+    if nonnegative(p) and any(all(_strict(algebra, a) for a, _ in m) for m in p.terms):
+        return True
+    low = machine.bounds(algebra, p).low
+    return low is not None and low > 0
+
+
+def _strict(algebra: Scalars, a: Atom) -> bool:
+    kind, args = a.kind, a.args
+    if kind == "size":
+        return args[0] not in algebra.indices.extents
+    if kind in ("inv", "sqrt"):
+        return surely_positive(algebra, args[0])
+    if kind == "sum":
+        return all(_strict(algebra, x) for x, _ in args[2]) and inhabited(algebra.indices, list(args[0]), list(args[1]))
+    if kind == "max":
+        return any(surely_positive(algebra, p) and inhabited(algebra.indices, list(b), list(c)) for b, c, p in args)
+    return kind == "exp"
 
 
 def _positive(a: Atom) -> bool:

@@ -41,6 +41,8 @@ class Scalars:
         self._skeletons: dict[Any, int] = {}
         self._bound: dict[Any, Poly] = {}
         self._places: dict[Any, Dim] = {}
+        self.ranges: dict[Atom, Any] = {}
+        self.fractions: dict[Atom, tuple[Rational, Rational, Poly]] = {}
 
     def atom(self, kind: str, *args: Any) -> Atom:
         """The interned atom."""
@@ -94,12 +96,20 @@ class Scalars:
         for m, c in a.terms.items():
             for n, d in b.terms.items():
                 k = self.times(m, n)
+                if self.fractions and (parts := self._fraction(k)) is not None:
+                    total = (Poly(total) + parts.scaled(c * d)).terms
+                    continue
                 value = total.get(k, 0) + c * d
                 if value:
                     total[k] = value
                 else:
                     total.pop(k, None)
         return Poly(total)
+
+    def _fraction(self, m: Monomial) -> Poly | None:
+        from taso_mirage.meanings import axioms
+
+        return axioms.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
         """The sum of many."""
@@ -121,7 +131,7 @@ class Scalars:
             total = ZERO
             for a in exponents:
                 total = total + a.args[0].scaled(powers.pop(a))
-            for ((merged, _),) in self.exp(total).terms if total.terms else ():
+            for ((merged, _),) in self.poly("exp", total).terms if total.terms else ():
                 powers[merged] = 1
         return tuple(sorted((a, 1 if _boolean(a) else p) for a, p in powers.items() if p))
 
@@ -145,10 +155,11 @@ class Scalars:
     def inverse(self, p: Poly) -> Poly:
         """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing cancels that may be 0."""
         if not p.terms:
-            raise Unprovable("a division by zero")
+            return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
-            c = self.content(p)
-            return self.poly("inv", p.scaled(plain(Fraction(1) / c))).scaled(plain(1 / Fraction(c)))
+            from taso_mirage.meanings import axioms
+
+            return axioms.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
         result = number(plain(1 / Fraction(c)))
         for a, power in monomial:
@@ -164,7 +175,32 @@ class Scalars:
         return result
 
     def exp(self, p: Poly) -> Poly:
+        if any(a.kind == "log:float" for m in p.terms for a, _ in m):
+            from taso_mirage.meanings import axioms
+
+            found = axioms.exp_of_logs(self, p)
+            if found is not None:
+                return found
         return self.poly("exp", p) if p.terms else ONE
+
+    def flipped(self, p: Poly) -> bool:
+        """Whether -p is the normal one of p and -p."""
+        total = sum(p.terms.values())
+        if total or not p.terms:
+            return bool(total < 0)
+        return bool(p.terms[min(p.terms, key=lambda m: (self.monomial_form(m), m))] < 0)
+
+    def shifted(self, p: Poly) -> tuple[Poly, Poly]:
+        """(e, q) with p = exp(e) q: what the exponents of all terms share, and of two terms one exponential in the normal direction."""
+        exponents = [next((a.args[0] for a, _ in m if a.kind == "exp"), ZERO) for m in p.terms]
+        if not exponents or not any(e.terms for e in exponents):
+            return ZERO, p
+        if len(exponents) == 2:
+            e = exponents[1] if self.flipped(exponents[1] - exponents[0]) else exponents[0]
+        else:
+            first, *others = (e.terms for e in exponents)
+            e = Poly({m: c for m, c in first.items() if all(o.get(m) == c for o in others)})
+        return (e, self.mul(self.poly("exp", e.scaled(-1)), p)) if e.terms else (ZERO, p)
 
     def sqrt(self, p: Poly) -> Poly:
         """Multiplicative; as a total function it is sqrt(|x|), so sqrt(x)^2 is not x."""
@@ -181,12 +217,26 @@ class Scalars:
             if a.kind == "exp":
                 one, power = self.exp(a.args[0].scaled(Fraction(1, 2))), 1
             elif a.kind == "inv":
-                one = self.inverse(self.sqrt(a.args[0]))
+                one = self.inverse(self.sqrt(self.power(a.args[0], power)))
+                power = 1
+            elif power > 1:
+                whole = self.power(self.magnitude(a), power // 2)
+                one, power = (self.mul(whole, self._root(a)) if power % 2 else whole), 1
             else:
-                one = self.poly("sqrt", Poly({((a, 1),): 1}))
+                one = self._root(a)
             one = self.inverse(one) if power < 0 else one
             result = self.mul(result, self.power(one, abs(power)))
         return result
+
+    def _root(self, a: Atom) -> Poly:
+        return self.poly("sqrt", Poly({((a, 1),): 1}))
+
+    def magnitude(self, a: Atom) -> Poly:
+        """|a|"""
+        from taso_mirage.meanings import maxima
+
+        p = Poly({((a, 1),): 1})
+        return maxima.largest(self, [((), (), p), ((), (), p.scaled(-1))])
 
     # ------------------------------------------------------------ integers
 
@@ -293,14 +343,30 @@ class Scalars:
             return self.sqrt(args[0])
         if kind in ("positive", "zero"):
             return self.sign(kind, args[0])
+        if kind.startswith("wrap:"):
+            from taso_mirage.meanings import machine
+
+            return machine.seen(self, args[0], kind[5:])
+        if ":" in kind:
+            from taso_mirage.meanings import axioms
+
+            return axioms.rewritten(self, kind, args)
         return self.poly(kind, *args)
 
     def sign(self, kind: str, p: Poly) -> Poly:
         """[p > 0] or [p = 0], as 0 or 1; a positive factor does not matter."""
+        from taso_mirage.meanings import axioms, machine
+
+        p = axioms.sign_of(self, kind, p)
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
-        c = Fraction(self.content(p))
+        found = machine.bounds(self, p)
+        if found.low is not None and found.low > 0:
+            return ONE if kind == "positive" else ZERO
+        if found.high is not None and (found.high < 0 or (found.high == 0 and kind == "positive")):
+            return ZERO
+        c = abs(Fraction(self.content(p))) * (-1 if self.flipped(p) else 1)
         return self.poly(kind, p.scaled(plain(1 / (c if kind == "zero" else abs(c)))))
 
 

@@ -15,6 +15,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from taso_mirage.errors import InvalidModel, OutputError
 from taso_mirage.model import Model
 from taso_mirage.onnx_io.copies import in_memory, inline_attributes
+from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.onnx_io.write import source_of, to_ir
@@ -29,8 +30,9 @@ READ_FROM = "taso_mirage.read_from"
 """Where the path of a model that was read is kept in its `meta`."""
 
 
-def load(path: str | Path) -> Model:
-    """Read an ONNX file. Weights stay mapped. Raises InvalidModel with what is wrong and what to do."""
+def load(path: str | Path, kernels: bool = True) -> Model:
+    """Read an ONNX file. Weights stay mapped. Without its kernels it is the graph of their own operators. Raises InvalidModel with what is
+    wrong and what to do."""
     path = Path(path)
     if not path.exists():
         raise InvalidModel(f"{path}: no such file")
@@ -40,6 +42,8 @@ def load(path: str | Path) -> Model:
     source.meta[READ_FROM] = str(path.resolve())
     try:
         _validate(source, path)
+        if not kernels:
+            without_kernels(source)
         _sort(source)
         return from_ir(source)
     except InvalidModel as error:

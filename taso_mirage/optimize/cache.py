@@ -63,3 +63,8 @@ def cache_path() -> Path:
 
     folder = os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")
     return Path(folder) / "costs.sqlite"
+
+
+def proofs_path(cache: Path | None = None) -> Path:
+    """Where verdicts on cases are kept: beside the measured costs."""
+    return (cache or cache_path()).parent / "proofs.sqlite"

@@ -13,6 +13,7 @@ from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.model import Model
 from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.weights import HALVES
 
 FOLDING = "constant folding"
 """The name under which weights that are computed ahead stand among the equations of a step."""
@@ -40,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
+class Region:
     """Terms that were replaced at one place, and the operands (if a match gave them) below which nothing changed."""
 
     equations: tuple[str, ...]
@@ -56,29 +57,34 @@ class _Region:
         return tuple(old for old, _ in self.pairs)
 
 
+def leaves_of(region: Region, heights: Heights) -> frozenset[Node]:
+    """The operands of a region: what a match gave, or the highest terms that both sides reach."""
+    return _boundary(region, heights) if region.operands is None else region.operands
+
+
 def changes(original: Model, steps: Sequence[Step], equations: Mapping[str, Equation]) -> list[Change]:
     """The distinct changes of the steps from the original's terms, in the order of their first places.
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
     """
     names = carried(original, steps)
-    heights = _Heights()
+    heights = Heights()
     found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
-    for region in _chained(r for step in steps for r in _regions(step, equations)):
-        leaves = _boundary(region, heights) if region.operands is None else region.operands
+    for region in _chained(r for step in steps for r in regions(step, equations)):
+        leaves = leaves_of(region, heights)
         before, after = _canonical(region, leaves)
         if before != after:
             found.setdefault((region.equations, before, after), []).append(_place(region, leaves, names))
     return [Change(*key, places=tuple(places)) for key, places in found.items()]
 
 
-def _chained(regions: Iterable[_Region]) -> Iterator[_Region]:
+def _chained(regions: Iterable[Region]) -> Iterator[Region]:
     """Regions of which each replaces just what the one before it made are one, from the first old to the last new."""
-    current: _Region | None = None
+    current: Region | None = None
     for region in regions:
         if current is not None and current.news == region.olds:
             pairs = tuple(zip(current.olds, region.news, strict=True))
-            current = _Region((*current.equations, *region.equations), pairs, None)
+            current = Region((*current.equations, *region.equations), pairs, None)
             continue
         if current is not None:
             yield current
@@ -90,17 +96,18 @@ def _chained(regions: Iterable[_Region]) -> Iterator[_Region]:
 # ---------------------------------------------------------------- regions
 
 
-def _regions(step: Step, equations: Mapping[str, Equation]) -> Iterator[_Region]:
+def regions(step: Step, equations: Mapping[str, Equation]) -> Iterator[Region]:
+    """What a step replaced, each region free of the context that only carries it on."""
     pairs = tuple(step.table.items())
-    if step.equations == (FOLDING,):
-        yield from (_Region(step.equations, (pair,), None) for pair in pairs)
+    if step.equations in ((FOLDING,), (HALVES,)):
+        yield from (Region(step.equations, (pair,), None) for pair in pairs)
         return
     taken = [_directed(name, equations) for name in step.equations if name != FOLDING]
     known = [e for e in taken if e is not None]
     inner = _innermost(pairs, known if len(known) == len(taken) else ())
     if inner:
         exact = _found(known[0], inner) if len(known) == len(step.equations) == 1 else None
-        yield exact or _Region(step.equations, inner, None)
+        yield exact or Region(step.equations, inner, None)
 
 
 def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
@@ -162,7 +169,7 @@ def _bare(pattern: Node) -> Node:
     return Node(pattern.op, tuple(map(_bare, pattern.args)))
 
 
-def _found(equation: Equation, pairs: Pairs) -> _Region | None:
+def _found(equation: Equation, pairs: Pairs) -> Region | None:
     """The application of the equation that turned the old terms into the new ones, with what its variables stood for."""
     olds, news = (tuple(side) for side in zip(*pairs, strict=True))
     nodes, around = list(olds), {}
@@ -177,11 +184,11 @@ def _found(equation: Equation, pairs: Pairs) -> _Region | None:
                 continue
             table = {old: new for old, new in zip(found.outputs, results, strict=True) if old is not new}
             if table and substitute(olds, table) == news:
-                return _Region((equation.name,), tuple(table.items()), frozenset(found.operands.values()))
+                return Region((equation.name,), tuple(table.items()), frozenset(found.operands.values()))
     return None
 
 
-class _Heights(dict[Node, int]):
+class Heights(dict[Node, int]):
     """The longest way from a term down to a leaf."""
 
     def __missing__(self, node: Node) -> int:
@@ -193,7 +200,7 @@ class _Heights(dict[Node, int]):
 OLD, NEW = 1, 2
 
 
-def _boundary(region: _Region, heights: _Heights) -> frozenset[Node]:
+def _boundary(region: Region, heights: Heights) -> frozenset[Node]:
     """The highest terms that both sides reach (or leaves), found from above: when a term's turn comes, all above it have had theirs."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
@@ -228,12 +235,12 @@ def _opaque(node: Node) -> bool:
 # ---------------------------------------------------------------- canonical form and names
 
 
-def _canonical(region: _Region, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
+def _canonical(region: Region, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
     """Both sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
     weights = 0
-    for node in _with_leaves((*region.olds, *region.news), leaves):
+    for node in with_leaves((*region.olds, *region.news), leaves):
         if node not in leaves:
             done[node] = with_args(node, tuple(done[a] for a in node.args))
         elif node.op in BARE or not isinstance(node.type, Tensor):
@@ -248,7 +255,7 @@ def _canonical(region: _Region, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
     return Graph(tuple(inputs), before), Graph(tuple(inputs), after)
 
 
-def _with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[Node]:
+def with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[Node]:
     """All terms down to the leaves, operands first, the leaves too, each once."""
     given: set[Node] = set()
     for node in topological(outputs, stop=leaves):
@@ -260,12 +267,12 @@ def _with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[N
     yield from (n for n in dict.fromkeys(outputs) if n in leaves and n not in given)
 
 
-def _place(region: _Region, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
+def _place(region: Region, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
     """The name of the value that was replaced; where it has none, that of a weight beside it."""
     for old in region.olds:
         if old in names:
             return names[old]
-    for node in _with_leaves(region.olds, leaves):
+    for node in with_leaves(region.olds, leaves):
         if node.op == "weight" and node in names:
             return f"near {names[node]}"
     return ""

@@ -20,7 +20,7 @@ from taso_mirage.ops import get
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.weights import holds
-from taso_mirage.rules import Application, Rules
+from taso_mirage.rules import Application, Keep, Rules
 
 SWEEPS = 8
 LARGE = 4
@@ -58,7 +58,8 @@ class Context:
         if rules not in self._helpful:
             single = (e for e in rules.equations if len(e.roots) == 1)
             hopeful = Context(self.opsets, self.sizes, self.available, self.target, self.others, hopeful=True)
-            self._helpful[rules] = Rules(single, lambda application: _smaller(application, _Once(), hopeful))
+            proved = rules.keep or (lambda application: True)
+            self._helpful[rules] = Rules(single, lambda a: _smaller(a, _Once(), hopeful) and proved(a))
         return self._helpful[rules]
 
     def work(self, node: Node) -> Work | None:
@@ -109,20 +110,20 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
     return [n for n in topological(results, stop=set(known.values())) if n.args]
 
 
-def stages(equations: Sequence[Equation]) -> list[Rules]:
+def stages(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
-    before small ones, because a small fusion would hide a large one."""
+    before small ones, because a small fusion would hide a large one. `keep` says which applications are proved."""
     helpful = [e for e in equations if can_shrink(e)]
     standard = [e for e in helpful if not runtime_specific(e)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
-    return [Rules(standard), Rules([*standard, *large]), Rules(helpful)]
+    return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
 
 
 @cache
 def joint(rules: Rules) -> Rules:
     """The equations with several outputs into the runtime's own operators: they only help. Others, such as parallel products as
     one, are left to the search, because they hide larger fusions."""
-    return Rules(e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e))
+    return Rules((e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e)), rules.keep)
 
 
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:

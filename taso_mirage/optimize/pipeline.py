@@ -19,7 +19,7 @@ from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.cache import CostCache, cache_path
+from taso_mirage.optimize.cache import CostCache, cache_path, proofs_path
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
 from taso_mirage.optimize.cost import Workloads
 from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
@@ -35,6 +35,7 @@ from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
 from taso_mirage.text import laws
+from taso_mirage.verify.proofs import Proofs
 
 KEPT = "the original's graph is kept"
 """How a note ends that says why nothing was changed."""
@@ -131,6 +132,7 @@ class _Job:
         self.target, self.executor = config.target, executor
         self.weights = dict(model.weights)  # with every folded one, so that any prefix of the steps can be replayed
         self.equations = tuple(e for e in rules() if not (config.portable and runtime_specific(e)))
+        self.proofs = Proofs(proofs_path(config.cache))
         self.rewriter = self._rewriter(self.target)
         self.cost = self.rewriter.cost
         self.feeds = [self._inputs(sizes) for sizes, _ in self.workloads] if config.measure else []
@@ -144,7 +146,9 @@ class _Job:
 
     def _rewriter(self, target: Target) -> Rewriter:
         cache = self.cache if self.config.measure else None
-        return Rewriter(self.model, target, self.workloads, self.equations, self.weights, cache, self.executor)
+        return Rewriter(
+            self.model, target, self.workloads, self.equations, self.weights, cache, self.executor, self.proofs
+        )
 
     def run(self) -> Result:
         """The stages in their order."""

@@ -19,7 +19,7 @@ from taso_mirage.optimize.search import Budget, Statistics, Strategy, directions
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import Target
 from taso_mirage.optimize.weights import fold_weights, split_halves
-from taso_mirage.rules import Rules
+from taso_mirage.rules import Keep, Rules
 
 LAST = 0.2
 """The part of a search's time that is kept for the passes after it, at most."""
@@ -39,7 +39,8 @@ class Candidate:
 
 
 class Rewriter:
-    """Passes and search of one model for one target. Nothing is measured where `cache` is None; `weights` gets every folded one."""
+    """Passes and search of one model for one target. Nothing is measured where `cache` is None; `weights` gets every folded one;
+    `proved` says which applications of the equations are."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Rewriter:
         weights: dict[str, Weight],
         cache: CostCache | None,
         executor: Executor | None = None,
+        proved: Keep | None = None,
     ) -> None:
         self.model, self.target, self.equations, self.weights = model, target, equations, weights
         opsets = {"com.microsoft": 1, **model.opsets}
@@ -61,7 +63,8 @@ class Rewriter:
         self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
-        self.stages = stages(equations)
+        self.proved = proved
+        self.stages = stages(equations, proved)
         self.passing = 0.0
         """Seconds that the passes took: what those after the search may take."""
 
@@ -92,7 +95,7 @@ class Rewriter:
             self.term.measure_until(budget.start + budget.seconds)
             budget.choose = partial(self._fastest_state, finish=[large, every])
         budget.seconds -= min(self.passing, LAST * budget.seconds)
-        rules = Rules([*directions(for_search(self.equations, self.target)), *more])
+        rules = Rules([*directions(for_search(self.equations, self.target)), *more], self.proved)
         outputs, taken, statistics = search_model(
             normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
         )

@@ -19,7 +19,7 @@ from taso_mirage.optimize.ematch import places
 from taso_mirage.optimize.extract import Choice, Extraction, extract
 from taso_mirage.optimize.passes import Context, new_terms, simplify
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, finalists_of, search_part
-from taso_mirage.rules import Application, Rules
+from taso_mirage.rules import Application, Keep, Rules
 
 SATURATED = "saturated"
 NODES = 5_000
@@ -68,7 +68,8 @@ def saturated(
     left = budget.left()
     brief = replace(budget, seconds=left * SEARCHING, start=time.monotonic())
     seed = search_part(graph, rules, eager, cost, context, brief, whole)
-    growth = _Growth(graph.outputs, (*rules.equations, *eager.equations), cost, context, start * (budget.alpha - 1))
+    both = (*rules.equations, *eager.equations)
+    growth = _Growth(graph.outputs, both, cost, context, start * (budget.alpha - 1), rules.keep)
     growth.learn(seed.path)
 
     def over(share: float) -> bool:
@@ -143,14 +144,20 @@ class _Growth:
     """An e-graph that grows by equations, all matches of an iteration at once (so that no equation goes first)."""
 
     def __init__(
-        self, outputs: State, equations: tuple[Equation, ...], cost: Cost, context: Context, allowance: float
+        self,
+        outputs: State,
+        equations: tuple[Equation, ...],
+        cost: Cost,
+        context: Context,
+        allowance: float,
+        keep: Keep | None = None,
     ) -> None:
         self.graph = EGraph()
         for output in outputs:
             self.graph.add(output)
         self.graph.rebuild()
         self.outputs, self.given, self.legal = outputs, [outputs], set(topological(outputs))
-        self.cost, self.context, self.allowance = cost, context, allowance
+        self.cost, self.context, self.allowance, self.keep = cost, context, allowance, keep
         self.rules: dict[str, list[_Rule]] = {}
         for equation in dict.fromkeys(equations):
             self.rules.setdefault(equation.roots[0], []).append(_Rule(equation, _exchangeable(equation)))
@@ -238,13 +245,14 @@ class _Growth:
                     met.add(place.outputs)
                     yield place.outputs
 
-    @staticmethod
-    def _applications(equation: Equation, outputs: tuple[Node, ...]) -> Iterator[Application]:
+    def _applications(self, equation: Equation, outputs: tuple[Node, ...]) -> Iterator[Application]:
         around = users(topological(outputs)) if len(outputs) > 1 else None
         for found in matches(equation, outputs[0], around):
             results = apply(equation, found)
             if found.outputs == outputs and not isinstance(results, NoMatch) and results != outputs:
-                yield Application(equation, found, results)
+                application = Application(equation, found, results)
+                if self.keep is None or self.keep(application):
+                    yield application
 
     def _addition(self, application: Application) -> _Addition | None:
         found, results = application.found, application.results

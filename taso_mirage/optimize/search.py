@@ -32,10 +32,11 @@ FINALISTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One way from a state to another: which equation, and the outputs afterwards."""
+    """One way from a state to another: which equation, the outputs afterwards, and, where they are known, the single steps of it."""
 
     equation: str
     outputs: State
+    details: tuple[Step, ...] = ()
 
 
 @dataclass
@@ -186,7 +187,12 @@ def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Ste
         after = piece.place(rewrite.outputs, leaves)
         changed = [(a, b) for a, b in zip(before, after, strict=True) if a is not b]
         if changed:
-            yield Step(tuple(rewrite.equation.split(" + ")), tuple(a for a, _ in changed), tuple(b for _, b in changed))
+            details = tuple(
+                Step(d.equations, piece.place(d.old, leaves), piece.place(d.new, leaves), d.sweep)
+                for d in rewrite.details
+            )
+            old, new = (tuple(pair[i] for pair in changed) for i in (0, 1))
+            yield Step(tuple(rewrite.equation.split(" + ")), old, new, details=details)
         before = after
     current.update(zip(originals, before, strict=True))
 
@@ -202,7 +208,7 @@ def search_part(
 ) -> Found:
     """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
     start = best = cost(graph.outputs)
-    paths: dict[State, tuple[State | None, str]] = {graph.outputs: (None, "")}
+    paths: dict[State, tuple[State, Rewrite]] = {}
     prices = {graph.outputs: start}
     queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
@@ -214,9 +220,9 @@ def search_part(
         popped += 1
         for rewrite in rewrites(state, rules, eager, context, raw):
             tried += 1
-            if rewrite.outputs in paths:
+            if rewrite.outputs in prices:
                 continue
-            paths[rewrite.outputs] = (state, rewrite.equation)
+            paths[rewrite.outputs] = (state, rewrite)
             price = prices[rewrite.outputs] = cost(rewrite.outputs)
             if price < best:
                 best, improved = price, popped
@@ -247,13 +253,11 @@ def finalists_of(first: State, prices: Mapping[State, float], budget: Budget) ->
     return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
 
 
-def _path(state: State, paths: dict[State, tuple[State | None, str]]) -> tuple[Rewrite, ...]:
+def _path(state: State, paths: dict[State, tuple[State, Rewrite]]) -> tuple[Rewrite, ...]:
     path: list[Rewrite] = []
-    parent, equation = paths[state]
-    while parent is not None:
-        path.append(Rewrite(equation, state))
-        state = parent
-        parent, equation = paths[state]
+    while state in paths:
+        state, rewrite = paths[state]
+        path.append(rewrite)
     return tuple(reversed(path))
 
 
@@ -297,7 +301,7 @@ def _applied(
     raw.add(outputs)
     smaller, steps = simplify(outputs, eager, context)
     names = " + ".join([application.equation.name, *(e for s in steps for e in s.equations)])
-    yield Rewrite(names, smaller)
+    yield Rewrite(names, smaller, (Step((application.equation.name,), found.outputs, results), *steps))
 
 
 def _only_grows(application: Application) -> bool:

@@ -13,13 +13,15 @@ from taso_mirage.ir import Node, substitute, topological, with_args
 class Step:
     """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms of the same type.
 
-    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten.
+    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten. `details`: the
+    steps of one equation each that this one is made of, where they are known.
     """
 
     equations: tuple[str, ...]
     old: tuple[Node, ...]
     new: tuple[Node, ...]
     sweep: int = 0
+    details: tuple[Step, ...] = ()
 
     @property
     def table(self) -> dict[Node, Node]:

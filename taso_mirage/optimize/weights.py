@@ -19,6 +19,8 @@ from taso_mirage.optimize.steps import Step
 
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
+HALVES = "equal halves of a weight"
+"""The name under which such a weight stands among the equations of a step."""
 KERNELS = frozenset({"conv", "conv_transpose", "nhwc_conv"})
 """What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster."""
 INITIALIZERS = frozenset({"nhwc_conv"})
@@ -47,7 +49,7 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
     outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     halved = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
-    return halved, [Step(("equal halves of a weight",), tuple(table), tuple(table.values()))]
+    return halved, [Step((HALVES,), tuple(table), tuple(table.values()))]
 
 
 def fold_weights(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from taso_mirage.meanings.indices import Conditions
 from taso_mirage.meanings.integers import context
+from taso_mirage.meanings.machine import bounds, integral, modulus
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
 from taso_mirage.verify.matching import Matching
 
@@ -14,6 +16,10 @@ RLIMIT = 500_000
 SMALL = 60
 """Larger polynomials are not asked about."""
 DECIDABLE = ("positive", "zero", "max")
+DIVIDED = ("remainder:u", "floor_divide:u")
+REALS = ("size", "floor", "floor:float", "rint:float")
+"""Integers that Z3 need not know to be some."""
+WRAPPED = ("wrap:", *DIVIDED)
 
 
 def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
@@ -33,7 +39,9 @@ def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
 def _mentions(p: Poly) -> bool:
     """Whether something is there that Z3 knows more of than the normal form: an order."""
     return any(
-        a.kind in DECIDABLE or any(isinstance(x, Poly) and _mentions(x) for x in a.args) for m in p.terms for a, _ in m
+        a.kind in DECIDABLE or a.kind.startswith(WRAPPED) or any(isinstance(x, Poly) and _mentions(x) for x in a.args)
+        for m in p.terms
+        for a, _ in m
     )
 
 
@@ -45,6 +53,7 @@ class _Translation:
         self.context = context(matching.indices)
         self.known: list[tuple[Atom, Any]] = []
         self.facts: list[Any] = []
+        self.count = 0
 
     def __call__(self, p: Poly) -> Any:
         import z3
@@ -86,6 +95,8 @@ class _Translation:
                 first = z3.If(first >= other, first, other)
             return first
         polys = [self(x) for x in a.args if isinstance(x, Poly)]
+        if integral(Poly({((a, 1),): 1})) and a.kind not in REALS:
+            return self._integer(a, polys)
         if polys and a.kind not in ("sum", "prod", "max"):
             value = z3.Function(a.kind, *[z3.RealSort(self.context)] * (len(polys) + 1))(*polys)
         else:
@@ -102,8 +113,37 @@ class _Translation:
             self.facts.append(z3.Implies(polys[0] != 0, value * polys[0] == 1))
         elif a.kind == "sqrt":
             self.facts += [value >= 0, value * value == z3.If(polys[0] >= 0, polys[0], -polys[0])]
-        elif a.kind == "read" and a.args[0][0] == "bool":
-            self.facts.append(z3.Or(value == 0, value == 1))
+
+    def _integer(self, a: Atom, polys: list[Any]) -> Any:
+        """An unknown integer within its range; what wraps is off by a multiple of 2^n, a remainder by one of the divisor."""
+        value = self._unknown(a.kind, polys)
+        found = bounds(self.matching.algebra, Poly({((a, 1),): 1}))
+        self.facts += [value >= self._number(found.low)] if found.low is not None else []
+        self.facts += [value <= self._number(found.high)] if found.high is not None else []
+        if a.kind.startswith("wrap:"):
+            self.facts.append(value == polys[0] - self._number(modulus(a.kind[5:])) * self._unknown())
+        divisor = a.args[1].number if a.kind.startswith(DIVIDED) else None
+        if divisor is not None and divisor > 0:
+            d = self._number(divisor)
+            rest = polys[0] - d * value if a.kind.startswith("floor") else value
+            if rest is value:
+                self.facts.append(value == polys[0] - d * self._unknown())
+            self.facts += [rest >= 0, rest < d]
+        return value
+
+    def _unknown(self, kind: str = "", polys: Sequence[Any] = ()) -> Any:
+        """An integer, the same for equal operands."""
+        import z3
+
+        self.count += 1
+        real, integer = z3.RealSort(self.context), z3.IntSort(self.context)
+        name = kind if polys else f"{kind}{self.count}"
+        return z3.ToReal(z3.Function(name, *[real] * len(polys), integer)(*polys))
+
+    def _number(self, n: Any) -> Any:
+        import z3
+
+        return z3.RealVal(str(n), self.context)
 
     def _indices(self) -> frozenset[str]:
         return frozenset(self.matching.indices.extents)

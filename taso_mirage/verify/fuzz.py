@@ -22,7 +22,7 @@ from taso_mirage.verify.counterexample import find
 from taso_mirage.verify.draws import NUMBERS, Draws, Given
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 
-ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ZeroDivisionError)
+ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 """What typing raises where a drawn typing is none."""
 
 

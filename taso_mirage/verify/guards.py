@@ -17,6 +17,7 @@ from taso_mirage.verify.fingerprint import Agreed, Refuted
 from taso_mirage.verify.fuzz import Typing, typings, verdicts
 
 POOL: tuple[tuple[str, str], ...] = (
+    ("x", "is_float({x})"),
     ("n", "{n} == {value}"),
     ("t", "{t} == {value}"),
     ("t", "len({t}) == {length}"),
@@ -45,6 +46,8 @@ POOL: tuple[tuple[str, str], ...] = (
     ("tx", "{t} == iota(rank({x}))"),
     ("tx", "{t}[:2] == (0, 1)"),
     ("xy", "shape({x}) == shape({y})"),
+    ("xt", "shape({x}) == {t}"),
+    ("t", "min({t}) > 0"),
     ("xy", "rank({x}) == rank({y})"),
     ("xy", "rank({x}) >= rank({y})"),
     ("yx", "rank({x}) >= rank({y})"),

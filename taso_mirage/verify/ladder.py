@@ -1,10 +1,10 @@
-"""The evidence ladder of one rule (DESIGN section 4): field, shape fuzz, then a proof at structurally different typings."""
+"""The evidence of one rule: every case of it that hostile drawing finds is proved, or the rule is rejected with numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -14,19 +14,24 @@ from taso_mirage.ir import LEAVES, Node, topological
 from taso_mirage.library import Evidence, Proof, Rejected, Rule
 from taso_mirage.text import show_equation
 from taso_mirage.verify.bounded import prove_bounded
+from taso_mirage.verify.cases import Instance
 from taso_mirage.verify.counterexample import find
-from taso_mirage.verify.fingerprint import Agreed, Refuted, fingerprint
-from taso_mirage.verify.fuzz import Typing, typings, verdicts
-from taso_mirage.verify.laws import prove_by_laws
+from taso_mirage.verify.examine import Examined, Judged, examine
+from taso_mirage.verify.fingerprint import Refuted
+from taso_mirage.verify.fuzz import Typing
+from taso_mirage.verify.guards import Condition, Sample, guarded, weakest
+from taso_mirage.verify.hostile import Statement
 from taso_mirage.verify.lift import lift
+from taso_mirage.verify.proofs import Proofs
 from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
-TRIALS = 16
 WANTED = 512
 CHOSEN = 32
 """So many structurally different typings are proved."""
-KINDS = ("symbolic", "laws", "bounded")
-"""From the strongest to the weakest; a rule has the weakest that one of its typings needed."""
+KINDS = ("symbolic", "bounded")
+"""From the strongest to the weakest; a rule has the weakest that one of its cases needed."""
+GUARDS = 3
+"""So often a guard is sought that excludes the cases that failed."""
 Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
@@ -38,33 +43,66 @@ class _Found:
 
 
 def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Rejected | Unproved:
-    """All rungs for one rule, on new seeds. `Rejected` has a counterexample; `Unproved` says which typing has no proof."""
-    agreed: list[Typing] = []
-    drawn = _drawn(rule, seed, typings)
-    for typing, verdict in verdicts(drawn, 4, seed + 1):
-        if isinstance(verdict, Refuted):
-            rejected = refutation(rule, typing, verdict, seed)
-            if rejected is not None:
-                return rejected
-        if isinstance(verdict, Agreed):
-            agreed.append(typing)
-        if len(agreed) >= typings:
-            break
-    if not agreed:
-        return Unproved("no legal typing was found on which the field gives a verdict")
-    first = fingerprint(agreed[0].lhs, agreed[0].rhs, TRIALS, seed + 2)
-    if isinstance(first, Refuted) and (rejected := refutation(rule, agreed[0], first, seed)):
-        return rejected
-    proof = _proof(rule, agreed)
-    if isinstance(proof, Refuted):
-        return Rejected(show_equation(rule.equation), "refuted by the bounded proof", {"values": proof.counterexample})
-    if isinstance(proof, Unproved):
-        return proof
-    return Evidence(first.trials if isinstance(first, Agreed) else 0, len(agreed), proof)
+    """Every case of a rule as it is stated. `Rejected` has a counterexample; `Unproved` says which case has no proof."""
+    proofs = Proofs()
+    found = examined(rule, proofs, seed, typings)
+    return evidence(found, proofs) if found.holds else failure(rule, found)
 
 
-def _drawn(rule: Rule, seed: int, wanted: int) -> Iterator[Typing]:
-    return typings(rule.equation, seed, 8 * wanted, rule.given, rule.attributes)
+def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -> Examined:
+    """The cases of a rule, that of its own typing first."""
+    found = examine(Statement(rule.equation, rule.given, rule.attributes), proofs, seed, typings)
+    with suppress(TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError):  # a guard may ask for numbers
+        sides = rule.instance()
+        own = proofs.judge(Instance(*sides))
+        if own and not any(c.verdict.case.key == own.case.key for c in found.cases):
+            found = Examined((Judged(Typing(*sides), own), *found.cases), found.typings)
+    return found
+
+
+def evidence(found: Examined, proofs: Proofs) -> Evidence:
+    """What was proved, in words."""
+    every, bounded = len(found.of("proved")), len(found.of("bounded"))
+    bound = f"every size of {every} case{'s' if every != 1 else ''}"
+    if bounded:
+        bound += f", {bounded} at {'its' if bounded == 1 else 'their'} own sizes"
+    return Evidence(every + bounded, found.typings, Proof("bounded" if bounded else "symbolic", bound, proofs.steps))
+
+
+def failure(rule: Rule, found: Examined) -> Rejected | Unproved:
+    """Why a rule does not hold as it is stated."""
+    wrong = sorted(found.of("refuted"), key=lambda c: c.typing.elements)
+    if wrong and wrong[0].counterexample is not None:
+        return Rejected(show_equation(rule.equation), "refuted by drawing", wrong[0].counterexample.fields())
+    missing = found.of("unproved")
+    if not missing:
+        return Unproved("no legal typing was found")
+    return Unproved(
+        f"{missing[0].verdict.why} for this case, and no counterexample:\n{missing[0].verdict.case.instance}"
+    )
+
+
+def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Rejected | Unproved:
+    """The rule under the guard under which every case is proved, and its evidence."""
+    for attempt in range(GUARDS + 1):
+        proofs = Proofs()
+        found = examined(rule, proofs, seed + attempt, typings)
+        if found.holds:
+            return rule, evidence(found, proofs)
+        chosen = missing_guard(rule, found)
+        if chosen is None or attempt == GUARDS:
+            return failure(rule, found)
+        rule = replace(rule, equation=guarded(rule.equation, chosen))
+    raise AssertionError
+
+
+def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
+    """The weakest conditions that exclude the cases that failed and hold at the rule's own typing."""
+    failing = tuple((c.typing, Refuted(0, "")) for c in found.of("refuted", "unproved"))
+    passing = tuple(c.typing for c in found.of("proved", "bounded") if c.typing.names)
+    if not failing or not passing:
+        return None
+    return weakest(rule.equation, Sample(passing, failing), rule.given, rule.attributes)
 
 
 def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> Rejected | None:
@@ -76,38 +114,8 @@ def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> Rejec
     return Rejected(show_equation(rule.equation), "refuted by the shape fuzz", counterexample)
 
 
-def _proof(rule: Rule, agreed: Sequence[Typing]) -> Proof | Refuted | Unproved:
-    """A proof of the rule's own typing and of every chosen one."""
-    cases: list[tuple[Sides, bool]] = []
-    with suppress(TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError):
-        cases.append((rule.instance(), True))  # a guard on values may leave the letters without a type
-    cases += [((t.lhs, t.rhs), False) for t in different(agreed)]
-    found: list[_Found] = []
-    for sides, symbolic in cases:
-        one = _symbolically(sides) if symbolic else proved_at(*sides)
-        if not isinstance(one, _Found):
-            if symbolic and len(cases) > 1:
-                continue  # its letters may be more general than the guard allows; the drawn typings decide
-            return one
-        found.append(one)
-    weakest = max((f.kind for f in found), key=KINDS.index)
-    return Proof(weakest, _bound(weakest, found), sum(f.steps for f in found))
-
-
-def _bound(kind: str, found: Sequence[_Found]) -> str:
-    count = f"{len(found)} typing{'s' if len(found) > 1 else ''}"
-    if kind == "bounded":
-        return f"{count}, dims up to {max(f.largest for f in found if f.kind == kind)}"
-    return f"every size of {count}" + (", by the laws of the operators" if kind == "laws" else "")
-
-
-def _symbolically(sides: Sides) -> _Found | Unproved:
-    verdict = prove_symbolic(*sides)
-    return _Found("symbolic", verdict.steps, 0) if isinstance(verdict, Proved) else verdict
-
-
 def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Refuted | Unproved:
-    """The strongest proof of one typing: at every size, by the laws, then at its own sizes."""
+    """The strongest proof of one typing: at every size, then at its own sizes."""
     tried: list[Sides] = []
     for apart in (True, False):
         lifted = lift(lhs, rhs, apart)
@@ -116,10 +124,6 @@ def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Refuted | Un
             verdict = prove_symbolic(*lifted)
             if isinstance(verdict, Proved):
                 return _Found("symbolic", verdict.steps, 0)
-    for sides in tried:
-        by_laws = prove_by_laws(*sides)
-        if isinstance(by_laws, Proved):
-            return _Found("laws", by_laws.steps, 0)
     fixed = prove_symbolic(lhs, rhs)
     largest = _largest((*lhs, *rhs))
     if isinstance(fixed, Proved):  # nothing but dims of 1 is every size too

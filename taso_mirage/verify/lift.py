@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from taso_mirage.dims import Dim, Symbolic, evaluate, fixed, product, symbol, symbols
+from taso_mirage.dims import Dim, Symbolic, evaluate, product, symbol, symbols
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir import ABSENT, LEAVES, Node, Tensor, topological
 from taso_mirage.ops import get
@@ -20,12 +20,13 @@ PROBE = 20
 
 
 def lift(
-    lhs: Sequence[Node], rhs: Sequence[Node], apart: bool = True
+    lhs: Sequence[Node], rhs: Sequence[Node], apart: bool = True, finest: bool = False
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
     """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one symbol where they can.
 
     What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`, equal sizes that cannot vary
-    together may vary alone; a guard on them may then fail. None where no dim can be a symbol.
+    together may vary alone; a guard on them may then fail. If `finest`, equal sizes vary alone wherever that has a type. None
+    where no dim can be a symbol.
     """
     outputs = (*lhs, *rhs)
     order = topological(outputs)
@@ -33,7 +34,7 @@ def lift(
     places = [(n, i) for n in leaves for i, d in enumerate(n.shape) if isinstance(d, int) and d > 1]
     search = _Search(outputs, order)
     for value in sorted({_size(p) for p in places}, reverse=True):
-        search.widen([p for p in places if _size(p) == value], value, apart)
+        search.widen([p for p in places if _size(p) == value], value, apart, finest)
     if not search.chosen or search.built is None:
         return None
     return search.built[: len(lhs)], search.built[len(lhs) :]
@@ -54,15 +55,17 @@ class _Search:
         self.count = 0
         self.factors = _factors(order)
 
-    def widen(self, places: list[Place], value: int, apart: bool) -> None:
-        """All places of one size at once, else the smallest sets of them that can vary alone."""
-        if self._try(places, value) or not apart:
+    def widen(self, places: list[Place], value: int, apart: bool, finest: bool) -> None:
+        """All places of one size at once (not if `finest`), else the smallest sets of them that can vary alone."""
+        if not (finest and len(places) > 1) and (self._try(places, value) or not apart):
             return
         left = list(places)
         for width in (1, 2, 3):
             for some in combinations(left, width):
                 if width < len(places) and all(p in left for p in some) and self._try(list(some), value):
                     left = [p for p in left if p not in some]
+        if finest and left:
+            self._try(left, value)
 
     def _try(self, places: list[Place], value: int) -> bool:
         for dim in self._dims(value):
@@ -79,7 +82,7 @@ class _Search:
 
     def _dims(self, value: int) -> Iterator[Dim]:
         """A symbol; where a reshape cuts this size, a product of two, or of a number and a symbol."""
-        one, two = symbol(f"d{self.count}"), symbol(f"e{self.count}")
+        one, two = symbol(f"lifted.d{self.count}"), symbol(f"lifted.e{self.count}")
         yield one
         inner = [f for f in self.factors if value % f == 0 and f not in (1, value)]
         if inner:
@@ -113,22 +116,34 @@ def _rebuilt(outputs: tuple[Node, ...], order: list[Node], dims: Mapping[Place, 
     return built if same and _legal_elsewhere(built) else None
 
 
+def rebound(outputs: Sequence[Node], dim: Callable[[Dim], Dim]) -> tuple[Node, ...]:
+    """The terms with every symbolic dim of leaves and attributes replaced. Raises what typing raises."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        if node.op in LEAVES:
+            shape = node.shape if isinstance(node.type, Tensor) and node.type.shape is not None else ()
+            changed = tuple(map(dim, shape))
+            done[node] = node if changed == shape else Node(node.op, (), node.attrs, Tensor(node.dtype, changed))
+        elif node is ABSENT or node.op == "constant":
+            done[node] = node
+        else:
+            done[node] = get(node.op).term(*[done[a] for a in node.args], **{k: _bound(v, dim) for k, v in node.attrs})
+    return tuple(done[o] for o in outputs)
+
+
+def _bound(value: Any, dim: Callable[[Dim], Dim]) -> Any:
+    if isinstance(value, Symbolic):
+        return dim(value)
+    return tuple(_bound(v, dim) for v in value) if isinstance(value, tuple) else value
+
+
 def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
     """Whether the terms have a type at other sizes too: a symbol broadcasts against any number, a size does not."""
     order = topological(outputs)
     found = sorted({s for n in order if n.op in LEAVES for d in n.shape for s in symbols(d)})
     sizes = {name: 2 * PROBE + 6 * k + 1 for k, name in enumerate(found)}
-    done: dict[Node, Node] = {}
     try:
-        for node in order:
-            if node.op in LEAVES:
-                shape = tuple(evaluate(d, sizes) for d in node.shape)
-                done[node] = Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
-            elif node.args and node is not ABSENT:
-                attrs = {k: fixed(v, sizes) for k, v in node.attrs}
-                done[node] = get(node.op).term(*[done[a] for a in node.args], **attrs)
-            else:
-                done[node] = node
+        rebound(outputs, lambda dim: evaluate(dim, sizes))
     except ILLEGAL:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The evidence ladder on a whole library, over processes: what `taso-mirage substitutions verify` does."""
+"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions verify` does."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
+from textwrap import indent
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.library import PROOF_KINDS, Evidence, Rule
+from taso_mirage.text import show_equation
+
+if TYPE_CHECKING:
+    from taso_mirage.verify.examine import Examined
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one rule fared: the evidence found, or the problem (a counterexample, or why there is no proof); seconds it took."""
+    """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the evidence if it holds as it is stated,
+    else the problem: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
 
     name: str
     evidence: Evidence | None
     problem: str
     seconds: float
+    cases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -42,7 +50,7 @@ class Verdict:
             "name": self.name,
             "proof": self.kind,
             "bound": bound,
-            "trials": found.trials,
+            "cases": dict(self.cases),
             "typings": found.typings,
             "problem": self.problem or None,
             "seconds": round(self.seconds, 3),
@@ -94,31 +102,55 @@ def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[Verdict]:
 
 
 def verdict_of(rule: Rule, seed: int, typings: int) -> Verdict:
-    """Climb the ladder with one rule. A rule without a proof has failed."""
-    from taso_mirage.verify.ladder import climb
+    """Judge one rule as it is stated. One without a proof of every case has failed."""
+    from taso_mirage.verify.ladder import evidence, examined
+    from taso_mirage.verify.proofs import Proofs
 
-    start = time.perf_counter()
+    start, proofs = time.perf_counter(), Proofs()
     try:
-        outcome: Any = climb(rule, seed=seed, typings=typings)
+        found = examined(rule, proofs, seed, typings)
+        cases = dict(Counter(c.status for c in found.cases))
+        if found.holds:
+            return Verdict(rule.name, evidence(found, proofs), "", _since(start), cases)
+        return Verdict(rule.name, None, problem(rule, found), _since(start), cases)
     except (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         return Verdict(rule.name, None, f"cannot be verified: {type(error).__name__}: {error}", _since(start))
-    evidence = getattr(outcome, "evidence", outcome)
-    if isinstance(evidence, Evidence) and evidence.proof is not None:
-        return Verdict(rule.name, evidence, "", _since(start))
-    return Verdict(rule.name, None, _problem(outcome), _since(start))
 
 
 def _since(start: float) -> float:
     return time.perf_counter() - start
 
 
-def _problem(outcome: Any) -> str:
-    counterexample = getattr(outcome, "counterexample", None)
-    if counterexample is None:
-        return f"has no proof: {getattr(outcome, 'why', 'the typings agree, but nothing shows every one')}"
-    if isinstance(counterexample, Mapping):
-        return "is wrong:\n" + "\n".join(f"  {name}: {value}" for name, value in counterexample.items())
-    return f"is wrong: {counterexample}"
+def problem(rule: Rule, found: Examined) -> str:
+    """Why a rule does not hold as it is stated: its cases, one counterexample for each class, the guard that would be right."""
+    from taso_mirage.verify.examine import classes
+    from taso_mirage.verify.guards import guarded
+    from taso_mirage.verify.ladder import missing_guard
+
+    if not found.cases:
+        return "has no proof: no legal typing was found"
+    counts = Counter(c.status for c in found.cases)
+    shown = ", ".join(
+        f"{counts[status]} {status}" for status in ("proved", "bounded", "refuted", "unproved") if counts[status]
+    )
+    lines = [f"{'is wrong' if counts['refuted'] else 'has no proof'} as it is stated; of its cases {shown}"]
+    for kind, each in islice(classes(found.of("refuted", "unproved")), CLASSES):
+        lines.append(f"{each.status} ({kind})")
+        if each.counterexample is None:
+            lines.append(indent(f"{each.verdict.why}, and no counterexample\n{each.verdict.case.instance}", "  "))
+        else:
+            lines.append(indent("\n".join(f"{k}: {v}" for k, v in each.counterexample.fields().items()), "  "))
+    chosen = missing_guard(rule, found)
+    if chosen is None:
+        lines.append("no guard was found under which all cases hold")
+    else:
+        right = guarded(rule.equation, chosen)
+        lines.append(f"on what was drawn it holds under: {show_equation(right)}")
+    return "\n".join(lines)
+
+
+CLASSES = 6
+"""So many classes of cases are shown, the smallest case of each."""
 
 
 def failures(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -137,6 +169,11 @@ def table(verdicts: Sequence[Verdict]) -> str:
     rows.append(["all", *map(str, totals), str(sum(totals))])
     width = max(len(row[0]) for row in rows)
     lines = [f"{row[0]:{width}}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows]
+    cases: Counter[str] = Counter()
+    for verdict in verdicts:
+        cases.update(verdict.cases)
+    words = {"proved": "proved for every size"}
+    lines.append("cases: " + ", ".join(f"{n} {words.get(status, status)}" for status, n in cases.most_common()))
     seconds = [v.seconds for v in verdicts]
     lines.append(f"median {median(seconds):.3f} s, slowest {max(seconds):.2f} s, all {sum(seconds):.1f} s")
     return "\n".join(lines)

@@ -1,0 +1,6 @@
+"""An independent checker of equations between tensor programs: it shares no code with the prover. See `equations`."""
+
+from taso_mirage.checker.equations import check, check_step
+from taso_mirage.checker.forms import Accepted, Refused
+
+__all__ = ["Accepted", "Refused", "check", "check_step"]

@@ -1,0 +1,190 @@
+"""An independent checker of equations between tensor programs. It shares no code with the prover.
+
+Every element of a result becomes a polynomial in normal form: a sum of terms, each a sum over bound index variables of a product of
+powers of atoms. Atoms are sizes, index variables, reads of leaves, functions of polynomials, and conditions, which are 0 or 1. Both
+sides are read at one symbolic index, and must have the same normal form in every case of the conditions on that index.
+
+Assumed: sizes are from 1 to 2**40; floats are real numbers (an operator's own numbers are rounded to its operand's dtype), and nothing is
+claimed where a division by zero, a root of a negative or a log of a non-positive number occurs. Integers are read modulo 2**n: sums
+and products are polynomials, all else is a function of which only the dtype is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+from taso_mirage.checker.forms import (
+    FLOATS,
+    INTS,
+    LENGTH,
+    WORK,
+    ZERO,
+    Accepted,
+    Poly,
+    Refused,
+    Term,
+    Work,
+    boolean,
+    conditions,
+    fresh,
+    holds,
+    just,
+    named,
+    need,
+    opened,
+    poly,
+    spend,
+    substituted,
+    variables,
+)
+from taso_mirage.checker.operators import OPS
+from taso_mirage.checker.tensors import Tensor, dims, legal
+from taso_mirage.errors import Unsupported
+
+# ---------------------------------------------------------------- texts
+
+
+def attribute(tree: ast.expr) -> Any:
+    match tree:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -attribute(operand)
+        case (
+            ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Call(func=ast.Name(id="array"), args=parts, keywords=[])
+        ):
+            return tuple(map(attribute, parts))
+        case ast.Call(func=ast.Name(id="dim"), args=[ast.Constant(value=str(text))], keywords=[]):
+            return dims([text])[0]
+    raise Unsupported("a text that is no attribute")
+
+
+def leaf(kind: str, name: str, tree: ast.expr, leaves: dict[str, Any]) -> Tensor:
+    base, given = (tree.value, attribute(tree.slice)) if isinstance(tree, ast.Subscript) else (tree, ())
+    shape, dtype = dims(given if isinstance(given, tuple) else (given,)), base.id if isinstance(base, ast.Name) else ""
+    need(dtype in (*FLOATS, *INTS, "bool"), "a type that is not read by this checker")
+    need(leaves.setdefault(name, (kind, dtype, shape)) == (kind, dtype, shape), f"two leaves are called {name}")
+    need(all(map(legal, shape)), "a size that may be negative")
+    return Tensor(dtype, shape, lambda *i: just("read", name, dtype, *i))
+
+
+def program(text: str, leaves: dict[str, Any]) -> list[Tensor]:
+    """The results of a text."""
+    need(len(text) < LENGTH, "a text that is too long")
+    (function,), env = ast.parse(text).body, dict[str, Any]()
+    if not isinstance(function, ast.FunctionDef):
+        raise Unsupported("no function")
+
+    def term(tree: Any) -> Any:
+        match tree:
+            case ast.Constant(value=None) | ast.Name():
+                return env[tree.id] if isinstance(tree, ast.Name) else None
+            case ast.Call(
+                func=ast.Name(id="input" | "weight" as kind), args=[ast.Constant(value=str(name)), given], keywords=[]
+            ):
+                return leaf(kind, name, given, leaves)
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+                need(name in OPS, f"{name} is not read by this checker")
+                return OPS[name](*map(term, args), **{k.arg or "": attribute(k.value) for k in keywords})
+        raise Unsupported("a text that is no term")
+
+    for argument in function.args.args:
+        env[argument.arg] = term(argument.annotation)
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                env[name] = term(value)
+            case ast.Return(value=result):
+                return [term(x) for x in (result.elts if isinstance(result, ast.Tuple) else [result])]
+            case _:
+                break
+    raise Unsupported("a text that is no program")
+
+
+# ---------------------------------------------------------------- equations
+
+
+def check(lhs: str, rhs: str) -> Accepted | Refused:
+    """Accepted only if both texts are equal for all sizes and all inputs."""
+    token, leaves = WORK.set(Work()), dict[str, Any]()
+    try:
+        left = program(lhs, leaves)
+        WORK.get().trusted = False
+        pairs = list(zip(left, program(rhs, leaves), strict=True))
+        need(all((a.dtype, a.shape) == (b.dtype, b.shape) for a, b in pairs), "results of other types")
+        need(not holds(poly(-1), WORK.get().facts), "sizes that cannot be")
+        for a, b in pairs:
+            index = [just(*fresh(n)) for n in a.shape]
+            need(vanishes(a.at(*index) - b.at(*index), a.dtype), "the two sides have other normal forms")
+        return Accepted()
+    except Exception as error:
+        return Refused(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+    finally:
+        WORK.reset(token)
+
+
+def check_step(step: Mapping[str, Any]) -> Accepted | Refused:
+    """The same for the texts of a step; "bounded" ones have fixed sizes."""
+    return (
+        check(step["lhs"], step["rhs"])
+        if step.get("proof") in ("symbolic", "bounded")
+        else Refused("no proof of a kind that is known")
+    )
+
+
+def vanishes(p: Poly, dtype: str) -> bool:
+    """Whether p is 0 in each case of its conditions."""
+    work, before = WORK.get(), WORK.get().facts
+    if p == ZERO or (before and holds(poly(-1), before)):
+        return True
+    for a in [a for a in conditions(p) if a[0] == "ge"][:1]:
+        found = []
+        for truth in (True, False):
+            work.facts = before | {a[1] if truth else -a[1] - 1}
+            found.append(vanishes(substituted(p, None), dtype))
+        work.facts = before
+        return all(found)
+    return p == ZERO or (dtype in (*FLOATS, "bool") and real_zero(p))
+
+
+def real_zero(p: Poly) -> bool:
+    """Whether p is 0 for all real values of its atoms, by z3."""
+    import z3  # here: it takes a while
+
+    spend(100)
+    solver, seen = z3.Solver(), dict[Any, Any]()
+    solver.set("rlimit", 2_000_000)
+
+    def number(q: Poly) -> Any:
+        return z3.Sum([z3.RealVal(0), *(term(t) * z3.RealVal(str(c)) for t, c in q.terms)])
+
+    def term(t: Term) -> Any:
+        bound, f = opened(t)
+        inner = frozenset((a, e) for a, e in f if not variables(a).isdisjoint(bound))
+        found = [
+            symbol((a, e)) if e < 0 or e != int(e) else reduce(lambda x, y: x * y, [symbol(a)] * int(e))
+            for a, e in f - inner
+        ]
+        return reduce(lambda x, y: x * y, found, symbol(named(bound, inner)) if bound else z3.RealVal(1))
+
+    def symbol(a: Any) -> Any:
+        if a not in seen:
+            seen[a] = x = z3.Real(f"r{len(seen)}")
+            if a[0] == "max" and a[1] in FLOATS and all(c > 0 for _, c in a[2].terms):
+                values = [
+                    number(next(iter(f))[0][1]) if not b and len(f) == 1 else symbol((b, f)) for (b, f), _ in a[2].terms
+                ]
+                solver.add(z3.Or([x == v for v in values]), *(x >= v for v in values))
+            elif a[0] in ("lt", "eq"):
+                solver.add(x == z3.If(number(a[1]) < 0 if a[0] == "lt" else number(a[1]) == 0, 1, 0))
+            elif isinstance(a[0], str) and boolean(a):
+                solver.add(z3.Or(x == 0, x == 1))
+            elif a[0] == "inv":
+                solver.add(x * number(a[1]) == 1)
+        return seen[a]
+
+    solver.add(number(p) != 0)
+    return bool(solver.check() == z3.unsat)

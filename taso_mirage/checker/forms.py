@@ -1,0 +1,434 @@
+"""Normal forms of the checker: polynomials over atoms, conditions on integers, and sums over bound index variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache, reduce
+from itertools import chain, islice, permutations, product
+from typing import Any, TypeAlias
+
+from taso_mirage.errors import Unsupported
+
+STEPS, LENGTH, BITS = 12_000, 100_000, 4096  # limits: terms multiplied, characters of a text, bits of a coefficient
+FLOATS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+INTS = [f"{sign}int{n}" for sign in ("u", "") for n in (8, 16, 32, 64)]
+Atom: TypeAlias = tuple[Any, ...]  # a kind and its parts; ("var", (height, number), extent) runs over 0 <= var < extent
+Powers: TypeAlias = frozenset[tuple[Atom, Fraction]]
+Bound: TypeAlias = frozenset[Atom]
+Term: TypeAlias = tuple[Bound, Powers]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Both sides are equal."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Equality was not established; it may hold."""
+
+    reason: str
+
+
+@dataclass
+class Work:
+    """One check: its budget, polynomials known to be >= 0, and whether sizes are taken to be legal (on the left)."""
+
+    steps: int = STEPS
+    names: int = 0
+    facts: frozenset[Poly] = frozenset()
+    trusted: bool = True
+    known: dict[Any, bool] = field(default_factory=dict)
+
+
+WORK: ContextVar[Work] = ContextVar("WORK")
+
+
+def need(true: bool, reason: str) -> None:
+    if not true:
+        raise Unsupported(reason)
+
+
+def spend(steps: int = 1) -> None:
+    WORK.get().steps -= steps
+    need(WORK.get().steps >= 0, "the equation is too large for this checker")
+
+
+# ---------------------------------------------------------------- polynomials
+@dataclass(frozen=True)
+class Poly:
+    """Terms and their coefficients."""
+
+    terms: frozenset[tuple[Term, Fraction]]
+
+    def __add__(self, other: Poly | int | Fraction) -> Poly:
+        return collected([*self.terms, *poly(other).terms])
+
+    def __mul__(self, other: Poly | int | Fraction) -> Poly:
+        return collected(m for t, a in self.terms for u, b in poly(other).terms for m in times(t, u, a * b))
+
+    def __neg__(self) -> Poly:
+        return self * -1
+
+    def __sub__(self, other: Poly | int | Fraction) -> Poly:
+        return self + poly(other) * -1
+
+    def __pow__(self, e: Fraction | int) -> Poly:
+        (bound, f), c = next(iter(self.terms)) if len(self.terms) == 1 else (UNIT, Fraction(0))
+        if e == 1 or (c == 1 and not bound):
+            return self if e == 1 else close(bound, [(a, n * e) for a, n in f])
+        need(e == int(e) and -64 <= e <= 64, f"a power of {e}")
+        return reduce(Poly.__mul__, [self if e > 0 else inverse(self)] * abs(int(e)), ONE)
+
+
+def collected(pairs: Iterable[tuple[Term, Fraction]]) -> Poly:
+    total: dict[Term, Fraction] = {}
+    for term, c in pairs:
+        total[term] = total.get(term, Fraction(0)) + c
+    need(all(c.numerator.bit_length() + c.denominator.bit_length() < BITS for c in total.values()), "huge numbers")
+    return Poly(frozenset((t, c) for t, c in total.items() if c))
+
+
+def poly(x: Poly | int | Fraction) -> Poly:
+    return x if isinstance(x, Poly) else Poly(frozenset({(UNIT, Fraction(x))} if x else ()))
+
+
+UNIT: Term = (frozenset(), frozenset())
+ZERO, ONE = poly(0), poly(1)
+
+
+def single(t: Term) -> Poly:
+    return Poly(frozenset({(t, Fraction(1))}))
+
+
+def just(*atom: Any) -> Poly:
+    return single((frozenset(), frozenset({(atom, Fraction(1))})))
+
+
+def total(ps: Iterable[Poly]) -> Poly:
+    return sum(ps, start=ZERO)
+
+
+def multiplied(ps: Iterable[Poly]) -> Poly:
+    return reduce(Poly.__mul__, ps, ONE)
+
+
+def fresh(extent: Poly) -> Atom:
+    WORK.get().names += 1
+    return ("var", (0, WORK.get().names), extent)
+
+
+def constant(p: Poly) -> Fraction | None:
+    return sum((c for _, c in p.terms), Fraction(0)) if all(t == UNIT for t, _ in p.terms) else None
+
+
+def times(t: Term, u: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
+    if UNIT in (t, u):
+        return [(u if t == UNIT else t, c)]
+    (v, f), (w, g) = opened(t), opened(u)
+    return [(m, c * a) for m, a in close(v | w, [*f, *g]).terms]
+
+
+@lru_cache(20_000)
+def variables(x: Any) -> Bound:
+    """All index variables in x, free and bound."""
+    if isinstance(x, Poly) or (isinstance(x, tuple) and x[:1] == ("var",)):
+        return variables(x.terms) if isinstance(x, Poly) else variables(x[2]) | {x}
+    return frozenset().union(*(variables(y) for y in x if isinstance(y, tuple | frozenset | Poly)))
+
+
+@lru_cache(20_000)
+def key(x: Any) -> str:
+    """A text that decides orders."""
+    if isinstance(x, Poly | frozenset):
+        return "{" + ";".join(sorted(map(key, x.terms if isinstance(x, Poly) else x))) + "}"
+    return "(" + ",".join(map(key, x)) + ")" if isinstance(x, tuple) else repr(x)
+
+
+def rename(x: Any, names: Mapping[Atom, Atom]) -> Any:
+    """x with other variables. Bound ones inside have lower heights, so that none is caught."""
+    if not isinstance(x, tuple | frozenset | Poly) or variables(x).isdisjoint(names):
+        return x
+    if isinstance(x, Poly) or (isinstance(x, tuple) and x in names):
+        return Poly(rename(x.terms, names)) if isinstance(x, Poly) else names[x]
+    return type(x)(rename(y, names) for y in x)
+
+
+def opened(term: Term) -> Any:
+    """A term with new names for its bound variables."""
+    return rename(term, {v: fresh(v[2]) for v in term[0]}) if term[0] else term
+
+
+def atoms(x: Any, kind: str) -> Iterator[Atom]:
+    """All atoms of a kind in x."""
+    if isinstance(x, tuple | frozenset | Poly):
+        yield from [x] if isinstance(x, tuple) and x[:1] == (kind,) else []
+        for y in x.terms if isinstance(x, Poly) else x:
+            yield from atoms(y, kind)
+
+
+# ---------------------------------------------------------------- terms: conditions, and bound variables
+def close(bound: Bound, factors: Iterable[tuple[Atom, Fraction]]) -> Poly:
+    """The sum of a product over bound variables, in normal form."""
+    spend()
+    powers: dict[Atom, Fraction] = {}
+    for a, e in factors:
+        powers[a] = Fraction(1) if boolean(a) else powers.get(a, Fraction(0)) + e
+    powers = {a: e for a, e in powers.items() if e}
+    for c in sorted((a for a in powers if a[0] == "ge"), key=key):
+        others = WORK.get().facts | {a[1] for a in powers if a[0] == "ge" and a != c}
+        if holds(-c[1] - 1, others):
+            return ZERO
+        if holds(c[1], others):
+            del powers[c]
+    for v in sorted(bound, key=key):
+        if (found := without(v, bound, frozenset(powers.items()))) is not None:
+            return found
+    return single(named(bound, frozenset(powers.items())))
+
+
+def without(v: Atom, bound: Bound, powers: Powers) -> Poly | None:
+    """The same with a simpler range for the bound variable v, or without it; None if it stays."""
+    extent, others, n = v[2], bound - {v}, constant(v[2])
+    if n is not None and n <= 1:
+        return summed(substituted(single((frozenset(), powers)), {v: ZERO}), others) if n == 1 else ZERO
+    if v not in variables(powers):
+        return close(others, powers) * poly(extent)
+    outer = WORK.get().facts | {a[1] for a, _ in powers if a[0] == "ge" and variables(a).isdisjoint(bound)}
+    for c in sorted((a for a, _ in powers if a[0] == "ge" and v in variables(a)), key=key):
+        slope, rest = linear(c[1], v)
+        at = rest * -slope
+        if abs(slope) != 1 or v in variables(rest):
+            continue
+        if (("ge", -c[1]), Fraction(1)) in powers:  # v = at
+            rest = substituted(single((frozenset(), powers)), {v: at})
+            return summed(rest * condition(at) * condition(extent - 1 - at), others)
+        start, size = (at, extent - at) if slope == 1 else (ZERO, at + 1)  # v >= at, or v <= at
+        if not variables(at) and all(holds(p, outer) for p in (start, size, extent - start - size)):
+            w = fresh(size)
+            return summed(substituted(single((frozenset(), powers)), {v: just(*w) + start}), others | {w})
+    cut = split(v, powers)
+    return None if cut is None else summed(substituted(single((frozenset(), powers)), {v: cut[0]}), others | cut[1])
+
+
+def split(v: Atom, x: Any) -> tuple[Poly, Bound] | None:
+    """v as d * high + low, if x divides something with v by a d of which the extent of v is a multiple."""
+    for _, above, below in sorted(set(atoms(x, "div")), key=key):
+        slope, _ = linear(above, v)
+        stride = divided(below, poly(slope)) if slope > 0 else None
+        count = divided(v[2], stride) if stride else None
+        if stride and count and ONE not in (stride, count):
+            high, low = fresh(count), fresh(stride)
+            return just(*high) * stride + just(*low), frozenset({high, low})
+    return None
+
+
+def linear(p: Poly, v: Atom) -> tuple[Fraction, Poly]:
+    """p = slope * v + rest"""
+    slope = next((c for (b, f), c in p.terms if not b and f == frozenset({(v, Fraction(1))})), Fraction(0))
+    return slope, p - just(*v) * slope
+
+
+def summed(p: Poly, bound: Bound) -> Poly:
+    """The sum of p over bound variables."""
+    return total(close(own | bound, f) * c for (own, f), c in [(opened(t), c) for t, c in p.terms])
+
+
+def named(bound: Bound, powers: Powers) -> Term:
+    """The term, with names of bound variables that do not depend on how it came about."""
+    if not bound:
+        return bound, powers
+    height = 1 + max(v[1][0] for v in variables(powers) | bound)
+    blank = {v: ("var", (0, -1), v[2]) for v in bound}
+    marks = {v: key(rename(powers, {**blank, v: ("var", (0, -2), v[2])})) for v in bound}
+    groups = [[v for v in sorted(bound, key=key) if marks[v] == m] for m in sorted(set(marks.values()))]
+    orders = (chain(*order) for order in islice(product(*map(permutations, groups)), 24))
+    choices = [{v: ("var", (height, i), v[2]) for i, v in enumerate(order)} for order in orders]
+    best = min(choices, key=lambda names: key(rename(powers, names)))
+    return frozenset(best.values()), rename(powers, best)
+
+
+def rebuilt(atom: Atom, by: Mapping[Atom, Poly] | None) -> Poly:
+    """The atom with polynomials for variables; with None, simplified by what is known now."""
+    if atom[0] in ("var", "size") or (by is not None and (atom in by or variables(atom).isdisjoint(by))):
+        return just(*atom) if by is None else by.get(atom, just(*atom))
+    parts = [substituted(part, by) if isinstance(part, Poly) else part for part in atom[1:]]
+    return MAKERS[atom[0]](*parts) if atom[0] in MAKERS else just(atom[0], *parts)
+
+
+def substituted(p: Poly, by: Mapping[Atom, Poly] | None) -> Poly:
+    opens = [(opened(t), c) for t, c in p.terms]
+    return total(summed(multiplied(rebuilt(a, by) ** e for a, e in f), b) * c for (b, f), c in opens)
+
+
+# ---------------------------------------------------------------- integers
+def holds(p: Poly, facts: frozenset[Poly]) -> bool:
+    """Whether p >= 0 follows, for index variables in their ranges and sizes of at least 1."""
+    if (n := constant(p)) is not None and (n >= 0 or not facts):
+        return n >= 0
+    known = WORK.get().known
+    if (p, facts) not in known:
+        known[p, facts] = least(p) or any(least(p - f) or any(least(p - f - g) for g in facts) for f in facts)
+    return known[p, facts]
+
+
+def least(p: Poly) -> bool:
+    """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at least 0."""
+    for _ in range(4):
+        ends = []
+        for (bound, f), c in p.terms:
+            ranged = [(a, e) for a, e in f if a[0] in ("var", "wrap")]
+            if bound or any(e < 0 or a[0] not in ("var", "wrap", "size") for a, e in f):
+                return False
+            rest = single((bound, f - frozenset(ranged))) * c
+            ends.append(ZERO if ranged and c > 0 else multiplied([rest, *((a[2] - 1) ** e for a, e in ranged)]))
+        p = total(ends)
+    lifted = (multiplied([poly(c), *((just(*a) + 1) ** e for a, e in f)]) for (_, f), c in p.terms)
+    return all(c >= 0 for _, c in total(lifted).terms) and not any(atoms(p, "var"))
+
+
+def condition(p: Poly) -> Poly:
+    """1 where p >= 0, else 0."""
+    need(all(c.denominator == 1 for _, c in p.terms), "an index that is no integer")
+    content = math.gcd(*(int(c) for t, c in p.terms if t != UNIT)) or 1
+    p = collected((t, Fraction(math.floor(c / content))) for t, c in p.terms)
+    facts = WORK.get().facts
+    return ONE if holds(p, facts) else ZERO if holds(-p - 1, facts) else just("ge", p)
+
+
+def divided(p: Poly, d: Poly) -> Poly | None:
+    """p / d if that is a polynomial with whole coefficients."""
+    ((_, below), n), found = next(iter(d.terms)), []
+    for (bound, f), c in p.terms:
+        powers = dict(f)
+        for a, e in below:
+            powers[a] = powers.get(a, Fraction(0)) - e
+        if len(d.terms) > 1 or c % n or bound or min(powers.values(), default=0) < 0:
+            return ONE if p == d else None
+        found.append(((bound, frozenset((a, e) for a, e in powers.items() if e)), c / n))
+    return collected(found)
+
+
+def floor(p: Poly, d: Poly) -> Poly:
+    """p // d: whole multiples come out, and what is left may be below d."""
+    facts, n = WORK.get().facts, constant(d)
+    need(holds(d - 1, facts), "a division by what may not be positive")
+    parts = [
+        (single(t) * (c // n), single(t) * (c % n))
+        if n
+        else (q, ZERO)
+        if (q := divided(single(t) * c, d))
+        else (ZERO, single(t) * c)
+        for t, c in p.terms
+    ]
+    whole, rest = (total(part[k] for part in parts) for k in (0, 1))
+    return whole if holds(rest, facts) and holds(d - 1 - rest, facts) else whole + just("div", rest, d)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def boolean(a: Atom) -> bool:
+    return a[0] in ("ge", "lt", "eq") or (a[0] == "read" and a[2] == "bool")
+
+
+def conditions(*ps: Poly) -> list[Atom]:
+    """Those that bind no variable, in order."""
+    return sorted(
+        {a for p in ps for (b, f), _ in p.terms for a, _ in f if boolean(a) and variables(a).isdisjoint(b)}, key=key
+    )
+
+
+def lifted(fn: Callable[..., Poly], *ps: Poly) -> Poly:
+    """A function of polynomials, in each case of their conditions."""
+    for a in conditions(*ps)[:1]:
+        yes, no = (lifted(fn, *(assumed(p, a, truth) for p in ps)) for truth in (True, False))
+        return just(*a) * yes + denied(just(*a)) * no
+    return fn(*ps)
+
+
+def assumed(p: Poly, a: Atom, truth: bool) -> Poly:
+    """p where a condition holds, or does not."""
+    work, before = WORK.get(), WORK.get().facts
+    work.facts |= {a[1] if truth else -a[1] - 1} if a[0] == "ge" else frozenset()
+    found = substituted(p, None if a[0] == "ge" else {a: poly(truth)})
+    work.facts = before
+    return found
+
+
+def denied(p: Poly) -> Poly:
+    """1 - p; of one condition the contrary one."""
+    a = next((a for (_, f), _ in p.terms for a, _ in f if a[0] == "ge"), None)
+    return condition(-a[1] - 1) if a and p == just(*a) else ONE - p
+
+
+def exponential(p: Poly) -> Poly:
+    """e^(2x + y) as (e^x)^2 e^y"""
+    return lifted(lambda q: close(frozenset(), [(("exp", single(t)), c) for t, c in q.terms]), p)
+
+
+def inverse(p: Poly) -> Poly:
+    """1 / p, common factors apart."""
+
+    def one(q: Poly) -> Poly:
+        need(q != ZERO, "a division by zero")
+        powers = [{a: e for a, e in f if variables(a).isdisjoint(b)} for (b, f), _ in q.terms]
+        shared = {a: min(e.get(a, Fraction(0)) for e in powers) for a in frozenset[Atom]().union(*powers)}
+        apart = close(frozenset(), [(a, -e) for a, e in shared.items()]) * (1 / min(q.terms, key=key)[1])
+        return apart if q * apart == ONE else apart * just("inv", q * apart)
+
+    return lifted(one, p)
+
+
+def called(name: str, *ps: Poly) -> Poly:
+    """A function of which nothing is known."""
+    return lifted(lambda *qs: just("call", name, *qs), *ps)
+
+
+def greatest(dtype: str, values: Poly) -> Poly:
+    """The largest of a formal sum of values: a sum over bound variables stands for a bag."""
+
+    def one(q: Poly) -> Poly:
+        ((b, f), _), *more = q.terms
+        return next(iter(f))[0][1] if not more and not b and len(f) == 1 else just("max", dtype, q)
+
+    return lifted(one, values)
+
+
+def valued(dtype: str, p: Poly) -> Poly:
+    """p as a member of a bag; a maximum as its members."""
+    a = next((a for (_, f), _ in p.terms for a, _ in f if a[:2] == ("max", dtype)), None)
+    return a[2] if a and p == just(*a) else lifted(lambda q: just("val", q), p)
+
+
+def compared(kind: str, dtype: str, a: Poly, b: Poly) -> Poly:
+    """Whether a < b ("lt") or a = b ("eq"). No sum of few indices and sizes leaves 64 bits."""
+    parts = [(c, f) for p in (a, b) for (_, f), c in p.terms]
+    if dtype == "int64" and all(
+        abs(c) < 2**16 and len(f) < 2 and all(x[0] in ("var", "size") and e == 1 for x, e in f) for c, f in parts
+    ):
+        return condition(b - a - 1) if kind == "lt" else condition(a - b) * condition(b - a)
+    if a == b or dtype not in FLOATS:
+        pair = sorted((a, b), key=key) if kind == "eq" else (a, b)
+        return poly(kind == "eq") if a == b else called(f"{kind} {dtype}", *pair)
+    return lifted(
+        lambda d: (
+            poly(n < 0 if kind == "lt" else n == 0)
+            if (n := constant(d)) is not None
+            else just(kind, d * (1 / max(abs(c) for _, c in d.terms)))
+        ),
+        a - b,
+    )
+
+
+MAKERS: dict[str, Callable[..., Poly]] = {
+    "ge": condition,
+    "div": floor,
+    "exp": exponential,
+    "inv": inverse,
+    "max": greatest,
+}

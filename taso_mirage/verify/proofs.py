@@ -1,0 +1,189 @@
+"""Proofs of cases, found once and kept: what a rule needs before it applies (docs/soundness.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from taso_mirage.dims import Symbolic, product
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir import Node, Tensor, topological
+from taso_mirage.ops import data_folder
+from taso_mirage.rules import Application
+from taso_mirage.verify.bounded import prove_bounded
+from taso_mirage.verify.cases import Case, Instance, as_it_is, cases_of, instance_of, resized, unranked
+from taso_mirage.verify.symbolic import Proved, prove_symbolic
+
+EVERY, HERE = "every size", "these sizes"
+"""What a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
+BUDGET = 40_000
+"""Steps of one proof at an application."""
+ELEMENTS = 512
+"""Larger terms are not proved element by element."""
+ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a case is proved; `covers` is EVERY or HERE, or empty where there is no proof, and then `why` says so."""
+
+    case: Case
+    covers: str
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.covers)
+
+
+class Proofs:
+    """Verdicts on applications of rules. Each case is proved once: in this process, and where `path` is given on this machine.
+
+    Calling it says whether an application is proved; it is what `Rules` keeps. Equations that are neither laws nor of the library
+    (mutants, whose boxes are verified as they are made) pass.
+    """
+
+    def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
+        self.budget = budget
+        self.asked = self.proofs = self.steps = 0
+        """How many different instances were asked about, how many proofs were tried for them, and the work of those found."""
+        self._kept = _Kept(path)
+        self._verdicts: dict[Instance, Verdict] = {}
+
+    def __call__(self, application: Application) -> bool:
+        if application.equation.evidence not in ("law", "library"):
+            return True
+        return bool(self.of(application))
+
+    def of(self, application: Application) -> Verdict:
+        """The verdict on one application; constants are looked at only where it needs their values."""
+        verdict = self.judge(instance_of(application))
+        if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
+            return self.judge(instance_of(application, concrete=True))
+        return verdict
+
+    def judge(self, instance: Instance) -> Verdict:
+        """The verdict on an instance, and on what it becomes where a size that only the run fixes is 0."""
+        known = self._verdicts.get(instance)
+        if known is None:
+            self.asked += 1
+            known = self._judged(instance)
+            empty = next((e for e in emptied(instance) if known and not self._judged(e)), None)
+            if empty is not None:
+                known = Verdict(known.case, "", "not proved where a size is 0")
+            self._verdicts[instance] = known
+        return known
+
+    def _judged(self, instance: Instance) -> Verdict:
+        if unranked(instance):
+            return Verdict(Case(instance), "", "an operand has no known rank")
+        last = as_it_is(instance)
+        for case in cases_of(instance):
+            last = case
+            if self._proved(case, EVERY):
+                return Verdict(case, EVERY)
+        here = as_it_is(instance)
+        fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
+        if self._proved(here, HERE if fixed else EVERY):
+            return Verdict(here, HERE if fixed and last.instance != here.instance else EVERY)
+        return Verdict(last, "", "no proof was found")
+
+    def _proved(self, case: Case, covers: str) -> bool:
+        known = self._kept.get(case.key)
+        if known is None:
+            self.proofs += 1
+            steps = proof(case.instance, self.budget, covers == HERE)
+            self.steps += steps or 0
+            known = steps is not None
+            self._kept.put(case.key, known)
+        return known
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+def proof(instance: Instance, budget: int, bounded: bool) -> int | None:
+    """The work of a proof for all sizes of the letters; where there are none, also element by element. None if none was found."""
+    if all(_empty(n) for n in instance.lhs) or instance.lhs == instance.rhs:
+        return 1
+    found: object = prove_symbolic(instance.lhs, instance.rhs, budget)
+    if not isinstance(found, Proved) and bounded and _small(instance):
+        found = prove_bounded(instance.lhs, instance.rhs, budget)
+    return found.steps if isinstance(found, Proved) else None
+
+
+def _small(instance: Instance) -> bool:
+    return all(_elements(n) <= ELEMENTS for n in topological((*instance.lhs, *instance.rhs)))
+
+
+def _empty(node: Node) -> bool:
+    return isinstance(node.type, Tensor) and 0 in (node.type.shape or ())
+
+
+def _elements(node: Node) -> int:
+    size = product(node.type.shape or ()) if isinstance(node.type, Tensor) else 1
+    return 1 << 30 if isinstance(size, Symbolic) else size
+
+
+def emptied(instance: Instance) -> Iterator[Instance]:
+    """The instance with each of its letters at 0, where that has a type: a dynamic dim may be empty."""
+    for name in sorted(instance.letters):
+        try:
+            yield resized(instance, {name: 0})
+        except ILLEGAL:
+            continue
+
+
+class _Kept:
+    """Verdicts by a case's key, in SQLite beside the measured costs; those of another prover are never read."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._memory: dict[str, bool] = {}
+        self._database: sqlite3.Connection | None = None
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(path, timeout=5)
+            database.execute("PRAGMA synchronous=OFF")  # a verdict that is lost is found again
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS verdict (prover TEXT, key TEXT, proved INT, PRIMARY KEY (prover, key))"
+            )
+            rows = database.execute("SELECT key, proved FROM verdict WHERE prover=?", (prover(),))
+            self._memory = {str(key): bool(found) for key, found in rows}
+            self._database = database
+        except (OSError, sqlite3.Error):
+            self._database = None
+
+    def get(self, key: str) -> bool | None:
+        return self._memory.get(key)
+
+    def put(self, key: str, found: bool) -> None:
+        self._memory[key] = found
+        if self._database is not None:
+            try:
+                with self._database:
+                    self._database.execute(
+                        "INSERT OR REPLACE INTO verdict VALUES (?, ?, ?)", (prover(), key, int(found))
+                    )
+            except sqlite3.Error:
+                self._database = None
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+@cache
+def prover() -> str:
+    """A digest of all that a proof hangs on: the meanings, the prover, and the operators' definitions."""
+    package = Path(__file__).parent.parent
+    files = [*package.glob("*.py"), *(package / "meanings").glob("*.py"), *(package / "verify").glob("*.py")]
+    digest = hashlib.sha256()
+    for file in sorted([*files, *data_folder("op_specs").glob("*.py")], key=lambda f: (f.parent.name, f.name)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,212 @@
+"""Certificates: what `optimize` writes is followed from one model to the other, and nothing that was tampered with is accepted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commandline import run
+
+from taso_mirage.errors import CheckFailed
+from taso_mirage.ir import Node, topological, with_args
+from taso_mirage.model import Array, Model
+from taso_mirage.onnx_io import load, save
+from taso_mirage.ops import term
+from taso_mirage.optimize.certificate import CHECK, certificate
+from taso_mirage.optimize.follow import Followed, follow
+from taso_mirage.optimize.judge import AGAIN, CHECKED, Judge
+from taso_mirage.optimize.pipeline import Config, optimize, rules
+from taso_mirage.verify.proofs import Proofs
+
+MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+Case = tuple[Model, Model, dict[str, Any]]
+
+
+def made(path: Path, folder: Path, **options: Any) -> Case:
+    """A model, what it becomes, read back from its file, and the certificate as JSON."""
+    original = load(path)
+    result = optimize(original, Config(measure=False, budget=5, cache=folder / "costs.sqlite", **options))
+    assert result.changed
+    save(result.model, folder / "optimized.onnx")
+    mutants = (m.equation for m in result.mutations.by_name.values())
+    found = certificate(result, {e.name: e for e in (*rules(), *mutants)}, Proofs())
+    return original, load(folder / "optimized.onnx", kernels=False), json.loads(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return made(MODEL, tmp_path_factory.mktemp("certificate"))
+
+
+def followed(case: Case, strict: bool = False) -> Followed:
+    return follow(*case, Judge(strict))
+
+
+def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
+    found = followed(case)
+    assert found.places > 20
+    assert found.computed > 5
+    assert set(found.equalities) <= {CHECKED, AGAIN}
+    assert found.equalities[CHECKED] >= 0.7 * found.equalities.total()
+    assert not any(e["proof"] == CHECK for e in case[2]["equalities"])
+
+
+def test_saturation_has_certificates_too(tmp_path: Path) -> None:
+    assert set(followed(made(MODEL, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_dynamic_sizes(name: str, tmp_path: Path) -> None:
+    from models import build
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(build(name, small=True, dynamic=True).SerializeToString())
+    case = made(path, tmp_path)
+    assert set(followed(case).equalities) <= {CHECKED, AGAIN}
+    assert any("dim(" in e["lhs"] or "'" in e["lhs"].partition(":")[2] for e in case[2]["equalities"])
+
+
+# ---------------------------------------------------------------- tampering
+
+
+def test_another_result_is_refused(case: Case) -> None:
+    original, optimized, text = case
+    for changed in _changed(optimized):
+        with pytest.raises(CheckFailed, match="does not lead to the output"):
+            follow(original, changed, text, Judge())
+
+
+def _changed(model: Model) -> Iterator[Model]:
+    (first, *others), weights = model.graph.outputs, dict(model.weights)
+    yield model.with_graph((term("neg", term("abs", first)), *others))
+    name = max((n for n in weights if weights[n].numpy().dtype == np.float32), key=lambda n: weights[n].numpy().size)
+    array = weights[name].numpy().copy()
+    array.flat[0] += 1e-3
+    yield replace(model, weights={**weights, name: Array(array)})
+    product = (
+        next(n for n in model.nodes() if n.op == "matmul" and n.args[0].type == n.args[1].type)
+        if any(n.op == "matmul" and n.args[0].type == n.args[1].type for n in model.nodes())
+        else None
+    )
+    if product is not None:
+        yield model.with_graph(_with(model.graph.outputs, product, with_args(product, product.args[::-1])))
+
+
+def _with(outputs: tuple[Node, ...], old: Node, new: Node) -> tuple[Node, ...]:
+    from taso_mirage.ir import substitute
+
+    return substitute(outputs, {old: new})
+
+
+def tampered(text: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """The certificate with one thing changed."""
+    found = copy.deepcopy(text)
+    equality = rng.choice(found["equalities"])
+    record = rng.choice(found["records"])
+    kind = rng.randrange(7)
+    side = rng.choice(("lhs", "rhs"))
+    if kind == 0:  # a number of a side, and of its case
+        numbers = list(re.finditer(r"(?<![\w.])\d+(?:\.\d+)?", equality[side]))
+        if numbers:
+            at = rng.choice(numbers)
+            equality[side] = equality[side][: at.start()] + str(rng.randint(0, 9)) + equality[side][at.end() :]
+            equality.pop("case", None)
+    elif kind == 1:  # operators exchanged
+        for a, b in (("add(", "mul("), ("sigmoid(", "relu("), ("matmul(", "add("), ("concat(", "add(")):
+            if a in equality[side]:
+                equality[side] = equality[side].replace(a, b, 1)
+                equality.pop("case", None)
+                break
+    elif kind == 2:
+        found["records"].remove(record)
+    elif kind == 3 and record[0] == "equal":
+        name = rng.choice(list(record[2]))
+        record[2][name] = rng.randrange(400)
+    elif kind == 4 and "case" in equality and equality["case"]["sizes"]:
+        equality["case"]["sizes"][rng.choice(list(equality["case"]["sizes"]))] = "3"
+    elif kind == 5:
+        record[1] = rng.randrange(300)
+    else:
+        equality["lhs"], equality["rhs"] = equality["lhs"], equality["lhs"].replace("def lhs", "def rhs")
+        equality.pop("case", None)
+    return found
+
+
+def check_tampering(case: Case, count: int, seed: int) -> tuple[int, int]:
+    """How many were refused, and how many were accepted. What is accepted is a proof too: every equality in it was checked."""
+    rng, refused, accepted = random.Random(seed), 0, 0
+    original, optimized, text = case
+    known: dict[tuple[str, str, str], str | CheckFailed] = {}
+
+    def judge(kind: str, lhs: str, rhs: str) -> str:
+        key = (kind, lhs, rhs)
+        if key not in known:
+            try:
+                known[key] = Judge()(kind, lhs, rhs)
+            except CheckFailed as error:
+                known[key] = error
+        found = known[key]
+        if isinstance(found, CheckFailed):
+            raise found
+        return found
+
+    for _ in range(count):
+        wrong = tampered(text, rng)
+        try:
+            follow(original, optimized, wrong, judge)
+            accepted += 1
+        except CheckFailed:
+            refused += 1
+    return refused, accepted
+
+
+def test_tampered_certificates_are_refused(case: Case) -> None:
+    refused, accepted = check_tampering(case, 200, 0)
+    assert refused + accepted == 200
+    assert refused > 120  # a record less may still be enough, and a number changed on both sides a true equality
+
+
+def test_a_tampered_certificate_never_leads_to_another_model(case: Case) -> None:
+    original, optimized, text = case
+    rng = random.Random(1)
+    wrong = next(_changed(optimized))
+    for _ in range(60):
+        with pytest.raises(CheckFailed):
+            follow(original, wrong, tampered(text, rng), lambda kind, lhs, rhs: "not asked")
+
+
+@pytest.mark.slow
+def test_two_thousand_tampered_certificates(case: Case) -> None:
+    refused, accepted = check_tampering(case, 2000, 2)
+    assert refused > 1200
+    assert refused + accepted == 2000
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    output, steps = tmp_path / "faster.onnx", tmp_path / "steps.json"
+    options = ["--no-measure", "--budget", "5", "-o", str(output), "--certificate", str(steps)]
+    run("optimize", MODEL, *options)
+    good = run("verify", MODEL, output, steps)
+    assert "the certificate leads from" in good.stdout
+    other = run("verify", MODEL, MODEL, steps, check=5)
+    assert "does not lead to the output" in other.stderr
+    steps.write_text("[]")
+    run("verify", MODEL, output, steps, check=5)
+    run("verify", MODEL, output, tmp_path / "none.json", check=2)
+
+
+def test_terms_of_a_certificate_are_those_of_the_models(case: Case) -> None:
+    original, _, text = case
+    numbers = len(topological(original.graph.outputs))
+    assert all(i < numbers + len(text["records"]) * 64 for r in text["records"] if r[0] == "term" for i in r[2])

@@ -1,0 +1,48 @@
+"""Mutants of shipped rules and laws: they are many, the same in every run, and most are false by the oracle."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from rule_mutations import falsely_accepted, mutants, originals
+from stranger import refute
+
+from taso_mirage.library import Rule, load, parse_rules, show_rule
+from taso_mirage.text import laws, show_equation
+
+SAMPLE = 200
+
+
+def test_mutants_are_many_different_and_the_same_again() -> None:
+    found = list(mutants(count=2000))
+    assert len(found) == 2000
+    assert len({(show_equation(r.equation), r.given) for r, _ in found}) == 2000
+    again = [(r.name, show_equation(r.equation)) for r, _ in islice(mutants(count=2000), 50)]
+    assert again == [(r.name, show_equation(r.equation)) for r, _ in found[:50]]
+    kinds = ("exchanged", "left out", "axis", "negated", "is 1", "perm", " is min ", " is sub ", "operand y is x")
+    assert all(any(kind in description for _, description in found) for kind in kinds)
+
+
+def test_mutants_are_of_all_rules_and_laws() -> None:
+    assert len(originals()) >= len(load()) + len(laws()) * 0.95
+
+
+def test_a_mutant_is_written_and_read_back() -> None:
+    for rule, _ in islice(mutants(seed=1), 100):
+        (again,) = parse_rules(show_rule(rule))
+        assert again.equation.lhs is not None
+        assert show_equation(again.equation) == show_equation(rule.equation)
+
+
+@pytest.mark.parametrize(("seed", "floor"), [(0, 90)])
+def test_the_oracle_refutes_many(seed: int, floor: int) -> None:
+    refuted = sum(refute(rule, draws=40, tries=10, strict=False) is not None for rule, _ in mutants(seed, SAMPLE))
+    assert refuted >= floor
+
+
+def test_a_verifier_that_accepts_all_is_caught_and_one_that_accepts_nothing_is_not() -> None:
+    caught = falsely_accepted(lambda rule: True, count=20, draws=100)
+    assert caught
+    assert all(isinstance(rule, Rule) and counterexample for rule, _, counterexample in caught)
+    assert falsely_accepted(lambda rule: False, count=20) == []
