@@ -30,8 +30,8 @@ def mul(xp, a, b):
 
 def truncated_divide(a, b):
     """C's integer division, which rounds towards zero."""
-    quotient = np.floor_divide(np.abs(a), np.abs(b))
-    return np.where((a < 0) != (b < 0), -quotient, quotient)
+    quotient = np.floor_divide(a, b)
+    return quotient + ((quotient * b != a) & ((a < 0) != (b < 0)))
 
 
 @op(onnx="Div", since=7, truncates=True)
@@ -235,12 +235,12 @@ pow_.laws("""
 max_.laws("""
     max(x, x) == x
     max(max(x, c), d) == max(x, max(c, d))  where is_weight(c) and is_weight(d)
-    max(neg(x), neg(y)) == neg(min(x, y))
+    max(neg(x), neg(y)) == neg(min(x, y)) where is_float(x)
     max(max(x, y), y) == max(x, y)
 """)
 min_.laws("""
     min(x, x) == x
     min(min(x, c), d) == min(x, min(c, d))  where is_weight(c) and is_weight(d)
-    min(neg(x), neg(y)) == neg(max(x, y))
+    min(neg(x), neg(y)) == neg(max(x, y)) where is_float(x)
     min(min(x, y), y) == min(x, y)
 """)

@@ -171,7 +171,7 @@ reduce_mean.laws("""
 """)
 reduce_max.laws("""
     reduce_max(relu(x), axes=i, keepdims=k) == relu(reduce_max(x, axes=i, keepdims=k))
-    neg(reduce_max(neg(x), axes=i, keepdims=k)) == reduce_min(x, axes=i, keepdims=k)
+    neg(reduce_max(neg(x), axes=i, keepdims=k)) == reduce_min(x, axes=i, keepdims=k) where is_float(x)
     max(reduce_max(x, axes=i, keepdims=k), reduce_max(y, axes=i, keepdims=k)) \
         == reduce_max(max(x, y), axes=i, keepdims=k) \
         where shape(x) == shape(y)

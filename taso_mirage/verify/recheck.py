@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.library import PROOF_KINDS, Evidence, Rule
-from taso_mirage.text import show_equation
+from taso_mirage.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
+from taso_mirage.ops import get
+from taso_mirage.text import laws, show_equation
 
 if TYPE_CHECKING:
     from taso_mirage.verify.examine import Examined
@@ -151,6 +152,16 @@ def problem(rule: Rule, found: Examined) -> str:
 
 CLASSES = 6
 """So many classes of cases are shown, the smallest case of each."""
+
+
+def law_rules() -> list[Rule]:
+    """The laws beside the operators, with the typings that are stated below them."""
+    found = []
+    for law in laws():
+        op, _, index = law.name.rpartition(".")
+        given, _, attributes = get(op).law_typings.get(int(index), "").partition("|")
+        found.append(Rule(law.name, 0, parse_given(given), parse_attributes(attributes), law))
+    return found
 
 
 def failures(verdicts: Sequence[Verdict]) -> list[Verdict]:
