@@ -276,8 +276,27 @@ def search_time(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{found['device']}, onnxruntime {found['versions']['onnxruntime']}."]
 
 
+def soundness(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| search, s | without proofs | with, from nothing | again | changes without, with | cost with / without "
+        "| certificate | followed | accepted by the checker |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        times = [f"{row[kind]['search']:.2f}" for kind in ("without", "cold", "warm")]
+        changes = f"{row['without']['changes']}, {row['cold']['changes']}"
+        cost = f"{row['cold']['cost'] / row['without']['cost']:.3f}"
+        accepted = row["equalities"].get("accepted by the checker", 0)
+        share = f"{accepted} of {sum(row['equalities'].values())}"
+        shown = [row["case"], *times, changes, cost, f"{row['written']:.2f}", f"{row['followed']:.2f}", share]
+        lines.append(f"| {' | '.join(shown)} |")
+    size = "small forms" if found["small"] else "full sizes"
+    return [*lines, "", f"{found['device']}, {size}, onnxruntime {found['versions']['onnxruntime']}."]
+
+
 PAGES = ("README.md", "bench/README.md")
 TABLES = {
+    "soundness-cpu2": soundness,
     "search_time-cpu2": search_time,
     "partial-cpu2": partial,
     "partial-H100": partial,

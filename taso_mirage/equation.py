@@ -243,7 +243,7 @@ def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
         results = instantiate(equation.rhs, found.names, like)
-    except (IllTyped, Undecidable, LookupError, TypeError, ValueError, Unsupported) as error:
+    except (IllTyped, Undecidable, LookupError, TypeError, ValueError, ArithmeticError, Unsupported) as error:
         return NoMatch(f"the right-hand side does not fit: {error}")
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:

@@ -45,11 +45,17 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How many cases were proved, how many typings were drawn to meet them, and what the proof covers."""
+    """How many cases were proved, how many typings were drawn to meet them, and what the proof covers.
+
+    `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases that the guard admits and that are not proved, so that
+    the rule does not apply in them; no readable guard was found that says so.
+    """
 
     cases: int = 0
     typings: int = 0
     proof: Proof | None = None
+    bounded: int = 0
+    excluded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +318,7 @@ def _listed(found: Iterable[str]) -> str:
 
 def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
     given = dict(entry)
-    cases, typings = (_typed(given.pop(key, 0), int) for key in ("cases", "typings"))
+    counts = {key: _typed(given.pop(key, 0), int) for key in ("cases", "typings", "bounded", "excluded")}
     given.pop("trials", None)  # files of version 0.1 count trials in finite fields
     kind = given.pop("proof", None)
     if kind is None:
@@ -323,7 +329,7 @@ def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
         raise SyntaxProblem(f"the proof {kind!r} is none of {', '.join(PROOF_KINDS)}")
     if given:
         raise SyntaxProblem(f"no part of evidence is called {sorted(given)[0]}")
-    return Evidence(cases, typings, proof)
+    return Evidence(proof=proof, **counts)
 
 
 def _typed(value: Any, kind: type) -> Any:
@@ -366,6 +372,9 @@ def show_rule(rule: Rule) -> str:
     if rule.equation.where is not None:
         fields["where"] = rule.equation.where.source
     evidence: dict[str, Any] = {"cases": rule.evidence.cases, "typings": rule.evidence.typings}
+    for key in ("bounded", "excluded"):
+        if getattr(rule.evidence, key):
+            evidence[key] = getattr(rule.evidence, key)
     if rule.evidence.proof is not None:
         proof = rule.evidence.proof
         evidence |= {"proof": proof.kind, "bound": proof.bound, "steps": proof.steps}

@@ -409,7 +409,7 @@ class _Drawing:
         except ILLEGAL:
             return None
         terms = topological(lhs)
-        if any(isinstance(n.type, Tensor) and n is not ABSENT and 0 in (n.type.shape or ()) for n in terms):
+        if any(_typed(n) and min(n.shape, default=1) < 1 for n in terms):
             return None
         if not all(map(legal, terms)):
             self.dead[signature] = self.dead.get(signature, 0) + 1
@@ -1029,12 +1029,14 @@ class Undefined(Exception):
 def evaluate(outputs: Sequence[Node], env: Mapping[Node, Array], xp: _Numbers) -> dict[Node, Any]:
     """Every term's value. Undefined where ONNX leaves the result open; floats that are not finite show in the values."""
     values: dict[Node, Any] = {n: xp.load(a) for n, a in env.items()}
-    for node in topological(outputs, stop=values.keys()):
+    order = topological(outputs, stop=values.keys())
+    rounds = not any(k == "stash_type" for n in order for k, _ in n.attrs)  # such operators round inside, unseen here
+    for node in order:
         if node is ABSENT:
             continue
         args = [None if a is ABSENT else values[a] for a in node.args]
         if node.op in ("cast", "cast_like"):
-            values[node] = _cast(args[0], node.args[0].dtype, node.dtype, xp)
+            values[node] = _cast(args[0], node.args[0].dtype, node.dtype, xp, rounds)
         else:
             _check(node, args)
             quotient = node.op == "div" and args[1].dtype.kind in "iu"
@@ -1042,13 +1044,13 @@ def evaluate(outputs: Sequence[Node], env: Mapping[Node, Array], xp: _Numbers) -
     return values
 
 
-def _cast(a: Array, source: str, target: str, xp: _Numbers) -> Array:
+def _cast(a: Array, source: str, target: str, xp: _Numbers, rounds: bool) -> Array:
     if source == target:
         return a
     if is_float(target):
-        widens = is_float(source) and np.can_cast(numpy_dtype(source), numpy_dtype(target))
+        kept = is_float(source) and (not rounds or np.can_cast(numpy_dtype(source), numpy_dtype(target)))
         with np.errstate(all="ignore"):
-            return a.astype(xp.wide) if widens else a.astype(numpy_dtype(target)).astype(xp.wide)
+            return a.astype(xp.wide) if kept else a.astype(numpy_dtype(target)).astype(xp.wide)
     if is_float(source) and target != "bool":
         info = np.iinfo(target)
         whole = np.trunc(a)
@@ -1070,8 +1072,8 @@ def _check(node: Node, args: Sequence[Any]) -> None:
             raise Undefined("an integer divided by 0")
         if args[0].dtype.kind == "i" and (args[0] == np.iinfo(args[0].dtype).min).any() and (args[1] == -1).any():
             raise Undefined("the least integer divided by -1")
-    if node.op == "bit_shift" and (args[1] >= args[1].dtype.itemsize * 8).any():
-        raise Undefined("a shift by more bits than there are")
+    if node.op == "bit_shift" and ((args[1] < 0) | (args[1] >= args[1].dtype.itemsize * 8)).any():
+        raise Undefined("a shift by more bits than there are, or by less than none")
     if (
         node.op == "pow"
         and args[0].dtype.kind in "iu"

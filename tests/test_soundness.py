@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from taso_mirage.dims import symbol
 from taso_mirage.equation import Equation, Match, NoMatch, apply
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, Tensor, constant, variable
+from taso_mirage.ops import term
 from taso_mirage.rules import Application, Rules
 from taso_mirage.text import parse_equation
 from taso_mirage.verify.examine import refuted
@@ -192,3 +198,38 @@ def test_a_constant_is_read_where_the_guard_asks_for_it() -> None:
         applied("reduce_sum(x, axes=(0,), keepdims=0) == reduce_sum(x, axes=(0,), keepdims=0)", x=x("x", 3))
     )
     assert bounded.covers in (EVERY, HERE)
+
+
+def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:
+    """attention.add_to_add.4418: the constant's own shape makes a matrix of the vector that it is multiplied with."""
+    equation = parse_equation(
+        "add(x, matmul(y, mul(z, 2.0))) == add(add(x, matmul(y, z)), matmul(y, z))", evidence="library"
+    )
+    for shape, right in (((), True), ((2, 2), False)):
+        twice = term("mul", x("z", 2), constant(np.full(shape, 2.0, np.float32)))
+        top = term("add", x("x", 1, 2), term("matmul", x("y", 2), twice))
+        assert bool(Rules([equation], Proofs()).applications(top)) is right
+        assert Rules([equation]).applications(top)
+
+
+# ---------------------------------------------------------------- what was shipped
+
+SHIPPED = json.loads((Path(__file__).parent / "equations" / "shipped.json").read_text())
+"""Rules and laws of version 0.1 with a typing that their guards admitted and on which they are false, found by `stranger.py`."""
+
+
+def instance(row: dict[str, Any]) -> Application:
+    names: dict[str, Any] = {name: ast.literal_eval(text) for name, text in row["attributes"].items()}
+    for name, text in row["types"].items():
+        dtype, _, dims = text.removesuffix("]").partition("[")
+        names[name] = x(name, *(int(d) for d in dims.split(",") if d.strip()), dtype=dtype)
+    return applied(row["equation"].partition(" where ")[0], **names)
+
+
+@pytest.mark.parametrize("row", SHIPPED, ids=lambda row: row["name"])
+def test_shipped_rules_do_not_apply_where_they_are_false(row: dict[str, Any]) -> None:
+    try:
+        application = instance(row)
+    except (AssertionError, ValueError, TasoMirageError):
+        return  # a type rule refuses it by now
+    assert not Proofs().of(application)

@@ -77,9 +77,7 @@ def test_what_onnx_allows() -> None:
 
     x, i, u, b = (variable("x", of(d)) for d in ("float32", "int8", "uint8", "bool"))
     assert all(map(legal, (term("relu", x), term("relu", i), term("neg", i), term("equal", b, b), term("abs", u))))
-    assert not any(
-        map(legal, (term("relu", u), term("neg", u), term("add", b, b), term("bit_shift", i, i, direction="LEFT")))
-    )
+    assert not any(map(legal, (term("relu", u), term("neg", u), term("add", b, b))))
     assert legal(term("mod", i, i))
     assert not legal(term("mod", x, x))
     assert legal(term("mod", x, x, fmod=1))
@@ -118,7 +116,7 @@ def _in_onnx(found: Counterexample) -> tuple[np.ndarray, np.ndarray] | None:
             evaluator = ReferenceEvaluator(proto)
             with np.errstate(all="ignore"):
                 values = evaluator.run(None, {n: feeds[n] for n in evaluator.input_names})
-        except (NotImplementedError, RuntimeError, TypeError):
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
             return None  # ONNX's reference does not have it
         results.append(np.asarray(values[found.output]))
     return results[0], results[1]

@@ -13,8 +13,8 @@ from taso_mirage.toml import write_file
 Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""
 MEANING = {
-    "symbolic": "one symbolic output element compared, for every size",
-    "bounded": "element by element, at fixed sizes",
+    "symbolic": "every case that was met is proved for every size",
+    "bounded": "some cases are proved at their own sizes alone",
 }
 
 
@@ -61,6 +61,13 @@ def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts) 
         "",
         *(f"- {kind}: {MEANING[kind]}" for kind in PROOF_KINDS),
         "",
+        "## By family and case",
+        "",
+        "A case has everything of an application but its sizes. A rule applies in its proved cases alone: those that are excluded here,",
+        "and those that no draw met, are judged where they match.",
+        "",
+        *_by_case(rules, families),
+        "",
         *_stages(counts),
         "## Reading a rule",
         "",
@@ -89,6 +96,20 @@ def _by_proof(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
     kinds = [*PROOF_KINDS, *(["none"] if any(r.evidence.proof is None for r in rules) else [])]
     count = Counter((r.family, r.evidence.proof.kind if r.evidence.proof is not None else "none") for r in rules)
     return _table(["family", *kinds, "all"], families, lambda f: [count[f, k] for k in kinds])
+
+
+def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
+    """How many cases of the rules were met and judged."""
+    evidence = [(r.family, r.evidence) for r in rules]
+    rows = {
+        f: [
+            sum(e.cases - e.bounded for family, e in evidence if family == f),
+            sum(e.bounded for family, e in evidence if family == f),
+            sum(e.excluded for family, e in evidence if family == f),
+        ]
+        for f in families
+    }
+    return _table(["family", "proved for every size", "bounded", "excluded", "all"], families, rows.__getitem__)
 
 
 def _table(head: Sequence[str], families: Sequence[str], row: Callable[[str], list[int]]) -> list[str]:

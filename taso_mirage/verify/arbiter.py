@@ -22,8 +22,9 @@ REALS = ("size", "floor", "floor:float", "rint:float")
 WRAPPED = ("wrap:", *DIVIDED)
 
 
-def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
-    """Whether p = q for all reals, by Z3; False where it does not know. Folds and reads are unknowns, other functions uninterpreted."""
+def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = "float32") -> bool:
+    """Whether p = q for all reals, by Z3, or as integers of the dtype, which wrap; False where it does not know. Folds and reads are
+    unknowns, other functions uninterpreted."""
     if len(p.terms) + len(q.terms) > SMALL or not (_mentions(p) or _mentions(q)):
         return False
     import z3
@@ -32,7 +33,9 @@ def equal(matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
     translate = _Translation(matching, given)
     solver = z3.Solver(ctx=translate.context)
     solver.set("rlimit", RLIMIT)
-    solver.add(translate(p) != translate(q), *translate.facts)
+    wraps = modulus(dtype) if integral(p) and integral(q) else None
+    differ = translate(p) != translate(q) if wraps is None else z3.ToInt(translate(p) - translate(q)) % wraps != 0
+    solver.add(differ, *translate.facts)
     return bool(solver.check() == z3.unsat)
 
 

@@ -46,7 +46,7 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
         ((_, p),), ((_, q),) = a.at(place), b.at(place)
         if p == q and infinite(p) == infinite(q):
             continue
-        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or equal(matching, p, q, ())):
+        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or equal(matching, p, q, (), a.type.dtype)):
             return f"element {place}"
     return None
 

@@ -88,7 +88,7 @@ class Condition:
     def __call__(self, env: Mapping[str, Any]) -> bool:
         if self.pinned is not None:
             name, key, value = self.pinned
-            return bool(dict(env[name]).get(key, value) == value)  # absent where the equation states it already
+            return bool(dict(env.get(name, ())).get(key, value) == value)  # absent where the equation states it already
         try:
             return bool(Expr(self.source)(env))
         except (TasoMirageError, LookupError, TypeError, ValueError):

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.equation import Equation, instantiate
-from taso_mirage.ir import ABSENT, Node, Tensor, constant, is_float, numpy_dtype, topological
+from taso_mirage.ir import (
+    ABSENT,
+    Graph,
+    Node,
+    Tensor,
+    constant,
+    is_float,
+    numpy_dtype,
+    substitute,
+    topological,
+    variable,
+)
 from taso_mirage.verify.admitted import admitted
 from taso_mirage.verify.fuzz import ILLEGAL, Typing, typings
 
@@ -81,10 +92,23 @@ def _changed(equation: Equation, names: Names, rng: Random, edges: Sequence[floa
     try:
         if equation.where is not None and not equation.where(names):
             return None
-        lhs, rhs = instantiate(equation.lhs, names, like), instantiate(equation.rhs, names, like)
+        left, numbers = _shaped(equation, rng, like) if rng.random() < 0.2 else (equation.lhs, {})
+        lhs, rhs = instantiate(left, {**names, **numbers}, like), instantiate(equation.rhs, names, like)
     except ILLEGAL:
         return None
     return Typing(lhs, rhs, names) if all(a.type == b.type for a, b in zip(lhs, rhs, strict=True)) else None
+
+
+def _shaped(equation: Equation, rng: Random, like: str) -> tuple[Graph, Names]:
+    """The left side with constants of other shapes for its numbers: a number of a pattern matches every constant whose elements it is."""
+    splats = [n for n in equation.lhs if n.op == "splat"]
+    made = {n: variable(f"number {i}") for i, n in enumerate(splats)}
+    shapes = ((), (1,), (2,), (3,), (1, 1), (2, 2), (2, 1), (1, 2, 1))
+    values = {
+        v.attr("name"): constant(np.full(rng.choice(shapes), n.attr("value")).astype(numpy_dtype(like)))
+        for n, v in made.items()
+    }
+    return Graph((), substitute(equation.lhs.outputs, made)), values
 
 
 def _operands(names: Mapping[str, Any]) -> list[str]:

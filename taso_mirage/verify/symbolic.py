@@ -89,12 +89,12 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
     for some, p in left:
         for others, q in right:
             given = xp.indices.joined(some, others)
-            if given is not None and not _same(xp, matching, p, q, given):
+            if given is not None and not _same(xp, matching, p, q, given, a.type.dtype):
                 return f"{_shown(p)} against {_shown(q)}" + (f" where {list(given)} >= 0" if given else "")
     return None
 
 
-def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions) -> bool:
+def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str) -> bool:
     if infinite(p) or infinite(q):
         return p is q or _impossible(xp, given)
     free = sorted((p.names | q.names).intersection(xp.indices.extents))
@@ -103,8 +103,8 @@ def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions)
         step = dict([found])
         p, q = xp.algebra.bind(p, step), xp.algebra.bind(q, step)
         rest = xp.indices.joined((), [xp.indices.bind(e, step) for e in given])
-        return rest is None or _same(xp, matching, p, q, rest)
-    return matching.same(p, q, given) or _impossible(xp, given) or equal(matching, p, q, given)
+        return rest is None or _same(xp, matching, p, q, rest, dtype)
+    return matching.same(p, q, given) or _impossible(xp, given) or equal(matching, p, q, given, dtype)
 
 
 def _impossible(xp: Elements, given: Conditions) -> bool:
