@@ -126,3 +126,9 @@ def test_what_users_call_is_at_the_top() -> None:
     assert all(callable(getattr(taso_mirage, name)) for name in taso_mirage.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'optimise'"):
         _ = taso_mirage.optimise
+
+
+def test_the_checker_shares_no_code_with_the_prover() -> None:
+    for file in (PACKAGE / "checker").glob("*.py"):
+        ours = {name for name in imports(file) if name.startswith("taso_mirage")}
+        assert ours <= {"taso_mirage.errors"} | {f"taso_mirage.checker.{f.stem}" for f in file.parent.glob("*.py")}

@@ -95,7 +95,7 @@ class Proofs:
         known = self._kept.get(case.key)
         if known is None:
             self.proofs += 1
-            steps = proof(case.instance, self.budget, covers == HERE)
+            steps = _proof_of(case, self.budget, covers == HERE)
             self.steps += steps or 0
             known = steps is not None
             self._kept.put(case.key, known)
@@ -103,6 +103,17 @@ class Proofs:
 
     def close(self) -> None:
         self._kept.close()
+
+
+_FOUND: dict[tuple[str, int, bool], int | None] = {}
+"""What was proved in this process, whoever asked: a verdict hangs on the case alone."""
+
+
+def _proof_of(case: Case, budget: int, bounded: bool) -> int | None:
+    key = (case.key, budget, bounded)
+    if key not in _FOUND:
+        _FOUND[key] = proof(case.instance, budget, bounded)
+    return _FOUND[key]
 
 
 def proof(instance: Instance, budget: int, bounded: bool) -> int | None:

@@ -1,0 +1,77 @@
+"""`substitutions verify FILE` judges a stranger's rules as they are stated: what is false in some case is refused, what is true is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commandline import run
+from rule_mutations import falsely_accepted
+
+from taso_mirage.library import Rule, read
+from taso_mirage.verify.recheck import verdict_of
+
+FOLDER = Path(__file__).parent / "equations"
+FALSE = [rule for file in sorted(FOLDER.glob("false_*.toml")) for rule in read(file)]
+TRUE = read(FOLDER / "true.toml")
+UNDECIDED = 0.15
+"""The share of true rules for which a case may be left without a proof."""
+
+
+def accepts(rule: Rule, typings: int = 300) -> bool:
+    return not verdict_of(rule, 1, typings).problem
+
+
+@pytest.mark.parametrize("rule", FALSE[::20], ids=lambda rule: rule.name)
+def test_false_rules_are_refused(rule: Rule) -> None:
+    assert not accepts(rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", FALSE, ids=lambda rule: rule.name)
+def test_every_false_rule_is_refused(rule: Rule) -> None:
+    assert not accepts(rule, 600)
+
+
+def test_true_rules_are_accepted() -> None:
+    sample = TRUE[::21]
+    assert sum(accepts(rule, 120) for rule in sample) >= (1 - UNDECIDED) * len(sample)
+
+
+@pytest.mark.slow
+def test_all_true_rules_are_accepted() -> None:
+    assert sum(accepts(rule) for rule in TRUE) >= (1 - UNDECIDED) * len(TRUE)
+
+
+@pytest.mark.slow
+def test_no_false_mutant_is_accepted() -> None:
+    assert falsely_accepted(accepts) == []
+
+
+RULES = """
+[[rule]]
+name = "mine.relu_to_relu"
+operators = 2
+given = "x: (n, m)"
+attributes = "a: 0.25"
+lhs = "relu(leaky_relu(x, alpha=a))"
+rhs = "relu(x)"
+
+[[rule]]
+name = "mine.right"
+operators = 2
+given = "x: (n, m)"
+lhs = "relu(relu(x))"
+rhs = "relu(x)"
+"""
+
+
+def test_the_command_says_why_and_under_which_guard_a_rule_holds(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RULES)
+    done = run("substitutions", "verify", file, "--workers", 1, "--typings", 300, check=5)
+    assert "mine.relu_to_relu is wrong as it is stated" in done.stdout
+    assert "inputs:" in done.stdout
+    assert "a >= 0" in done.stdout.partition("on what was drawn it holds under")[2]
+    assert "1 of 2 rules failed" in done.stderr
+    assert "cases:" in run("substitutions", "verify", file, "--rule", "mine.right", "--typings", 60).stdout
