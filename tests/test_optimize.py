@@ -405,7 +405,7 @@ def test_measured_run_is_never_slower_and_says_so(monkeypatch: pytest.MonkeyPatc
 
 def test_a_wrong_rule_is_caught_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check fails, bisection finds the first rewrite that breaks the model, and the good ones before it stay."""
-    wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0")
+    wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
     good = parse_equation("relu(relu(x)) == relu(x)", name="good.0")
     monkeypatch.setattr(pipeline, "laws", lambda: (good, wrong))
     a = x(4, 4)
@@ -419,12 +419,21 @@ def test_a_wrong_rule_is_caught_named_and_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_wrong_rule_alone_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0")
+    wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
     monkeypatch.setattr(pipeline, "laws", lambda: (wrong,))
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
     result = optimize(original, Config(measure=False, budget=2))
     assert not result.changed
     assert result.model.graph == original.graph
+
+
+def test_a_wrong_law_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no proof, so the check has nothing to find."""
+    monkeypatch.setattr(pipeline, "laws", lambda: (parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0"),))
+    original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
+    result = optimize(original, Config(measure=False, budget=2))
+    assert not result.changed
+    assert pipeline.failed(result) is None
 
 
 def test_an_interrupt_keeps_the_best_found() -> None:

@@ -11,6 +11,8 @@ from taso_mirage.ops import Call, get
 
 OPSET = 21
 """The opset whose types count; an operator that ended before has those of its last."""
+NEWEST = 23
+"""The first opset of the newest operators that are known here."""
 NAMES = {"float32": "float", "float64": "double", "absent": ""}
 """ONNX's words for dtypes, where they are not numpy's."""
 
@@ -22,11 +24,13 @@ def admitted(node: Node) -> bool:
     op = get(node.op)
     if op.onnx is None:
         return all(is_float(a.dtype) for a in node.args if isinstance(a.type, Tensor) and a is not ABSENT)
-    try:
-        call = op.to_onnx(node, min(OPSET, op.until) if op.domain == "" else 1)
-    except (Unsupported, IllTyped):
-        return True  # written in another way, or at another opset
-    return _fits(call, op.domain)
+    opsets = (min(OPSET, op.until), op.since, NEWEST) if op.domain == "" else (1,)
+    for opset in opsets:
+        try:
+            return _fits(op.to_onnx(node, opset), op.domain)
+        except (Unsupported, IllTyped):
+            continue
+    return False  # ONNX has no such operator with these attributes
 
 
 def _fits(call: Call, domain: str) -> bool:
