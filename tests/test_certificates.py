@@ -169,16 +169,16 @@ def check_tampering(case: Case, count: int, seed: int) -> tuple[int, int]:
 
 
 def test_tampered_certificates_are_refused(case: Case) -> None:
-    refused, accepted = check_tampering(case, 200, 0)
-    assert refused + accepted == 200
-    assert refused > 120  # a record less may still be enough, and a number changed on both sides a true equality
+    refused, accepted = check_tampering(case, 60, 0)
+    assert refused + accepted == 60
+    assert refused > 36  # a record less may still be enough, and a number changed on both sides a true equality
 
 
 def test_a_tampered_certificate_never_leads_to_another_model(case: Case) -> None:
     original, optimized, text = case
     rng = random.Random(1)
     wrong = next(_changed(optimized))
-    for _ in range(60):
+    for _ in range(30):
         with pytest.raises(CheckFailed):
             follow(original, wrong, tampered(text, rng), lambda kind, lhs, rhs: "not asked")
 
