@@ -125,8 +125,8 @@ class Elements(Meaning[Element]):
                 joined = self.indices.joined(given, more)
                 if joined is not None:
                     found.append((joined, value))
-        if len(found) > CASES:
-            raise Unprovable(f"{len(found)} cases")
+            if len(found) > CASES:  # before they are many: their number is a product
+                raise Unprovable(f"more than {CASES} cases")
         return merged(found)
 
     def cast(self, a: Element, dtype: str) -> Element:
@@ -264,6 +264,8 @@ class Elements(Meaning[Element]):
         def split(given: Conditions, left: list[Dim], pieces: Cases) -> None:
             if not left:
                 found.extend(decided(self.indices, given, fn(pieces)))
+                if len(found) > CASES:
+                    raise Unprovable(f"more than {CASES} cases")
                 return
             e, *others = left
             for condition in (e, -e - 1):
