@@ -217,14 +217,15 @@ def error(graph: Graph, given: Any) -> float:
 def test_tiles_round_nearly_as_the_direct_sum_does(
     sides: tuple[int, int], pads: tuple[int, ...], points: tuple[Any, ...], much: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four times the direct sum is what the check of models allows. With other points, which are usual, so many times as much."""
+    """Four times the direct sum is what the check of models allows, and 64 roundings; 8 are enough. How the direct sum rounds hangs on the
+    machine's products. With other points, which are usual, so many times as much."""
     made, goal = case((1, 64, 16, 16), 16, pads, "", sides)
     given = values(goal)
     mine = Graph(goal.inputs, (made.mugraph(tiles(made)[-1], (16, 1)),))
     direct, ours = error(goal, given), error(mine, given)
     monkeypatch.setitem(spec.POINTS, len(points) + 1, list(map(Fraction, points)))
     usual = error(mine, given)
-    assert ours < 4 * direct
+    assert ours < 4 * direct + 8 * float(np.finfo(np.float32).eps)
     assert much * ours < usual
 
 
