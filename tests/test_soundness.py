@@ -12,7 +12,6 @@ import pytest
 
 from taso_mirage.dims import symbol
 from taso_mirage.equation import Equation, Match, NoMatch, apply
-from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, Tensor, constant, variable
 from taso_mirage.ops import term
 from taso_mirage.rules import Application, Rules
@@ -92,15 +91,10 @@ FALSE: dict[str, tuple[str, dict[str, Any]]] = {
         "max(x, y) == mul(add(add(x, y), abs(sub(x, y))), 0.5)",
         {"x": x("x", 4, dtype="int64"), "y": x("y", 4, dtype="int64")},
     ),
-    "vectors: pads that crop": (
-        "pad(mul(x, y), pads=p, mode='constant', value=v) == mul(pad(x, pads=p, mode='constant', value=v), "
-        "pad(y, pads=p, mode='constant', value=v))",
-        {"x": x("x", 4), "y": x("y", 1), "p": (1, 0), "v": 2.0},
-    ),
 }
 
 
-@pytest.mark.parametrize("name", [n for n in FALSE if not n.startswith("vectors")])
+@pytest.mark.parametrize("name", FALSE)
 def test_a_rule_does_not_apply_where_it_is_false(name: str) -> None:
     text, names = FALSE[name]
     application = applied(text, **names)
@@ -228,8 +222,4 @@ def instance(row: dict[str, Any]) -> Application:
 
 @pytest.mark.parametrize("row", SHIPPED, ids=lambda row: row["name"])
 def test_shipped_rules_do_not_apply_where_they_are_false(row: dict[str, Any]) -> None:
-    try:
-        application = instance(row)
-    except (AssertionError, ValueError, TasoMirageError):
-        return  # a type rule refuses it by now
-    assert not Proofs().of(application)
+    assert not Proofs().of(instance(row))
