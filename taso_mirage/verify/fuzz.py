@@ -36,9 +36,10 @@ class Typing:
 
     @property
     def elements(self) -> int:
-        """How large it is, to show the smallest."""
+        """How large it is, to show the smallest; one with letters is larger than any that is drawn."""
         terms = topological((*self.lhs, *self.rhs))
-        return sum(int(product(n.shape)) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT)
+        sizes = [product(n.shape) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT]
+        return sum(n if isinstance(n, int) else 1 << 30 for n in sizes)
 
 
 def typings(

@@ -73,8 +73,12 @@ def _walk(
 
 
 def legal(typing: Typing) -> bool:
-    """Whether every operator may have these types, and no window of a pool is all padding."""
-    return all(admitted(n) and _pools(n) for n in topological((*typing.lhs, *typing.rhs)))
+    """Whether every operator may have these types, no size is below zero, and no window of a pool is all padding."""
+    return all(_sized(n) and admitted(n) and _pools(n) for n in topological((*typing.lhs, *typing.rhs)))
+
+
+def _sized(node: Node) -> bool:
+    return not isinstance(node.type, Tensor) or all(isinstance(d, int) and d >= 0 for d in node.type.shape or ())
 
 
 def _pools(node: Node) -> bool:
