@@ -150,8 +150,9 @@ def selu(xp, x, *, alpha: float = 1.6732632423543772, gamma: float = 1.050700987
 @op(onnx="Celu", since=12)
 def celu(xp, x, *, alpha: float = 1.0):
     """x -> x if x >= 0 else alpha * (e^(x/alpha) - 1)"""
-    scale = xp.literal(alpha, x)
-    return _where_negative(xp, x, xp.mul(scale, _exp_minus_one(xp, xp.div(x, scale))), x)
+    scale, below = xp.literal(alpha, x), xp.map(np.minimum, real(xp, x), xp.literal(0, x))
+    grown = xp.map(np.exp, xp.div(below, scale))
+    return _where_negative(xp, x, xp.mul(scale, xp.sub(grown, xp.literal(1, x))), x)
 
 
 @op(onnx="Swish", since=24)
@@ -195,6 +196,7 @@ gelu.example("float32[2,3]", approximate="tanh")
 elu.example("float32[2,3]", alpha=0.5)
 selu.example("float32[2,3]", alpha=2.0, gamma=3.0)
 celu.example("float32[2,3]", alpha=2.0)
+celu.example("float32[2,3]", alpha=-2.0)
 swish.example("float32[2,3]", alpha=1.5)
 
 relu.laws("""

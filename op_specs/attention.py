@@ -93,6 +93,8 @@ def attention_traced(
 
 def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
     causal, (q_heads, kv_heads), scale, softcap, precision = options
+    if causal not in (0, 1):
+        raise IllTyped(f"causal is {causal}; it is 0 or 1")
     flat = xp.rank(q) == 3
     if flat:
         q, k, v = split_heads(xp, q, q_heads), split_heads(xp, k, kv_heads), split_heads(xp, v, kv_heads)
@@ -114,7 +116,7 @@ def _attend(xp, q, k, v, mask, past_key, past_value, options, mode):
 def split_heads(xp, x, heads):
     """(b,s,h*d) -> (b,h,s,d)"""
     b, s, n = xp.shape(x)
-    if heads is None or n % heads != 0:
+    if heads is None or (isinstance(heads, int) and heads < 1) or n % heads != 0:
         raise IllTyped(f"{n} columns for {heads} heads")
     return transpose(xp, reshape(xp, x, shape=(b, s, heads, n // heads)), perm=(0, 2, 1, 3))
 

@@ -27,7 +27,7 @@ def _rotary(xp, x, cos, sin, positions, interleaved: int, num_heads: int, rotary
     flat = xp.rank(x) == 3
     if flat:
         b, s, n = xp.shape(x)
-        if num_heads == 0 or n % num_heads != 0:
+        if (isinstance(num_heads, int) and num_heads < 1) or n % num_heads != 0:
             raise IllTyped(f"{n} columns for {num_heads} heads")
         split = reshape(xp, x, shape=(b, s, num_heads, n // num_heads))
     else:
@@ -35,7 +35,9 @@ def _rotary(xp, x, cos, sin, positions, interleaved: int, num_heads: int, rotary
         split = x
     size = xp.shape(split)[3]
     turned = rotary_embedding_dim or size
-    if turned % 2 != 0:
+    if interleaved not in (0, 1):
+        raise IllTyped(f"interleaved is {interleaved}; it is 0 or 1")
+    if turned % 2 != 0 or rotary_embedding_dim < 0:
         raise IllTyped(f"{turned} elements of each head cannot be turned in pairs")
     angles = [_at(xp, table, positions, (b, s, turned // 2), 2 if flat else 1) for table in (cos, sin)]
     result = _turned(xp, _part(xp, split, 0, turned), *angles, turned, interleaved)

@@ -2,7 +2,7 @@
 
 from op_specs.arithmetic import div, exp, log, sub
 from op_specs.reductions import reduce_max, reduce_sum
-from taso_mirage.errors import Unsupported
+from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import Node
 from taso_mirage.ops import Call, Op, op
 
@@ -10,15 +10,23 @@ from taso_mirage.ops import Call, Op, op
 @op(onnx="Softmax", since=1)
 def softmax(xp, x, *, axis: int = -1):
     """x -> e^x / sum(e^x) along `axis`; the maximum is taken off first, so that nothing overflows"""
-    parts = exp(xp, sub(xp, x, reduce_max(xp, x, axes=(axis % xp.rank(x),))))
-    return div(xp, parts, reduce_sum(xp, parts, axes=(axis % xp.rank(x),)))
+    axis = _legal(xp, x, axis)
+    parts = exp(xp, sub(xp, x, reduce_max(xp, x, axes=(axis,))))
+    return div(xp, parts, reduce_sum(xp, parts, axes=(axis,)))
 
 
 @op(onnx="LogSoftmax", since=1)
 def log_softmax(xp, x, *, axis: int = -1):
     """x -> ln(softmax(x)) along `axis`"""
-    shifted = sub(xp, x, reduce_max(xp, x, axes=(axis % xp.rank(x),)))
-    return sub(xp, shifted, log(xp, reduce_sum(xp, exp(xp, shifted), axes=(axis % xp.rank(x),))))
+    axis = _legal(xp, x, axis)
+    shifted = sub(xp, x, reduce_max(xp, x, axes=(axis,)))
+    return sub(xp, shifted, log(xp, reduce_sum(xp, exp(xp, shifted), axes=(axis,))))
+
+
+def _legal(xp, x, axis: int) -> int:
+    if not -xp.rank(x) <= axis < xp.rank(x):
+        raise IllTyped(f"axis {axis} of a tensor of rank {xp.rank(x)}")
+    return axis % xp.rank(x)
 
 
 def _read(op_: Op, call: Call) -> Node:

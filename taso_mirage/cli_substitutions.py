@@ -149,17 +149,26 @@ def verify(
             "--laws", help="The laws beside the operators instead of rules. Where one is not proved, it does not apply."
         ),
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --laws: write the cases of each law into the folder of a library."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or refuted. Exit code 5 if one fails."""
+    from taso_mirage.generate.readme import write_laws
     from taso_mirage.verify.recheck import Progress, failures, law_rules, recheck, table
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
+    if record is not None and (not laws or rule):
+        raise InvalidOption("--record is for all laws: --laws without --rule")
     rules = _selected(files or [], rule or [], law_rules() if laws else None)
     with Progress(len(rules), quiet=as_json) as progress:
         verdicts = list(recheck(rules, seed, typings, workers or cores(), progress))
     bad = failures(verdicts)
+    if record is not None:
+        write_laws(record, {v.name: v.cases for v in verdicts})
     if as_json:
         typer.echo(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import gcd
 from typing import Any, TypeAlias
 
@@ -28,33 +28,39 @@ Monomial: TypeAlias = tuple[tuple[Atom, int], ...]
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Symbolic:
     """A polynomial with integer coefficients; `terms` is sorted and holds no zero. Symbols stand for sizes >= 0."""
 
     terms: Terms
+    _hash: int = field(init=False, repr=False)
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.terms)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.terms))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # another process has other hashes
+        return Symbolic, (self.terms,)
 
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Symbolic) and self.terms == other.terms)
+
     def __add__(self, other: Dim) -> Dim:
-        return _build([*self.terms, *_terms(other)])
+        return _sum(self, other)
 
     def __neg__(self) -> Dim:
-        return _build([(m, -c) for m, c in self.terms])
+        return Symbolic(tuple([(m, -c) for m, c in self.terms]))
 
     def __sub__(self, other: Dim) -> Dim:
-        return self + (-other)
+        return _sum(self, -other)
 
     def __rsub__(self, other: int) -> Dim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
-        return _build([(_times(m, n), c * d) for m, c in self.terms for n, d in _terms(other)])
+        return _product(self, other)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -107,7 +113,19 @@ def _terms(dim: Dim) -> Terms:
     return (((), int(dim)),) if dim else ()
 
 
+@lru_cache(maxsize=1 << 15)
+def _sum(a: Symbolic, b: Dim) -> Dim:
+    return _build([*a.terms, *_terms(b)])
+
+
+@lru_cache(maxsize=1 << 15)
+def _product(a: Symbolic, b: Dim) -> Dim:
+    return _build([(_times(m, n), c * d) for m, c in a.terms for n, d in _terms(b)])
+
+
 def _times(a: Monomial, b: Monomial) -> Monomial:
+    if not a or not b:
+        return a or b
     powers = dict(a)
     for atom, power in b:
         powers[atom] = powers.get(atom, 0) + power
@@ -118,9 +136,11 @@ def _build(terms: Iterable[tuple[Monomial, int]]) -> Dim:
     total: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         total[monomial] = total.get(monomial, 0) + coefficient
-    kept = sorted(((m, c) for m, c in total.items() if c), key=lambda item: (-len(item[0]), str(item[0])))
+    kept = [item for item in total.items() if item[1]]
     if not kept:
         return 0
+    if len(kept) > 1:
+        kept.sort(key=lambda item: (-len(item[0]), str(item[0])))
     return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(tuple(kept))
 
 

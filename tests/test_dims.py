@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ from taso_mirage.dims import (
     symbols,
 )
 from taso_mirage.errors import Undecidable
+
+
+def test_another_process_hashes_a_dim_anew() -> None:
+    dim = symbol("a") * 2 + 1
+    packed = pickle.dumps(dim)
+    assert b"_hash" not in packed  # hashes of text differ from process to process
+    assert pickle.loads(packed) == dim
+
 
 SIZES = st.fixed_dictionaries({name: st.integers(1, 30) for name in "abc"})
 quick = settings(max_examples=150, deadline=None, derandomize=True)

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, numpy_dtype, variable
 from taso_mirage.meanings.degree import DEGREE
@@ -268,6 +269,10 @@ REFUSED: list[tuple[str, list[tuple[int, ...]], dict[str, Any], dict[str, Any]]]
     ("instance_norm", [(1, 2, 3, 3), (2, 1), (2,)], {}, {}),
     ("rotary_embedding", [(1, 2, 3, 4), (3, 2), (3, 2)], {}, {}),
     ("rotary_embedding", [(1, 2, 3, 4), (1, 3, 1), (1, 3, 1)], {}, {}),
+    ("rotary_embedding", [(1, 2, 4), (1, 2, 1), (1, 2, 1)], {"num_heads": -1}, {"num_heads": -1}),
+    ("multi_head_attention", [(1, 2, 4)] * 3, {"num_heads": -1}, {"num_heads": -1}),
+    ("softmax", [(2, 3)], {"axis": 2}, {"axis": 2}),
+    ("log_softmax", [(2, 3)], {"axis": -3}, {"axis": -3}),
 ]
 
 
@@ -290,6 +295,12 @@ def test_what_the_runtime_refuses_has_no_type(
     values = {n: np.ones(s, np.float32) for n, s in zip(names, shapes, strict=True)}
     with pytest.raises(Exception, match=r"ONNXRuntimeError"):
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, values)
+
+
+def test_a_kernel_may_have_a_symbolic_size() -> None:
+    n, k = symbol("n"), symbol("k")
+    x, w = variable("x", Tensor("float32", (1, 2, n, 5))), variable("w", Tensor("float32", (3, 2, k, 3)))
+    assert get("conv").term(x, w, **WINDOW).shape == (1, 3, n - k + 1, 3)
 
 
 def test_an_order_between_numbers_equal_modulo_p_alone_decides_nothing() -> None:

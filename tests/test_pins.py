@@ -17,6 +17,17 @@ from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.ladder import refutation
 
 
+def test_a_kernel_of_any_size_is_not_pinned() -> None:
+    equation = parse_equation(
+        "concat(conv(x, y, group=1, **a), conv(x, z, group=1, **a), axis=1) == conv(x, concat(y, z, axis=0), group=1, **a)"
+    )
+    given = parse_given("x: (n, c, h, w), y: (b, c, 3, 3), z: (d, c, 3, 3)")
+    attributes = parse_attributes("a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}")
+    found = pinned(Rule("r", 3, given, attributes, equation))
+    assert isinstance(found, Rule)
+    assert found.equation.where is None or "== 3" not in found.equation.where.source
+
+
 class Wrong(NamedTuple):
     """A rule, and a typing (with values of the attribute names) where both sides have one type and differ."""
 

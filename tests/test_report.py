@@ -200,6 +200,7 @@ def test_explain_as_json(written: tuple[dict[str, Any], Path]) -> None:
     assert gains[0] > 0
     assert all(each["measured"] is None for each in found)
     assert all(each["before"].startswith("def graph(") for each in found)
+    assert {"proved for every size of its case"} <= {each["ground"] for each in found}
 
 
 def test_explain_as_text_states_an_equation_once(mini: Result) -> None:

@@ -28,7 +28,16 @@ def refresh(folder: Path, counts: Counts | None = None) -> None:
     files = sorted(f for f in folder.glob("*.toml") if f.name != "rejected.toml")
     rejected = folder / "rejected.toml"
     refuted = read_rejected(rejected) if rejected.exists() else ()
-    write_file(folder / "README.md", readme([r for f in files for r in read(f)], refuted, counts or {}))
+    judged = folder / "laws.json"
+    laws = json.loads(judged.read_text(encoding="utf-8")) if judged.exists() else {}
+    write_file(folder / "README.md", readme([r for f in files for r in read(f)], refuted, counts or {}, laws))
+
+
+def write_laws(folder: Path, cases: Counts) -> None:
+    """Write laws.json, which has the cases of each law by verdict, and the page anew."""
+    rows = [f"  {json.dumps(name)}: {json.dumps(dict(found), sort_keys=True)}" for name, found in cases.items()]
+    write_file(folder / "laws.json", "{\n" + ",\n".join(rows) + "\n}\n")
+    refresh(folder)
 
 
 def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
@@ -37,7 +46,7 @@ def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
     write_file(folder / "timings.json", json.dumps(rounded, indent=1) + "\n")
 
 
-def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts) -> str:
+def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts, laws: Counts) -> str:
     """The page: counts by family, size and proof, stages, and the commands. The same library gives the same bytes."""
     families = sorted({r.family for r in rules})
     joint = sum(len(r.equation.roots) > 1 for r in rules)
@@ -68,6 +77,7 @@ def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts) 
         "",
         *_by_case(rules, families),
         "",
+        *_of_laws(laws),
         *_stages(counts),
         "## Reading a rule",
         "",
@@ -79,6 +89,7 @@ def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts) 
         "    taso-mirage substitutions list --operator conv --operator concat",
         "    taso-mirage substitutions explain NAME -o DIR",
         "    taso-mirage substitutions verify",
+        "    taso-mirage substitutions verify --laws --record DIR",
         "    taso-mirage substitutions generate -o DIR",
         "",
         "The same seed gives the same files, byte for byte; only `timings.json` differs.",
@@ -110,6 +121,29 @@ def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
         for f in families
     }
     return _table(["family", "proved for every size", "bounded", "excluded", "all"], families, rows.__getitem__)
+
+
+def _of_laws(laws: Counts) -> list[str]:
+    """The cases of the laws in all, and which laws have some that are excluded."""
+    if not laws:
+        return []
+    proved, bounded = (sum(found.get(status, 0) for found in laws.values()) for status in ("proved", "bounded"))
+    without = {
+        name: sum(found.values()) - found.get("proved", 0) - found.get("bounded", 0) for name, found in laws.items()
+    }
+    return [
+        "## Laws by case",
+        "",
+        f"{len(laws)} laws are stated beside the operators in `op_specs/`; `laws.json` has the cases of each. In a case that",
+        "is excluded a law does not apply: the optimizer computes that, and no guard says it.",
+        "",
+        _line(["laws", "proved for every size", "bounded", "excluded", "all"]),
+        _line(["---", *["---:"] * 4]),
+        _line([len(laws), proved, bounded, sum(without.values()), proved + bounded + sum(without.values())]),
+        "",
+        "Laws with excluded cases: " + (", ".join(f"{name} ({n})" for name, n in without.items() if n) or "none") + ".",
+        "",
+    ]
 
 
 def _table(head: Sequence[str], families: Sequence[str], row: Callable[[str], list[int]]) -> list[str]:

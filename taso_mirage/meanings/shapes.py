@@ -151,7 +151,7 @@ class Shapes(Meaning[Tensor]):
         shape = list(self.shape(a))
         self._axes(a, axes)
         for axis, size, stride, dilation in zip(axes, sizes, strides, dilations, strict=True):
-            if min(size, stride, dilation) < 1:
+            if any(isinstance(d, int) and d < 1 for d in (size, stride, dilation)):
                 raise IllTyped(f"dimension {axis}: a window of size {size}, stride {stride} and dilation {dilation}")
             n = window_count(shape[axis], size, stride, dilation)
             if isinstance(n, int) and n <= 0:

@@ -16,13 +16,17 @@ from taso_mirage.explain import grounds
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph
 from taso_mirage.meanings.work import size, sized
+from taso_mirage.optimize.cache import proofs_path
 from taso_mirage.optimize.changes import FOLDING, Change, changes
 from taso_mirage.optimize.cost import UNMEASURABLE, Cost, Weighted, Workloads
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.pipeline import Config, Progress, measuring, rules
 from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.weights import HALVES
 from taso_mirage.partial.source import Mutation
 from taso_mirage.text import laws, show_equation, show_graph
+from taso_mirage.verify.cases import Instance
+from taso_mirage.verify.proofs import HERE, Proofs
 
 MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""
@@ -47,11 +51,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A change with the seconds of one place before and after: predicted, and measured as models of their own (None: not measured)."""
+    """A change with the seconds of one place before and after: predicted, and measured as models of their own (None: not measured).
+
+    `ground` says what the change stands on at these sizes: a proof, or the check of the whole model.
+    """
 
     change: Change
     predicted: tuple[float, float]
     measured: tuple[float, float] | None
+    ground: str = ""
 
     @property
     def gain(self) -> float:
@@ -67,6 +75,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
     )
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
+    proofs = Proofs(proofs_path())
     with measuring(config) as (cache, executor):
         term = Weighted(context, result.workloads, cache if config.measure else None, executor)
         cost = Cost(term)
@@ -78,8 +87,19 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
             progress("explain", i, len(found))
             timed = config.measure and time.monotonic() < end
             measured = measured_seconds(change, term, result.workloads) if timed else None
-            listed.append(Explanation(change, predicted[change], measured))
+            listed.append(Explanation(change, predicted[change], measured, ground(change, proofs)))
+    proofs.close()
     return listed
+
+
+def ground(change: Change, proofs: Proofs) -> str:
+    """What a change stands on: the verdict on its case (docs/soundness.md)."""
+    if change.equations in ((FOLDING,), (HALVES,)):
+        return "computed from constants and weights"
+    verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
+    if verdict:
+        return "proved for these sizes" if verdict.covers == HERE else "proved for every size of its case"
+    return "not proved as a whole: each of its equations was proved where it was applied, or the check of the model compares it"
 
 
 def measured_seconds(change: Change, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
@@ -157,6 +177,7 @@ def as_data(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO_
             "equations": [_fields(statement(name, mutants)) for name in each.change.equations],
             "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
             "measured": None if each.measured is None else {"before": each.measured[0], "after": each.measured[1]},
+            "ground": each.ground,
             "before": show_graph(each.change.before),
             "after": show_graph(each.change.after),
         }
@@ -181,6 +202,8 @@ def as_lines(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO
         yield f"{i}. {each.change.count} x {outline(each.change)}"
         yield f"   at {shortened(each.change.places)}"
         yield f"   {gains(each)}"
+        if each.ground:
+            yield f"   {each.ground}"
         for name in dict.fromkeys(each.change.equations):
             yield f"   by {name}" + (" (above)" if name in stated else "")
             if name not in stated:

@@ -185,10 +185,11 @@ def _change(number: int, each: Explanation, names: Sequence[str]) -> str:
         f"<figure><figcaption>{name}</figcaption>{_drawing(side, f'{name} change {number}')}</figure>"
         for name, side in (("before", change.before), ("after", change.after))
     )
+    ground = f"<br>{escape(each.ground[:1].upper() + each.ground[1:])}." if each.ground else ""
     return (
         f'<details class="change"{" open" if number <= OPEN else ""}>\n<summary>'
         f'<span class="gain">{escape(_short_gain(each))}</span>{number}. {times}{_arrows(outline(change))}</summary>\n'
-        f"<p>{_arrows(gains(each).capitalize())}.<br>By {links}.<br>At {escape(shortened(change.places, 12))}.</p>\n"
+        f"<p>{_arrows(gains(each).capitalize())}.<br>By {links}.<br>At {escape(shortened(change.places, 12))}.{ground}</p>\n"
         f'<div class="sides">{sides}</div>\n</details>'
     )
 

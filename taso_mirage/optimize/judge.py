@@ -35,7 +35,7 @@ class Judge:
             raise CheckFailed(f"the checker does not accept an equality: {found.reason}\n{lhs}{rhs}")
         instance = Instance(parse_graph(lhs).outputs, parse_graph(rhs).outputs)
         if kind != CHECK:
-            if proof(instance, BUDGET, kind == "bounded") is None:
+            if not proof(instance, BUDGET, kind == "bounded")[0]:
                 raise CheckFailed(f"an equality has no proof ({found.reason}):\n{lhs}{rhs}")
             return AGAIN
         _agree(instance, lhs + rhs)

@@ -33,9 +33,9 @@ def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET
         for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
             why = _differ(xp, matching, a, b)
             if why is not None:
-                return _judged(lhs, rhs, f"output {i}, {why}")
+                return _judged(lhs, rhs, Unproved(f"output {i}, {why}", xp.indices.steps))
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-        return _judged(lhs, rhs, str(error) or type(error).__name__)
+        return _judged(lhs, rhs, Unproved(str(error) or type(error).__name__, xp.indices.steps))
     return Proved(xp.indices.steps)
 
 
@@ -51,11 +51,11 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
     return None
 
 
-def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: str) -> Refuted | Unproved:
+def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Unproved) -> Refuted | Unproved:
     """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none over the reals."""
     try:
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):
-        return Unproved(why)
+        return why
     found = find(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
-    return Unproved(why) if found is None or found.note else Refuted(found.output, str(found))
+    return why if found is None or found.note else Refuted(found.output, str(found))

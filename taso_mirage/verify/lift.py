@@ -54,6 +54,8 @@ class _Search:
         self.tries = TRIES
         self.count = 0
         self.factors = _factors(order)
+        self.known: dict[tuple[Node, tuple[Node, ...]], Node | None] = {}
+        """Terms over new operands that were typed before; None where they have no type."""
 
     def widen(self, places: list[Place], value: int, apart: bool, finest: bool) -> None:
         """All places of one size at once (not if `finest`), else the smallest sets of them that can vary alone."""
@@ -73,12 +75,39 @@ class _Search:
                 return False
             self.tries -= 1
             trial = {**self.chosen, **dict.fromkeys(places, dim)}
-            built = _rebuilt(self.outputs, self.order, trial)
+            built = self._rebuilt(trial)
             if built is not None:
                 self.chosen, self.built = trial, built
                 self.count += 1
                 return True
         return False
+
+    def _rebuilt(self, dims: Mapping[Place, Dim]) -> tuple[Node, ...] | None:
+        """The terms over the new leaves, if each has the type that the old one had up to symbols; both sides' types equal."""
+        done: dict[Node, Node] = {}
+        for node in self.order:
+            term = self._term(node, done, dims)
+            if term is None:
+                return None
+            done[node] = term
+        built = tuple(done[o] for o in self.outputs)
+        half = len(built) // 2
+        same = all(a.type == b.type for a, b in zip(built[:half], built[half:], strict=True))
+        return built if same and _legal_elsewhere(built) else None
+
+    def _term(self, node: Node, done: Mapping[Node, Node], dims: Mapping[Place, Dim]) -> Node | None:
+        if node.op in LEAVES:
+            shape = tuple(dims.get((node, i), d) for i, d in enumerate(node.shape))
+            return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
+        args = tuple([done[a] for a in node.args])
+        if args == node.args:
+            return node
+        if node.op in _LIFTED:
+            return _typed(node, args, dims)
+        key = (node, args)
+        if key not in self.known:
+            self.known[key] = _typed(node, args, dims)
+        return self.known[key]
 
     def _dims(self, value: int) -> Iterator[Dim]:
         """A symbol; where a reshape cuts this size, a product of two, or of a number and a symbol."""
@@ -100,20 +129,6 @@ def _factors(order: Sequence[Node]) -> list[int]:
             found |= {v for v in parts if isinstance(v, int) and v > 1}
             found |= {v * v for v in parts if isinstance(v, int) and v > 1 and node.op.endswith(("depth", "space"))}
     return sorted(found)
-
-
-def _rebuilt(outputs: tuple[Node, ...], order: list[Node], dims: Mapping[Place, Dim]) -> tuple[Node, ...] | None:
-    """The terms over the new leaves, if each has the type that the old one had up to symbols; both sides' types equal."""
-    done: dict[Node, Node] = {}
-    try:
-        for node in order:
-            done[node] = _term(node, done, dims)
-    except ILLEGAL:
-        return None
-    built = tuple(done[o] for o in outputs)
-    half = len(built) // 2
-    same = all(a.type == b.type for a, b in zip(built[:half], built[half:], strict=True))
-    return built if same and _legal_elsewhere(built) else None
 
 
 def rebound(outputs: Sequence[Node], dim: Callable[[Dim], Dim]) -> tuple[Node, ...]:
@@ -149,22 +164,15 @@ def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
     return True
 
 
-def _term(node: Node, done: Mapping[Node, Node], dims: Mapping[Place, Dim]) -> Node:
-    if node.op in LEAVES:
-        shape = tuple(dims.get((node, i), d) for i, d in enumerate(node.shape))
-        return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
-    if not node.args or node is ABSENT:
-        return node
-    args = tuple(done[a] for a in node.args)
-    if args == node.args:
-        return node
-    attrs = dict(node.attrs)
-    old = [a.shape if isinstance(a.type, Tensor) else () for a in node.args]
-    new = [a.shape if isinstance(a.type, Tensor) else () for a in args]
+def _typed(node: Node, args: tuple[Node, ...], dims: Mapping[Place, Dim]) -> Node | None:
+    """The term over other operands, its attributes that hold sizes with them; None where it has no type."""
+    old, new = ([a.shape if isinstance(a.type, Tensor) else () for a in some] for some in (node.args, args))
     lifted = _LIFTED.get(node.op)
-    if lifted is not None:
-        attrs = {**attrs, **lifted(attrs, old, new, dims)}
-    return get(node.op).term(*args, **attrs)
+    try:
+        attrs = dict(node.attrs)
+        return get(node.op).term(*args, **(attrs if lifted is None else {**attrs, **lifted(attrs, old, new, dims)}))
+    except ILLEGAL:
+        return None
 
 
 Shapes = list[tuple[Dim, ...]]

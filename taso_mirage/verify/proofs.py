@@ -16,6 +16,7 @@ from taso_mirage.ops import data_folder
 from taso_mirage.rules import Application
 from taso_mirage.verify.bounded import prove_bounded
 from taso_mirage.verify.cases import Case, Instance, as_it_is, cases_of, instance_of, resized, unranked
+from taso_mirage.verify.fingerprint import Refuted
 from taso_mirage.verify.symbolic import Proved, prove_symbolic
 
 EVERY, HERE = "every size", "these sizes"
@@ -49,7 +50,7 @@ class Proofs:
     def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
         self.budget = budget
         self.asked = self.proofs = self.steps = 0
-        """How many different instances were asked about, how many proofs were tried for them, and the work of those found."""
+        """How many different instances were asked about, how many proofs were tried for them, and the work of them."""
         self._kept = _Kept(path)
         self._verdicts: dict[Instance, Verdict] = {}
 
@@ -83,21 +84,20 @@ class Proofs:
         last = as_it_is(instance)
         for case in cases_of(instance):
             last = case
-            if self._proved(case, EVERY):
+            if self._proved(case):
                 return Verdict(case, EVERY)
         here = as_it_is(instance)
         fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
-        if self._proved(here, HERE if fixed else EVERY):
+        if self._proved(here, spelled_out=not here.instance.letters):
             return Verdict(here, HERE if fixed and last.instance != here.instance else EVERY)
         return Verdict(last, "", "no proof was found")
 
-    def _proved(self, case: Case, covers: str) -> bool:
+    def _proved(self, case: Case, spelled_out: bool = False) -> bool:
         known = self._kept.get(case.key)
         if known is None:
             self.proofs += 1
-            steps = _proof_of(case, self.budget, covers == HERE)
-            self.steps += steps or 0
-            known = steps is not None
+            known, steps = _proof_of(case, self.budget, spelled_out)
+            self.steps += steps
             self._kept.put(case.key, known)
         return known
 
@@ -105,25 +105,26 @@ class Proofs:
         self._kept.close()
 
 
-_FOUND: dict[tuple[str, int, bool], int | None] = {}
+_FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
 """What was proved in this process, whoever asked: a verdict hangs on the case alone."""
 
 
-def _proof_of(case: Case, budget: int, bounded: bool) -> int | None:
+def _proof_of(case: Case, budget: int, bounded: bool) -> tuple[bool, int]:
     key = (case.key, budget, bounded)
     if key not in _FOUND:
         _FOUND[key] = proof(case.instance, budget, bounded)
     return _FOUND[key]
 
 
-def proof(instance: Instance, budget: int, bounded: bool) -> int | None:
-    """The work of a proof for all sizes of the letters; where there are none, also element by element. None if none was found."""
+def proof(instance: Instance, budget: int, bounded: bool) -> tuple[bool, int]:
+    """Whether there is a proof for all sizes of the letters, where there are none also one element by element; and the work."""
     if all(_empty(n) for n in instance.lhs) or instance.lhs == instance.rhs:
-        return 1
-    found: object = prove_symbolic(instance.lhs, instance.rhs, budget)
-    if not isinstance(found, Proved) and bounded and _small(instance):
-        found = prove_bounded(instance.lhs, instance.rhs, budget)
-    return found.steps if isinstance(found, Proved) else None
+        return True, 1
+    found = prove_symbolic(instance.lhs, instance.rhs, budget)
+    if isinstance(found, Proved) or not bounded or not _small(instance):
+        return isinstance(found, Proved), found.steps
+    here = prove_bounded(instance.lhs, instance.rhs, budget)
+    return isinstance(here, Proved), found.steps + (0 if isinstance(here, Refuted) else here.steps)
 
 
 def _small(instance: Instance) -> bool:

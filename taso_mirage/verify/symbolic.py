@@ -30,9 +30,10 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """No proof was found; that says nothing about the terms."""
+    """No proof was found; that says nothing about the terms. `steps` is the work that was spent."""
 
     why: str
+    steps: int = 0
 
     def __bool__(self) -> bool:
         return False
@@ -50,9 +51,9 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
         for i, (a, b) in enumerate(pairs):
             why = _differ(xp, matching, a, b)
             if why is not None:
-                return Unproved(f"output {i}: {why}")
+                return Unproved(f"output {i}: {why}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-        return Unproved(str(error) or type(error).__name__)
+        return Unproved(str(error) or type(error).__name__, xp.indices.steps)
     return Proved(xp.indices.steps)
 
 
