@@ -26,7 +26,7 @@ from taso_mirage.drawing import draw
 from taso_mirage.equation import NoMatch, apply, matches
 from taso_mirage.errors import InvalidOption, OutputError, SyntaxProblem, TasoMirageError, Unsupported
 from taso_mirage.explain import chosen, find, words
-from taso_mirage.generate.readme import readme, refresh, write_timings
+from taso_mirage.generate.readme import readme, refresh, write_laws, write_timings
 from taso_mirage.ir import Tensor, topological, users, variable
 from taso_mirage.library import Evidence, Proof, Rejected, Rule, rule_name
 from taso_mirage.model import random_inputs
@@ -40,6 +40,7 @@ from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import Sides
+from taso_mirage.verify.recheck import law_rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 
@@ -386,7 +387,11 @@ def test_the_shipped_page_is_that_of_the_shipped_rules() -> None:
     counts = json.loads((shipped / "counts.json").read_text())
     rejected = shipped / "rejected.toml"
     refuted = library.read_rejected(rejected) if rejected.exists() else ()
-    assert (shipped / "README.md").read_text() == readme(SHIPPED, refuted, counts)
+    judged = json.loads((shipped / "laws.json").read_text())
+    assert (shipped / "README.md").read_text() == readme(SHIPPED, refuted, counts, judged)
+    assert list(judged) == [law.name for law in law_rules()], (
+        "run `taso-mirage substitutions verify --laws --record substitutions`"
+    )
 
 
 # ---------------------------------------------------------------- words and pictures
@@ -492,8 +497,16 @@ def test_the_page_counts_families_sizes_proofs_and_stages(folder: Path) -> None:
     assert (folder / "timings.json").read_text() == '{\n "a": 1,\n "b": 0.123\n}\n'
 
 
+def test_the_page_has_the_cases_of_the_laws(folder: Path) -> None:
+    write_laws(folder, {"add.1": {"proved": 7, "bounded": 2}, "relu.2": {"proved": 3, "refuted": 1, "unproved": 4}})
+    page = (folder / "README.md").read_text()
+    assert "| 2 | 10 | 2 | 5 | 17 |" in page
+    assert "Laws with excluded cases: relu.2 (5)." in page
+    assert json.loads((folder / "laws.json").read_text())["add.1"] == {"bounded": 2, "proved": 7}
+
+
 def test_the_page_of_an_empty_library() -> None:
-    assert "0 rules" in readme([], [], {})
+    assert "0 rules" in readme([], [], {}, {})
 
 
 # ---------------------------------------------------------------- commands
@@ -558,6 +571,8 @@ def test_verify_counts_proofs_and_names_what_is_not_there(folder: Path) -> None:
         invoke("verify", str(folder / "empty.toml"))
     with pytest.raises(InvalidOption, match="exclude each other"):
         invoke("verify", *files, "--laws")
+    with pytest.raises(InvalidOption, match="for all laws"):
+        invoke("verify", "--laws", "--rule", "relu.2", "--record", str(folder))
 
 
 def test_laws_are_judged_and_never_fail_the_command() -> None:

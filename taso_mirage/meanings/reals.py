@@ -41,9 +41,8 @@ class Reals(Meaning[Array]):
     def map(self, fn: Scalar, *xs: Array) -> Array:
         with np.errstate(all="ignore"):
             result = np.asarray(fn(*xs))
-        if result.dtype == np.float64 and not any(x.dtype == np.float64 for x in xs):
-            return result.astype(xs[0].dtype)
-        return result
+            narrow = result.dtype == np.float64 and not any(x.dtype == np.float64 for x in xs)
+            return result.astype(xs[0].dtype) if narrow else result
 
     def cast(self, a: Array, dtype: str) -> Array:
         if self.exact and is_float(dtype):

@@ -56,7 +56,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
     found = examine(Statement(rule.equation, rule.given, rule.attributes), proofs, seed, typings)
     with suppress(TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError):  # a guard may ask for numbers
         sides = rule.instance()
-        own = proofs.judge(Instance(*sides))
+        own = proofs.of_sizes(Instance(*sides))
         others = [c for c in found.cases if c.verdict.case.key != own.case.key]
         names = {**dict(rule.attributes), **{name: rule.operand(name, type) for name, type in rule.given}}
         found = Examined((Judged(Typing(*sides, names), own), *others), found.typings)

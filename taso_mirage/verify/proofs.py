@@ -71,14 +71,15 @@ class Proofs:
         known = self._verdicts.get(instance)
         if known is None:
             self.asked += 1
-            known = self._judged(instance)
-            empty = next((e for e in emptied(instance) if known and not self._judged(e)), None)
+            known = self.of_sizes(instance)
+            empty = next((e for e in emptied(instance) if known and not self.of_sizes(e)), None)
             if empty is not None:
                 known = Verdict(known.case, "", "not proved where a size is 0")
             self._verdicts[instance] = known
         return known
 
-    def _judged(self, instance: Instance) -> Verdict:
+    def of_sizes(self, instance: Instance) -> Verdict:
+        """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a run may make 0."""
         if unranked(instance):
             return Verdict(Case(instance), "", "an operand has no known rank")
         last = as_it_is(instance)
