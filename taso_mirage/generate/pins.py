@@ -72,7 +72,8 @@ def _relative(value: Any, anchors: dict[int, str]) -> str:
 
 def _guarded(rule: Rule, conditions: list[str]) -> Rule:
     guard = rule.equation.where.source if rule.equation.where is not None else ""
-    conditions = [c for c in conditions if c not in guard]
+    conjuncts = dict.fromkeys(part for c in conditions for part in ([c] if " or " in c else c.split(" and ")))
+    conditions = [c for c in conjuncts if c not in guard]
     if not conditions:
         return rule
     both = " and ".join([*([f"({guard})" if " or " in guard else guard] if guard else []), *conditions])
