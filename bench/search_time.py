@@ -12,7 +12,6 @@ rules are loaded.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,7 +24,9 @@ import onnx
 import onnx_ir as ir
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -82,13 +83,11 @@ def main() -> None:
     path = options.output or ROOT / "bench" / "results" / f"search_time-cpu{runtime.cores()}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
     head = {"bench": "search_time", "device": runtime.device(), "versions": versions, "unit": "s"}
-    earlier = json.loads(path.read_text()) if path.exists() else {}
-    rows = earlier["rows"] if all(earlier.get(k) == v for k, v in head.items()) else []
+    rows = Rows(path, head)
     for name in options.names:
         made = row(name, options.budget, options.models)
         show(made)
-        rows = [r for r in rows if r["case"] != name] + [made]
-        path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        rows.keep(made)
 
 
 if __name__ == "__main__":

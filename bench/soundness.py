@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from optimize import MODELS  # noqa: E402
+from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -114,13 +115,11 @@ def main() -> None:
     path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{runtime.cores()}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
     head = {"bench": "soundness", "device": runtime.device(), "versions": versions, "unit": "s", "small": options.small}
-    earlier = json.loads(path.read_text()) if path.exists() else {}
-    rows = earlier["rows"] if all(earlier.get(k) == v for k, v in head.items()) else []
+    rows = Rows(path, head)
     for name in options.names:
         made = row(name, options.budget, options.small)
         show(made)
-        rows = [r for r in rows if r["case"] != name] + [made]
-        path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        rows.keep(made)
 
 
 if __name__ == "__main__":

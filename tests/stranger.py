@@ -676,21 +676,28 @@ def _set_type(tree: ast.expr, wanted: Any, types: dict[str, Tensor]) -> None:
             elif function == "size" and wanted == 1:
                 types[name] = Tensor(type.dtype, (1,) * len(shape))
             elif function == "dim" and isinstance(wanted, int) and rest:
-                try:
-                    shape[ast.literal_eval(rest[0])] = wanted
+                axis = _number(rest[0])
+                if axis is not None and -len(shape) <= axis < len(shape):
+                    shape[axis] = wanted
                     types[name] = Tensor(type.dtype, tuple(shape))
-                except (ValueError, IndexError, TypeError):
-                    pass
         case ast.Subscript(value=ast.Call(func=ast.Name(id="shape"), args=[ast.Name(id=name)]), slice=index):
             if name in types and isinstance(index, ast.Slice) and isinstance(wanted, tuple):
-                try:
-                    low = ast.literal_eval(index.lower) if index.lower is not None else None
-                    high = ast.literal_eval(index.upper) if index.upper is not None else None
-                except ValueError:
+                ends = [end for end in (index.lower, index.upper) if end is not None]
+                if None in map(_number, ends):  # an end that is computed
                     return
                 shape = list(types[name].shape or ())
-                shape[low:high] = wanted
+                shape[_number(index.lower) : _number(index.upper)] = wanted
                 types[name] = Tensor(types[name].dtype, tuple(shape))
+
+
+def _number(tree: ast.expr | None) -> int | None:
+    """The number that a literal is; None for what is none."""
+    match tree:
+        case ast.Constant(value=int(n)):
+            return n
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(n))):
+            return -n
+    return None
 
 
 def _solve_name(tree: ast.expr, names: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from commandline import run
+from onnx import ModelProto
 
+from models import NAMES
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir import Node, with_args
 from taso_mirage.model import Array, Model
@@ -33,7 +35,7 @@ Case = tuple[Model, Model, dict[str, Any]]
 def made(path: Path, folder: Path, **options: Any) -> Case:
     """A model, what it becomes, read back from its file, and the certificate as JSON."""
     original = load(path)
-    result = optimize(original, Config(measure=False, budget=5, cache=folder / "costs.sqlite", **options))
+    result = optimize(original, Config(**{"measure": False, "budget": 5, "cache": folder / "costs.sqlite", **options}))
     assert result.changed
     save(result.model, folder / "optimized.onnx")
     mutants = (m.equation for m in result.mutations.by_name.values())
@@ -61,6 +63,17 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
 
 def test_saturation_has_certificates_too(tmp_path: Path) -> None:
     assert set(followed(made(MODEL, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
+
+
+LARGE = ("light_vgg19", "light_zfnet512", "light_alexnet")
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_model_has_a_certificate(name: str, tmp_path: Path, small: Callable[..., ModelProto]) -> None:
+    (tmp_path / "model.onnx").write_bytes(small(name).SerializeToString())
+    found = followed(made(tmp_path / "model.onnx", tmp_path, budget=10 if name in LARGE else 1))
+    assert set(found.equalities) <= {CHECKED, AGAIN}
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

@@ -173,15 +173,11 @@ def steps() -> list[tuple[str, str]]:
     return found
 
 
-def test_share_of_the_library() -> None:
-    some = Random(1).sample(steps(), 60)
-    assert sum(check(*pair) == Accepted() for pair in some) >= 0.8 * len(some)
-
-
-@pytest.mark.slow
-def test_share_of_the_whole_library() -> None:
-    every = steps()
-    assert sum(check(*pair) == Accepted() for pair in every) >= 0.88 * len(every)
+@pytest.mark.parametrize("part", range(4))
+def test_share_of_the_library(part: int) -> None:
+    """The library's rules at their own typings."""
+    some = steps()[part::4]
+    assert sum(check(*pair) == Accepted() for pair in some) >= 0.88 * len(some)
 
 
 SIMILAR = {

@@ -48,6 +48,24 @@ def test_no_false_mutant_is_accepted() -> None:
     assert falsely_accepted(accepts) == []
 
 
+PADDED = """
+[[rule]]
+name = "mine.conv_to_conv"
+operators = 2
+given = "x: (n, c, h, w), y: (a, c, k, l)"
+attributes = "a: {group: 1, strides: (1, 1)}, p: (1, 1, 1, 1)"
+lhs = "conv(x, pad(y, pads=(0, 0, 1, 0, 0, 0, 1, 0), value=0.0, mode='constant'), pads=p, dilations=(1, 1), **a)"
+rhs = "conv(x, y, pads=plus(p, (-1, 0, -1, 0)), dilations=(1, 1), **a)"
+"""
+
+
+def test_letters_of_a_rule_are_sizes_of_at_least_one(tmp_path: Path) -> None:
+    """A kernel of size 0 is no kernel, while its padded form is one: that is no counterexample."""
+    (tmp_path / "mine.toml").write_text(PADDED)
+    (rule,) = read(tmp_path / "mine.toml")
+    assert accepts(rule, 64)
+
+
 RULES = """
 [[rule]]
 name = "mine.relu_to_relu"

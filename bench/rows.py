@@ -1,0 +1,23 @@
+"""The file of a benchmark's rows: written after each row; rows of an earlier run in the same setting stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Rows:
+    """Rows by their case, below a head that names the benchmark, the device and the versions."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        earlier = json.loads(path.read_text()) if path.exists() else {}
+        same = all(earlier.get(name) == value for name, value in head.items())
+        self.path, self.head = path, head
+        self._rows = {row["case"]: row for row in earlier["rows"]} if same and earlier else {}
+
+    def keep(self, row: dict[str, Any]) -> None:
+        """Put the row at the end, in the place of an earlier one of its case, and write the file."""
+        self._rows.pop(row["case"], None)
+        self._rows[row["case"]] = row
+        self.path.write_text(json.dumps({**self.head, "rows": list(self._rows.values())}, indent=1) + "\n")
