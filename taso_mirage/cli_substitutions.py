@@ -141,7 +141,7 @@ def verify(
         list[str] | None, typer.Option(metavar="NAME", help="Only this rule, or those that begin so; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of trials and typings; another one asks other questions.")] = 1,
-    typings: Annotated[int, typer.Option(min=1, help="Random legal typings of every rule.")] = 512,
+    typings: Annotated[int, typer.Option(min=1, help="Random legal typings of every rule.")] = 320,
     workers: Workers = None,
     laws: Annotated[
         bool,

@@ -94,7 +94,7 @@ def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule
         if isinstance(rule, Rejected):
             rejected = rule
             continue
-        found = holding(rule, seed + 100 * attempt + 1, typings // 2)
+        found = holding(rule, seed + 1)
         if isinstance(found, tuple):
             guarded, evidence = found
             return parse_rules(show_rule(replace(guarded, evidence=evidence)))[0]

@@ -25,7 +25,8 @@ from taso_mirage.verify.lift import lift
 from taso_mirage.verify.proofs import Proofs
 from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
-WANTED = 512
+WANTED = 320
+"""Typings that are drawn of a rule; `substitutions verify` asks for as many."""
 CHOSEN = 32
 """So many structurally different typings are proved."""
 KINDS = ("symbolic", "bounded")
@@ -91,7 +92,7 @@ def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidenc
     """The rule under the guard under which every case is proved, and its evidence. Where no readable guard says so, some are excluded."""
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
-        found = examined(rule, proofs, seed + attempt, typings)
+        found = examined(rule, proofs, seed, typings)
         if found.holds:
             return rule, evidence(found, proofs)
         chosen = missing_guard(rule, found)
