@@ -85,6 +85,9 @@ def optimize(
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds that the searches of graphs and of kernels may take.")
     ] = 60.0,
+    run_limit: Annotated[
+        float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
+    ] = 300.0,
     kernels: Annotated[
         str | None,
         typer.Option(
@@ -153,6 +156,7 @@ def optimize(
         strategy=strategy,
         scheduler=scheduler,
         partial=mutants,
+        run_limit=run_limit,
     )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)

@@ -6,6 +6,8 @@ TasoMirageError                  1   anything below
 |-- OutputError                  4   the result could not be written
 |-- CheckFailed                  5   an optimized model did not pass the check (a bug: please report)
 |-- RuntimeUnavailable           6   a runtime or provider that was asked for is not there
+|   `-- RunFailed                6   ONNX Runtime refused to load or to run a model
+|       `-- RuntimeCrashed       6   ONNX Runtime's process ended while it did
 |-- IllTyped                     -   operands do not fit an operator (names op, dimension, both values)
 |-- Undecidable                  -   a question whose answer depends on a size that is not fixed
 |-- Unsupported                  -   an ONNX node outside an operator's mapping; it becomes `opaque`
@@ -49,6 +51,14 @@ class RuntimeUnavailable(TasoMirageError):
     """A runtime, provider or package that was asked for is not there."""
 
     exit_code = 6
+
+
+class RunFailed(RuntimeUnavailable):
+    """ONNX Runtime refused to load or to run a model."""
+
+
+class RuntimeCrashed(RunFailed):
+    """ONNX Runtime's process ended while it loaded or ran a model."""
 
 
 class IllTyped(TasoMirageError):

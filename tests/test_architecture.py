@@ -45,7 +45,7 @@ HEAVY = {
     "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference kernels".split()}
     | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
     "onnx_shape_inference": {"onnx_io/inference.py"},
-    "onnxruntime": {"optimize/session.py", "verify/admitted.py"},
+    "onnxruntime": {"optimize/native.py", "verify/admitted.py"},
     "z3": {"meanings/integers.py", "verify/arbiter.py", "checker/equations.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},
     "sqlite3": {"optimize/cache.py", "optimize/inspection.py", "verify/proofs.py"},

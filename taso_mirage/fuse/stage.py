@@ -36,10 +36,11 @@ from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import compare, shown
+from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.pipeline import KEPT, Config, Stop, optimize, passes_checker
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
-from taso_mirage.optimize.session import Arrays, Session, interleaved
+from taso_mirage.optimize.session import Session, interleaved
 from taso_mirage.optimize.shapes import learned
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import embed

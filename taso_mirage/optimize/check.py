@@ -30,14 +30,15 @@ from numpy.typing import NDArray
 
 from taso_mirage.cpu import cores
 from taso_mirage.dims import learn
-from taso_mirage.errors import InvalidModel, InvalidOption, TasoMirageError
+from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, TasoMirageError
 from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
 from taso_mirage.ops import interpret
-from taso_mirage.optimize.session import Arrays, RunFailed, Session, opened
+from taso_mirage.optimize.native import Arrays
+from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CPU, Target
 
 FACTOR = 4.0

@@ -23,6 +23,7 @@ from taso_mirage.ir import Node, topological
 from taso_mirage.onnx_io import serialize
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.child import in_child
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.settings import (
     Pattern,
@@ -211,7 +212,7 @@ class Measured:
         return self._keys[target]
 
     def _run(self, function: Any, *args: Any) -> Any:
-        return function(*args) if self.executor is None else self.executor.submit(function, *args).result()
+        return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 
     def in_turn(self, states: Sequence[Sequence[Node]], seconds: float) -> list[float] | None:
         """Seconds of several equal graphs as they are, measured in turn for so long; None where the runtime does not take one."""

@@ -14,8 +14,9 @@ from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.ir import Node, Tensor
 from taso_mirage.model import Model
 from taso_mirage.optimize.check import Case, Difference, cases, compare, repeatable
+from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.pipeline import Config, representative
-from taso_mirage.optimize.session import Arrays, opened
+from taso_mirage.optimize.session import opened
 from taso_mirage.optimize.target import CPU, Target
 
 SHOWN = 20

@@ -15,7 +15,8 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.files import node_count
 from taso_mirage.ops import get
-from taso_mirage.optimize.session import SETTLED, Arrays, Session, device, optimized, pause_between, version
+from taso_mirage.optimize.native import SETTLED, Arrays, NativeSession, optimized, version
+from taso_mirage.optimize.session import Session, device, pause_between
 from taso_mirage.optimize.target import Target
 
 CHAIN = 20
@@ -72,7 +73,7 @@ def device_key(target: Target) -> str:
 
 
 def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
-    session = Session(content, target)
+    session = NativeSession(content, target)
     run = session.bound(random_feed(session, seed))
     run()
     return run
@@ -86,7 +87,7 @@ def _settle(run: Callable[[], float]) -> None:
         run()
 
 
-def random_feed(session: Session, seed: int) -> Arrays:
+def random_feed(session: Session | NativeSession, seed: int) -> Arrays:
     """Random inputs of the types that a model of fixed sizes asks for."""
     from taso_mirage.model import repeated_array
 

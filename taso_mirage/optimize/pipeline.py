@@ -21,16 +21,19 @@ from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path, proofs_path
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
+from taso_mirage.optimize.child import LIMIT, child
 from taso_mirage.optimize.cost import Workloads
 from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
+from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.passes import runtime_specific
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
 from taso_mirage.optimize.saturate import saturate_part
 from taso_mirage.optimize.search import Budget, Statistics, Strategy, search_part
-from taso_mirage.optimize.session import Arrays, Session
+from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.shapes import learned, workloads
 from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.survival import surviving
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
@@ -52,7 +55,8 @@ KEEP_BELOW = 1.01
 class Config:
     """The options of `optimize`. `shapes` are sets of named sizes, each with its weight; `inputs` are the user's own for the check
     and the timing; `scheduler` is the address of a Dask scheduler whose workers measure operators (whole models are measured here);
-    `partial`: whether mutants with corrections take part in the search."""
+    `partial`: whether mutants with corrections take part in the search; `run_limit`: seconds that the runtime may take for one load,
+    run or measurement."""
 
     budget: float = 60.0
     alpha: float = 1.05
@@ -67,6 +71,7 @@ class Config:
     portable: bool = False
     scheduler: str | None = None
     partial: bool = True
+    run_limit: float = LIMIT
 
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
@@ -105,6 +110,7 @@ def optimize(
     model: Model, config: Config, progress: Progress = lambda stage, done, total: None, stop: Stop | None = None
 ) -> Result:
     """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""
+    child().limit = config.run_limit
     with measuring(config) as (cache, executor):
         return _Job(model, config, progress, stop or Stop(), cache, executor).run()
 
@@ -239,7 +245,7 @@ class _Job:
             best = min(candidates, key=lambda c: c.cost)
             before = self.cost(self.model.graph.outputs)
             if best.cost <= before:
-                return best, None
+                return self._surviving(best)[0], None
             self.notes.append(f"predicted slower ({best.cost:.3g} s against {before:.3g} s): {KEPT}")
             return None, None
         return self._fastest(candidates, original)
@@ -249,8 +255,10 @@ class _Job:
         alive: list[Candidate] = []
         for candidate in candidates:
             try:
-                sessions.append(runtime.opened(candidate.model, candidate.target))
-                alive.append(candidate)
+                survivor, session = self._surviving(candidate)
+                if survivor is not None and session is not None:
+                    sessions.append(session)
+                    alive.append(survivor)
             except TasoMirageError as error:
                 options = [f" {k}={v}" for k, v in candidate.target.options if (k, v) not in self.target.options]
                 self.notes.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
@@ -272,6 +280,11 @@ class _Job:
             self.notes.append(f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}")
             return None, timing
         return alive[best], timing
+
+    def _surviving(self, candidate: Candidate) -> tuple[Candidate | None, Session | None]:
+        return surviving(
+            candidate, self.prepared[0].inputs, self._after, lambda m: self.cost(m.graph.outputs), self.notes.append
+        )
 
     def _confirmed(self, candidate: Candidate, times: list[list[list[float]]]) -> Timing:
         """The original and one candidate anew, each time in other sessions, beside `times` that count as well: the best of several is so by
@@ -328,7 +341,8 @@ class _Job:
         """Name the first step that breaks the model, and keep the steps before it."""
 
         def passes(k: int) -> bool:
-            return all(d.passed for d in self._differences(self._after(chosen, k)[0], prepared, chosen.target))
+            model, _ = self._after(chosen.steps[:k])
+            return all(d.passed for d in self._differences(model, prepared, chosen.target))
 
         self.normal = None
         if not chosen.steps:  # the same graph with other options
@@ -341,7 +355,7 @@ class _Job:
         )
         if k <= 1:
             return None, ()
-        good, steps = self._after(chosen, k - 1)
+        good, steps = self._after(chosen.steps[: k - 1])
         self.weights.update(good.weights)
         differences = tuple(self._differences(good, prepared, chosen.target))
         if good.graph == self.model.graph or not all(d.passed for d in differences):
@@ -356,12 +370,12 @@ class _Job:
             return [Difference(str(error), "any", np.inf, 0.0, 0.0)]
         return compare(self.model, session, prepared)
 
-    def _after(self, chosen: Candidate, k: int) -> tuple[Model, tuple[Step, ...]]:
-        """The model after the first k steps, with the folded weights that they need, and the steps to it: what the runtime takes as an
-        initializer only is folded, though the step that does so may be a later one."""
-        outputs = replay(self.model.graph.outputs, chosen.steps[:k])
+    def _after(self, steps: Sequence[Step]) -> tuple[Model, tuple[Step, ...]]:
+        """The model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
+        only is folded, though the step that does so may be a later one."""
+        outputs = replay(self.model.graph.outputs, steps)
         model, folded = fold_weights(self.model.with_graph(outputs, self.weights), self.weights, INITIALIZERS)
-        return model, (*chosen.steps[:k], *folded)
+        return model, (*steps, *folded)
 
     # ------------------------------------------------------------ result
 

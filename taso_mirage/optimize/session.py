@@ -1,234 +1,119 @@
-"""ONNX Runtime: the only module that imports it. Sessions, single runs, and interleaved timing.
-
-From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in processes that import this module first:
-models are their users' own, and the thread is in the way of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
-"""
+"""Models in ONNX Runtime, which runs in a process of its own (`child.py`): sessions, single runs, and interleaved timing."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from itertools import count
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.cpu import cores
-from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.errors import RunFailed, RuntimeUnavailable
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import save, serialize, serialize_apart
 from taso_mirage.onnx_io.files import checked
+from taso_mirage.optimize import native
+from taso_mirage.optimize.child import child, in_child
+from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.target import CPU, TARGETS, Target
-from taso_mirage.runtime.register import carries_kernels, register
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-Arrays = Mapping[str, NDArray[Any]]
-
-
-class RunFailed(RuntimeUnavailable):
-    """ONNX Runtime refused to load or to run a model."""
-
-
-PLAIN = "-1"
-"""The annotation of a run that neither captures nor replays a CUDA graph."""
+Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
+"""A model's bytes, or the path of its file, and the weights that these leave out."""
+Source = Callable[[], AbstractContextManager[Content]]
+"""Gives a model's content while a session is made; asked again where the child process had to be started anew."""
 
 
 class Session:
-    """A model loaded at ONNX Runtime's full optimization level.
-
-    On CUDA a run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; `captures` says
-    whether it does. With `alone` a model that would run partly on the CPU is refused; without `library` kernels that a model carries
-    do not run, but their functions. `apart`: weights that the source leaves out (`onnx_io.serialize_apart`).
-    """
+    """A model loaded in the child process; see `native.NativeSession`. `source`: the model's bytes, its path, or what gives them."""
 
     def __init__(
-        self,
-        source: bytes | str,
-        target: Target = CPU,
-        alone: bool = False,
-        library: bool = True,
-        apart: Mapping[str, NDArray[Any]] | None = None,
+        self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = True
     ) -> None:
-        self.target, self.captures, self._apart = target, target.gpu, _values(apart or {})
-        self._graphs = count(1)
-        if target.gpu:
-            _load_libraries()
-        try:
-            self._session = _inference_session(source, target, self.captures, alone, library, self._apart)
-        except RunFailed:
-            if not target.gpu or alone:
-                raise
-            self.captures = False  # parts run on the CPU: no graph can be captured
-            self._session = _inference_session(source, target, False, False, library, self._apart)
-        if target.provider not in self._session.get_providers():
-            raise RuntimeUnavailable(
-                f"ONNX Runtime has no working {target.provider} on this machine; `taso-mirage doctor` shows what works"
-            )
+        self.target, self._options = target, (alone, library)
+        self._source: Source = source if callable(source) else lambda: nullcontext((source, {}))
+        self._place = _Place()
+        self.captures = target.gpu
+        self._number()
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
-        try:
-            return list(self._session.run(None, dict(inputs), _graph(PLAIN) if self.captures else None))
-        except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+        found: list[Any] = in_child(native.run, self._number(), dict(inputs))
+        return found
 
     def inputs(self) -> dict[str, Tensor]:
         """The types of the inputs; dims that are not fixed are refused."""
-        found: dict[str, Tensor] = {}
-        for each in self._session.get_inputs():
-            if not all(isinstance(d, int) for d in each.shape):
-                raise RunFailed(f"the input {each.name!r} has a dim without a fixed size: {each.shape}")
-            found[each.name] = Tensor(_dtype(each.type), tuple(each.shape))
+        found: dict[str, Tensor] = in_child(native.input_types, self._number())
         return found
 
-    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+    def prepared(self, inputs: Arrays) -> Prepared:
         """A function that runs the model on these inputs and returns the wall seconds; on CUDA they stay on the device."""
-        feed = dict(inputs)
-        if self.target.gpu:
-            return self.bound(inputs)
-        self.run(feed)
+        return Prepared(self, inputs, False)
 
-        def timed() -> float:
-            start = time.perf_counter()
-            self._session.run(None, feed)
-            return time.perf_counter() - start
+    def bound(self, inputs: Arrays) -> Prepared:
+        """As `prepared`, with inputs and outputs in place; see `native.NativeSession.bound`."""
+        return Prepared(self, inputs, True)
 
-        return timed
+    def _number(self) -> int:
+        return self._place.number(self._open)
 
-    def bound(self, inputs: Arrays) -> Callable[[], float]:
-        """As `prepared`, with inputs and outputs in place: a plain run takes a microsecond for each of them and copies every output,
-        which a term within a model does not; a small term would seem to cost several times what it does."""
-        if self.target.gpu:
-            return _Bound(self._session, dict(inputs), str(next(self._graphs)) if self.captures else None)
-        binding = self._session.io_binding()
-        try:
-            for name, array in inputs.items():
-                binding.bind_cpu_input(name, array)
-            for output in self._session.get_outputs():
-                binding.bind_output(output.name)
-            self._session.run_with_iobinding(binding)
-        except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
-
-        def timed() -> float:
-            start = time.perf_counter()
-            self._session.run_with_iobinding(binding)
-            return time.perf_counter() - start
-
-        return timed
+    def _open(self) -> int:
+        with self._source() as (source, apart):
+            number, self.captures = in_child(native.open_session, source, self.target, *self._options, dict(apart))
+        return int(number)
 
 
-class _Bound:
-    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every one is a graph of its own."""
+class Prepared:
+    """A session's run on inputs that stay in the child process. It gives the wall seconds, taken there."""
 
-    def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
-        import onnxruntime
-
-        self.session, self.options = session, None if graph is None else _graph(graph)
-        outputs = session.run(None, feed, None if graph is None else _graph(PLAIN))
-        self.binding = session.io_binding()
-        self.kept = []
-        for name, array in feed.items():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
-            self.binding.bind_ortvalue_input(name, value)
-            self.kept.append(value)
-        for output, array in zip(session.get_outputs(), outputs, strict=True):
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
-            self.binding.bind_ortvalue_output(output.name, value)
-            self.kept.append(value)
-        self.binding.synchronize_inputs()
-        for _ in range(3):  # a graph is captured at the second run
-            self()
+    def __init__(self, session: Session, inputs: Arrays, bound: bool) -> None:
+        self._session, self._inputs, self._bound = session, dict(inputs), bound
+        self._place = _Place()
+        self._number()
 
     def __call__(self) -> float:
-        start = time.perf_counter()
-        try:
-            self.session.run_with_iobinding(self.binding, self.options)
-        except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
-        return time.perf_counter() - start
+        return float(in_child(native.once, self._number()))
+
+    def turn(self) -> float:
+        """As one turn of `interleaved`, all of it in the child process."""
+        return float(in_child(native.turn_of, self._number()))
+
+    def _number(self) -> int:
+        return self._place.number(
+            lambda: int(in_child(native.prepare, self._session._number(), self._inputs, self._bound))
+        )
 
 
-def _dtype(text: str) -> str:
-    """Our name of ONNX Runtime's `tensor(float)`."""
-    name = text.removeprefix("tensor(").removesuffix(")")
-    return {"float": "float32", "double": "float64"}.get(name, name)
+class _Place:
+    """Where the child process keeps something: made when it is asked for, anew where that process was started anew, and let go with
+    its owner."""
+
+    def __init__(self) -> None:
+        self._life, self._kept = -1, 0
+        self._end: weakref.finalize[[int, int], _Place] | None = None
+
+    def number(self, make: Callable[[], int]) -> int:
+        there = child()
+        if self._life != there.life:
+            self._kept = make()
+            self._life = there.life
+            if self._end is not None:
+                self._end.detach()
+            self._end = weakref.finalize(self, there.drop, self._life, self._kept)
+            self._end.atexit = False
+        return self._kept
 
 
 def optimized(content: bytes, target: Target, path: str) -> None:
     """Write the model that the runtime makes of a model, with its fusions and layouts, to a file."""
-    _inference_session(content, target, False, False, True, {}, path)
-
-
-def _graph(annotation: str) -> Any:
-    """The options of a run that captures, or replays, the CUDA graph of this annotation."""
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", annotation)
-    return options
-
-
-def _load_libraries() -> None:
-    """Find the CUDA libraries that came as Python packages."""
-    import io
-
-    import onnxruntime
-
-    if hasattr(onnxruntime, "preload_dlls"):
-        with redirect_stdout(io.StringIO()):  # it prints what it does not find
-            onnxruntime.preload_dlls()
-
-
-def _values(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """As the runtime takes them: they stay where they are, for as long as a session has these."""
-    from onnxruntime import OrtValue
-
-    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def _inference_session(
-    source: bytes | str,
-    target: Target,
-    captures: bool,
-    alone: bool,
-    library: bool,
-    apart: Mapping[str, Any],
-    dump: str = "",
-) -> Any:
-    import onnxruntime
-
-    onnxruntime.set_default_logger_severity(4)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    if dump:
-        options.optimized_model_filepath = dump
-    if alone:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    if library and carries_kernels(source):
-        register(options, source, cuda=target.gpu)
-    provider: Any = target.provider
-    if target.gpu:
-        provider = (target.provider, {**dict(target.options), "enable_cuda_graph": "1" if captures else "0"})
-    try:
-        if apart:
-            options.add_external_initializers(list(apart), list(apart.values()))
-        return onnxruntime.InferenceSession(source, options, providers=[provider], enable_fallback=0)
-    except Exception as error:  # onnxruntime's errors share no base class of its own
-        raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 400 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
+    in_child(native.optimized, content, target, path)
 
 
 def opened(
@@ -241,27 +126,32 @@ def opened(
     if target.gpu and not check:
         # What stays inside may be too large for protobuf; what is refused so may be taken as before, or refused as clearly.
         with suppress(RunFailed, ValueError):
-            content, apart = serialize_apart(model, source)
-            return Session(content, target, library=library, apart=apart)
-    if _weight_bytes(model) < 1_500_000_000:
-        content = serialize(model, source)
-        if check:
+            return Session(lambda: nullcontext(serialize_apart(model, source)), target, library=library)
+    if check:
+        with _content(model, source) as (content, _):
             checked(content)
-        return Session(content, target, library=library)
+    return Session(lambda: _content(model, source), target, library=library)
+
+
+@contextmanager
+def _content(model: Model, source: bool) -> Iterator[Content]:
+    if _weight_bytes(model) < INSIDE:
+        yield serialize(model, source), {}
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save(model, path, source)
-        if check:
-            checked(str(path))
-        return Session(str(path), target, library=library)
+        yield str(path), {}
+
+
+INSIDE = 1_500_000_000
+"""Bytes of weights from which a model goes through a file: protobuf ends at 2 GB."""
 
 
 def _weight_bytes(model: Model) -> int:
     return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
 
 
-SETTLED = 0.003
-"""Seconds that a model runs before a run counts, where others ran before it."""
 SPINNING = 0.06
 """Seconds that the threads of a session that just ran keep spinning. On a CPU others share the cores with them (half the speed on two
 cores), for twice as long where they run."""
@@ -293,7 +183,7 @@ def interleaved(
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)
-            times[i].append(_turn(runs[i]))
+            times[i].append(runs[i].turn() if isinstance(runs[i], Prepared) else native.turn(runs[i]))
         rounds += 1
     return times
 
@@ -303,24 +193,11 @@ def pause_between(count: int, target: Target) -> float:
     return 0.0 if count == 1 or target.gpu else SPINNING
 
 
-def _turn(run: Callable[[], float]) -> float:
-    start = time.perf_counter()
-    first = run()  # with cold caches: not counted
-    if first > 10 * SETTLED:
-        return run()
-    counted: list[float] = []
-    while len(counted) < 5:
-        taken = run()
-        if time.perf_counter() - start > SETTLED:
-            counted.append(taken)
-    return float(np.median(counted))
-
-
+@cache
 def providers() -> list[str]:
     """The execution providers that this ONNX Runtime was built with."""
-    import onnxruntime
-
-    return list(onnxruntime.get_available_providers())
+    found: list[str] = in_child(native.providers)
+    return found
 
 
 def working_providers() -> list[str]:
@@ -375,8 +252,7 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
+@cache
 def version() -> str:
     """ONNX Runtime's version."""
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
+    return str(in_child(native.version))

@@ -9,7 +9,7 @@ from taso_mirage.dims import learn, symbol, symbols
 from taso_mirage.errors import InvalidOption
 from taso_mirage.model import Model
 from taso_mirage.optimize.cost import Workloads
-from taso_mirage.optimize.session import Arrays
+from taso_mirage.optimize.native import Arrays
 
 
 def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int], float]]:
