@@ -184,7 +184,7 @@ def test_what_is_no_longer_used_is_let_go() -> None:
 @pytest.mark.parametrize(
     ("kind", "array"),
     [
-        (TensorProto.FLOAT16, np.arange(3_000_000).astype(np.float16)),
+        (TensorProto.FLOAT16, (np.arange(3_000_000) % 1000).astype(np.float16)),
         (TensorProto.STRING, np.array(["a", "\u00e9" * 1000, ""], object)),
         (TensorProto.BOOL, np.zeros(0, bool)),
     ],
