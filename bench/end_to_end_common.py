@@ -30,6 +30,7 @@ from taso_mirage.ir import Node, users  # noqa: E402
 from taso_mirage.meanings.work import size, work  # noqa: E402
 from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
+from taso_mirage.optimize import native  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.pipeline import Config, optimize  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
@@ -113,7 +114,7 @@ def stages(
     try:
         whole = fused(result, replace(config, budget=budget), mode)
     except Exception as error:  # the substitutions alone are worth a row
-        whole, wrong = result, [f"no kernels: {type(error).__name__}: {runtime.first_line(error)}"]
+        whole, wrong = result, [f"no kernels: {type(error).__name__}: {native.first_line(error)}"]
     took = {SUBSTITUTIONS: searched - start, KERNELS: time.perf_counter() - searched}
     return {SUBSTITUTIONS: result, KERNELS: whole}, {k: round(v, 2) for k, v in took.items()}, wrong
 
@@ -151,10 +152,10 @@ class Compiled:
             torch._dynamo.reset()
             module, _ = models.module(case.builder, **case.chosen(small))
         except ImportError as error:
-            raise Absent(f"{type(error).__name__}: {runtime.first_line(error)}") from None
+            raise Absent(f"{type(error).__name__}: {native.first_line(error)}") from None
         self.call = torch.compile(module.to(device, self.dtype), mode=mode)
 
-    def prepared(self, inputs: runtime.Arrays) -> Callable[[], float]:
+    def prepared(self, inputs: native.Arrays) -> Callable[[], float]:
         torch = self.torch
         given = {k: torch.from_numpy(np.ascontiguousarray(v)).to(self.device) for k, v in inputs.items()}
         given = {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in given.items()}
@@ -176,7 +177,7 @@ class Compiled:
 Peer = Callable[[], Any]
 
 
-def present(peers: Mapping[str, Peer], inputs: runtime.Arrays) -> tuple[dict[str, Any], dict[str, str]]:
+def present(peers: Mapping[str, Peer], inputs: native.Arrays) -> tuple[dict[str, Any], dict[str, str]]:
     """The peers that run on these inputs, and why the others do not."""
     there: dict[str, Any] = {}
     absent: dict[str, str] = {}
@@ -187,7 +188,7 @@ def present(peers: Mapping[str, Peer], inputs: runtime.Arrays) -> tuple[dict[str
         except Exception as error:  # a peer that fails has no figure, whatever it failed by
             there.pop(name, None)
             kind = "" if isinstance(error, Absent) else f"{type(error).__name__}: "
-            absent[name] = kind + runtime.first_line(error)
+            absent[name] = kind + native.first_line(error)
     return there, absent
 
 
@@ -277,7 +278,7 @@ def fastest(run: Callable[[], Any], times: int = 8) -> float:
 # ---------------------------------------------------------------- rows
 
 
-Left = Callable[[Result, runtime.Session, runtime.Arrays, float], dict[str, Any]]
+Left = Callable[[Result, runtime.Session, native.Arrays, float], dict[str, Any]]
 """Where the time of a result goes, given its session, inputs, and the microseconds of a run."""
 
 
@@ -369,7 +370,7 @@ def run(
         try:
             found = {"case": str(case), **measure(case), "load": round(os.getloadavg()[0], 2)}
         except Exception as error:  # the others are worth having
-            found = {"case": str(case), "failed": f"{type(error).__name__}: {runtime.first_line(error)}"}
+            found = {"case": str(case), "failed": f"{type(error).__name__}: {native.first_line(error)}"}
         done.pop(str(case), None)
         done[str(case)] = found
         show(found)

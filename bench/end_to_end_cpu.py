@@ -35,6 +35,7 @@ from taso_mirage.model import Array
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
+from taso_mirage.optimize import native
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.pipeline import Config
 from taso_mirage.optimize.result import Result
@@ -80,7 +81,7 @@ def _product(rows: int, depth: int, columns: int) -> float:
     return min(run() for _ in range(20))
 
 
-def left(result: Result, session: runtime.Session, inputs: runtime.Arrays, taken: float) -> dict[str, Any]:
+def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The operators that take most of a run with their shares, and the share that none takes."""
     import onnxruntime
 

@@ -32,6 +32,7 @@ from taso_mirage.codegen import tune
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import serialize
+from taso_mirage.optimize import native
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.pipeline import Config
 from taso_mirage.optimize.result import Result
@@ -69,7 +70,7 @@ class Engine:
             import tensorrt as trt
             import torch
         except ImportError as error:
-            raise Absent(f"{type(error).__name__}: {runtime.first_line(error)}") from None
+            raise Absent(f"{type(error).__name__}: {native.first_line(error)}") from None
         self.torch, self.trt, logger = torch, trt, trt.Logger(trt.Logger.ERROR)
         builder = trt.Builder(logger)
         explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)  # gone in later versions
@@ -87,7 +88,7 @@ class Engine:
         self.engine = self.runtime.deserialize_cuda_engine(plan)
         self.context = self.engine.create_execution_context()
 
-    def prepared(self, inputs: runtime.Arrays) -> Callable[[], float]:
+    def prepared(self, inputs: native.Arrays) -> Callable[[], float]:
         torch, engine = self.torch, self.engine
         self.held = {}
         for name in (engine.get_tensor_name(i) for i in range(engine.num_io_tensors)):
@@ -140,7 +141,7 @@ def _fastest(run: Callable[[], Any]) -> float:
     return common.fastest(waited)
 
 
-def left(result: Result, session: runtime.Session, inputs: runtime.Arrays, taken: float) -> dict[str, Any]:
+def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
     """The kernels that take most of a run with their shares, the share in which none runs, and how many there are."""
     try:
         import torch
@@ -153,7 +154,7 @@ def left(result: Result, session: runtime.Session, inputs: runtime.Arrays, taken
             torch.cuda.synchronize()
         return shares([(e.key, e.self_device_time_total, e.count) for e in profiled.key_averages()], taken)
     except Exception as error:  # a machine that lets nobody profile
-        return {"absent": f"{type(error).__name__}: {runtime.first_line(error)}"}
+        return {"absent": f"{type(error).__name__}: {native.first_line(error)}"}
 
 
 def shares(events: list[tuple[str, float, int]], taken: float) -> dict[str, Any]:

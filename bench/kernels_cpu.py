@@ -32,7 +32,7 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen.cpu.native import Kernel, empty_aligned  # noqa: E402
 from taso_mirage.codegen.cpu.tune import tuned  # noqa: E402
 from taso_mirage.cpu import CPU  # noqa: E402
-from taso_mirage.errors import Unsupported  # noqa: E402
+from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
@@ -247,7 +247,7 @@ def row(name: str, seconds: float, threads: int, empty: tuple[float, float]) -> 
     if fragment.operator is not None:
         try:
             runs[OPERATOR] = session(fragment.inputs, fragment.operator, values, fragment.weights, 23)
-        except (runtime.RunFailed, Unsupported) as error:
+        except (RunFailed, Unsupported) as error:
             note = f"its operator does not load: {error}"
     kernel, origin = generated(fragment, threads)
     ours = runs["ours"] = Ours(kernel)

@@ -41,6 +41,7 @@ import models  # noqa: E402
 from taso_mirage import __version__, fuse, register  # noqa: E402
 from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
+from taso_mirage.optimize import native  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.check import Case, cases, compare  # noqa: E402
 from taso_mirage.optimize.pipeline import Config, optimize, representative  # noqa: E402
@@ -111,7 +112,7 @@ def peers(content: bytes, model: Model, prepared: Sequence[Case], notes: list[st
             wrong = next((d for d in compare(model, session, prepared) if not d.passed), None)
             del session
         except Exception as error:  # a peer that fails has no figure, whatever it failed by
-            notes.append(f"{name} failed: {type(error).__name__}: {runtime.first_line(error)[:160]}")
+            notes.append(f"{name} failed: {type(error).__name__}: {native.first_line(error)[:160]}")
             continue
         if wrong is None:
             found[name] = made
@@ -216,7 +217,7 @@ def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def shares(content: bytes, inputs: runtime.Arrays) -> dict[str, float]:
+def shares(content: bytes, inputs: native.Arrays) -> dict[str, float]:
     """The operators that take most of the time of a run, with their shares, by ONNX Runtime's own profiler."""
     import onnxruntime
 
@@ -318,7 +319,7 @@ def main() -> None:
             done[name] = row(name, options) | {"options": chosen}
             show([done[name]])
         except Exception as error:  # the others are worth having: this one is named in the file as failed
-            done[name] = {"case": name, "failed": f"{type(error).__name__}: {runtime.first_line(error)}"}
+            done[name] = {"case": name, "failed": f"{type(error).__name__}: {native.first_line(error)}"}
             print(f"{name}: {done[name]['failed']}", flush=True)
         write(options.output, done, options)
         gc.collect()

@@ -23,6 +23,7 @@ from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.optimize.cache import cache_path
+from taso_mirage.optimize.child import child
 from taso_mirage.optimize.pipeline import Stop
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
@@ -50,6 +51,7 @@ def result(searched: tuple[Result, Result, Path], tmp_path: Path, monkeypatch: p
     """The model before, with a copy of the cache folder."""
     shutil.copytree(searched[2], tmp_path / "cache")
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path / "cache"))
+    child().stop()  # it has the kernels of the test before, under the same names
     quick(monkeypatch)
     return searched[0]
 
@@ -98,7 +100,7 @@ def test_a_gain_that_half_of_the_rounds_have_is_noise(result: Result, monkeypatc
 def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alone, "in_turn", lambda contents, target, seconds: [1.0, 2.0])
+    monkeypatch.setattr(alone, "in_child", lambda measurement, contents, target, seconds: [1.0, 2.0])
     monkeypatch.setattr(stage, "interleaved", lambda *args: pytest.fail("it was tried in the model"))
     assert fused(result, CONFIG, "cached").model is result.model
 

@@ -46,13 +46,13 @@ def free() -> Result:
 
 def made(rows: int | str) -> Result:
     """The model with a kernel for both of its regions, as it was measured here: all are kept."""
-    measured = alone.in_turn
+    measured = alone.in_child
 
     def timed(*args: Any) -> list[float]:
         return [max(measured(*args)) + 1.0, 1.0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alone, "in_turn", timed)
+        patch.setattr(alone, "in_child", timed)
         patch.setattr(searches, "BEST", 4)
         patch.setattr(stage, "KEEP", 0.0)
         patch.setattr(timing, "AS_FAST", 0.0)

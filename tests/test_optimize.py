@@ -19,7 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taso_mirage.equation import work_terms
-from taso_mirage.errors import InvalidOption
+from taso_mirage.errors import (
+    InvalidOption,
+    RunFailed,
+)
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
@@ -35,7 +38,7 @@ from taso_mirage.optimize.passes import Context, simplify
 from taso_mirage.optimize.pipeline import Config, Stop, optimize
 from taso_mirage.optimize.rewriter import Candidate, Rewriter
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
-from taso_mirage.optimize.session import RunFailed, Session
+from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, CUDA, Target
 from taso_mirage.optimize.weights import fold_weights, holds
