@@ -32,15 +32,15 @@ from taso_mirage.kernels.lanes import Lane, lanes
 from taso_mirage.kernels.prepared import Prepared, prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.model import Model
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import compare, shown
+from taso_mirage.optimize.draws import feed
 from taso_mirage.optimize.pipeline import KEPT, Config, Stop, optimize, passes_checker
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Arrays, Session, interleaved
-from taso_mirage.optimize.shapes import learned
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
@@ -106,7 +106,7 @@ def fused(
     faster until then is kept.
     """
     check_mode(mode, config.measure)
-    if mode == "off":
+    if mode == "off" or not result.cases:  # without cases nothing can be checked, as a note says already
         return result
     try:
         backend = here(result.target.name)
@@ -335,10 +335,7 @@ class _Stage:
         return runtime.opened(model, self.target)
 
     def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
-        """The user's first inputs of these sizes, or random ones."""
-        original = self.result.original
-        fitting = (given for given in self.config.inputs if sizes == {**sizes, **learned(original, [given])})
-        return next(fitting, None) or random_inputs(original, 0, sizes)
+        return feed(self.result.original, self.config.inputs, sizes)
 
     def _compared(self, before: Session, after: Session) -> Timing:
         """A first look, and a longer one where that leaves it open which is faster."""
