@@ -207,7 +207,7 @@ def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Di
 
 def _turned(case: Case, output: int, found: Difference) -> Difference:
     """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
-    if found.against != UNEXPLAINED:
+    if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
         return found
     moved, dtype = case.moved()[output], case.original[output].dtype
     if moved <= max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype)):
@@ -216,7 +216,9 @@ def _turned(case: Case, output: int, found: Difference) -> Difference:
 
 
 def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
-    """The criterion of this module on one output."""
+    """The criterion of this module on one output; of a sequence or a map on each of its parts, of which the worst is given."""
+    if isinstance(old, (list, dict)):
+        return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
         same = _equal(old, new)
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
@@ -231,6 +233,26 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
     return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
+
+
+def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
+    (names, news), (known, olds), (_, exacts) = (_parts(value) for value in (new, old, exact))
+    if names != known:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    exacts = exacts if len(exacts) == len(olds) else olds
+    found = [difference(case, output, *each) for each in zip(news, olds, exacts, strict=True)]
+    return max(found, key=lambda d: (not d.passed, d.error), default=Difference(case, output, 0.0, 0.0, 0.0))
+
+
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays of a sequence or a map, and how they are put together. The floats of a map have single precision."""
+    if isinstance(value, dict):
+        array = np.array(list(value.values()))
+        return [tuple(value)], [array.astype(np.float32) if array.dtype == np.float64 else array]
+    if not isinstance(value, list):
+        return ["tensor"], [value]
+    inner = [_parts(each) for each in value]
+    return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
 @dataclass(slots=True)
