@@ -139,8 +139,6 @@ class _Stage:
         self.backend, self.target = backend, result.target
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
-        if backend.prepared:
-            self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
@@ -172,16 +170,18 @@ class _Stage:
     def _kinds(self) -> dict[Kind, list[Spot]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
+            if self.backend.prepared:
+                self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
             found, self.left_out = kinds(
                 self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
             )
+            if self.backend.prepared:
+                made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+                self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
         except Exception as error:
             self._report("the regions", error)
             return {}
-        if self.backend.prepared:
-            made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
-            self.prepared = {goal: each for goal, each in made.items() if each is not None}
-        return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
 
     def _lanes(self, goal: Graph) -> list[Lane]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
@@ -200,9 +200,9 @@ class _Stage:
         return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
     def _report(self, what: str, error: Exception) -> None:
-        """A bug, which must not cost what was found before."""
-        said = f"{type(error).__name__}: {error}"
-        self.notes.append(f"no kernel for {what}: internal error, please report it: {said}")
+        """What has no type at these sizes, or a bug, which must not cost what was found before."""
+        said = str(error) if isinstance(error, TasoMirageError) else f"internal error, please report it: {error!r}"
+        self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:
         """What is faster than the runtime's operators on its own, the largest gain over all places first."""

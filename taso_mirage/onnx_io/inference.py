@@ -45,7 +45,7 @@ def _library() -> Callable[..., ir.Model]:
 
 
 def _mend_slices(registry: Any) -> None:
-    """A slice to a number of a dim that is not fixed has as many elements as the dim, where that is smaller; the library takes the number for
+    """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the library takes the number for
     the size (0.4.0): a gigabyte where an exporter writes 1000000000 for "to the end"."""
     theirs = registry.get("", "Slice", 10)
     if theirs is None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import evaluate
+from taso_mirage.dims import evaluate, symbols
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Node, is_float
+from taso_mirage.ir import Node, is_float, numpy_dtype
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize.extremes import may_be_extreme
 from taso_mirage.optimize.reference import NoReference
@@ -85,6 +85,17 @@ def _floats(model: Model) -> list[Node]:
     return [n for n in model.graph.inputs if is_float(n.dtype) and n.tensor.shape is not None]
 
 
+def _is_tensor(node: Node) -> bool:
+    """Whether an input without a known rank is a tensor: the reader writes what a sequence consists of in the place of a dtype."""
+    if node.dtype == "string":
+        return True
+    try:
+        numpy_dtype(node.dtype)
+    except TypeError:
+        return False
+    return True
+
+
 def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
     """The same with other floats: their own values, so that they stay in their range, smaller and in another order."""
     rng = np.random.default_rng(seed)
@@ -113,6 +124,7 @@ class Draws:
         self._skipped: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Drawn]:
+        self._only_tensors()
         for i, inputs in enumerate(self.given):
             sizes = {**self.base, **learned(self.model, [inputs])}
             yield Drawn(f"the given inputs {i + 1}", inputs, self.session.run(inputs), sizes)
@@ -146,6 +158,12 @@ class Draws:
             raise self._refused(drawn.sizes, f"the float64 reference cannot be computed there: {error}")
 
     # ------------------------------------------------------------ needed
+
+    def _only_tensors(self) -> None:
+        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has no word for it."""
+        for node in self.model.graph.inputs:
+            if node.tensor.shape is None and not _is_tensor(node):
+                raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
 
     def _random(self) -> Iterator[Drawn]:
         for seed in SEEDS:
@@ -218,10 +236,17 @@ class Draws:
         return ([f"the sizes {shown(dims)}"] if dims else []) + ([f"0 or 1 for {whole}"] if whole else [])
 
     def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
-        dims = [name for name in sizes if name not in self.fixed]
-        shapes = f"--shape NAME:SIZE (as in --shape {dims[0]}:64), or " if dims else ""
         made = " and ".join(self._made_up(sizes))
         return InvalidOption(
-            f"the model does not run on inputs that were made up: {made} were chosen here; give what it takes with {shapes}"
+            f"the model does not run on inputs that were made up: {made} were chosen here; give what it takes with {self._shapes(sizes)}"
             f"--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
         )
+
+    def _shapes(self, sizes: Mapping[str, int]) -> str:
+        """How to give the sizes that nobody gave: by their names, and as the shape of the first input that has one of them."""
+        free = [name for name in sizes if name not in self.fixed]
+        for node in self.model.graph.inputs:
+            if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):
+                now = ",".join(str(evaluate(dim, sizes)) for dim in node.shape)
+                return f"--shape NAME:SIZE or --shape INPUT:SIZES (now {node.attr('name')}:{now}), or with "
+        return ""

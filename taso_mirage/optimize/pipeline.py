@@ -137,7 +137,7 @@ class _Job:
         self.proofs = Proofs(proofs_path(config.cache))
         self.rewriter = self._rewriter(self.target)
         self.cost = self.rewriter.cost
-        self.feeds = [self._inputs(sizes) for sizes, _ in self.workloads] if config.measure else []
+        self.feeds: list[Arrays] = []
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.statistics = Statistics()
@@ -161,6 +161,8 @@ class _Job:
         except NoReference as error:
             self.notes.append(f"{error}; so no change can be checked: the model is kept as it is")
             return self._result(None, None, ())
+        if self.config.measure:
+            self.feeds = [self._inputs(sizes) for sizes, _ in self.workloads]
         if not repeatable(original, prepared[0]):
             self.notes.append(
                 "the model gives other outputs at every run, so no change can be checked: it is kept as it is"
