@@ -5,8 +5,8 @@ from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, Dims, Ints, extents, op
 
-UNBOUNDED = 2**31 - 1
-"""What exporters write for "to the end" is this or more."""
+UNBOUNDED = 10**9
+"""What exporters write for "to the end" is this or more: no tensor that a model slices has so many positions along a free dim."""
 
 
 @op(onnx="Slice", since=1)

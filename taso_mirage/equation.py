@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 from taso_mirage import sides
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
+from taso_mirage.exactness import differs, truncates
 from taso_mirage.expressions import Expr, is_weight, replaced, splat_value
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, topological
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological
 from taso_mirage.ops import get
 from taso_mirage.outline import LEVELS, upper
 
@@ -248,18 +249,20 @@ def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:
             return NoMatch(f"the type would change from {old.type} to {new.type}")
-    inside = topological((*found.outputs, *results), stop=set(found.operands.values()))
-    truncated = next((n for n in inside if _truncates(n)), None)
-    return (
-        results
-        if truncated is None
-        else NoMatch(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
-    )
+    return _legal(found, results)
 
 
-def _truncates(node: Node) -> bool:
-    integer = isinstance(node.type, Tensor) and not is_float(node.type.dtype)
-    return integer and bool(node.args) and node.op not in ("opaque", "item") and get(node.op).truncates
+def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | NoMatch:
+    """The results, unless integers would be divided, or summed by another kernel of the runtime's that rounds them."""
+    leaves = set(found.operands.values())
+    before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
+    truncated = next((n for n in (*before, *after) if truncates(n)), None)
+    if truncated is not None:
+        return NoMatch(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
+    moved = next(iter({n for n in before if differs(n)} ^ {n for n in after if differs(n)}), None)
+    if moved is not None:
+        return NoMatch(f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps")
+    return results
 
 
 def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:

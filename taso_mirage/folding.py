@@ -8,6 +8,7 @@ import numpy as np
 
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import Undecidable
+from taso_mirage.exactness import agrees
 from taso_mirage.ir import ABSENT, Node, Tensor, constant, is_float, numpy_dtype
 from taso_mirage.meanings.extents import EXTENTS
 from taso_mirage.meanings.reals import REALS
@@ -25,7 +26,10 @@ def fold_small(node: Node) -> Node:
         return node
     operands = [a for a in node.args if a is not ABSENT]
     if all(a.op == "constant" for a in operands):
-        return constant(np.asarray(run(node, REALS, _values(node, REALS)), numpy_dtype(node.dtype)))
+        values = _values(node, REALS)
+        if not agrees(node, values):  # the runtime computes another number there
+            return node
+        return constant(np.asarray(run(node, REALS, values), numpy_dtype(node.dtype)))
     if node.dtype in ("int64", "bool") and all(a.op in ("constant", "extents") for a in operands):
         return _fold_sizes(node)
     return node

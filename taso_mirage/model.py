@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
@@ -85,19 +85,32 @@ class Model:
 
 
 def random_inputs(
-    model: Model, seed: int, sizes: Mapping[str, int] | None = None, wide: bool = False
+    model: Model,
+    seed: int,
+    sizes: Mapping[str, int] | None = None,
+    wide: bool = False,
+    extreme: Collection[str] = (),
+    kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans. `sizes` fixes symbols.
 
-    With `wide`, integers are of both signs up to 100 and never 0.
+    With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that `extreme` names are the least and the
+    greatest of their type, -1 and 0. Those in `kept` are as they are there.
     """
     rng = np.random.default_rng(seed)
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
-    return {n.attr("name"): random_array(n, rng, known, wide) for n in model.graph.inputs}
+    found: dict[str, NDArray[Any]] = dict(kept or {})
+    for node in model.graph.inputs:
+        name = node.attr("name")
+        if name not in found:
+            found[name] = random_array(node, rng, known, wide, name in extreme)
+    return found
 
 
-def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int], wide: bool = False) -> NDArray[Any]:
-    """A random value of the type of `node`."""
+def random_array(
+    node: Node, rng: np.random.Generator, sizes: Mapping[str, int], wide: bool = False, extreme: bool = False
+) -> NDArray[Any]:
+    """A random value of the type of `node`: an array, also where the rank is 0."""
     if node.tensor.shape is None or node.dtype == "string":
         raise InvalidOption(
             f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use --inputs"
@@ -105,13 +118,23 @@ def random_array(node: Node, rng: np.random.Generator, sizes: Mapping[str, int],
     dtype = numpy_dtype(node.dtype)
     shape = tuple(evaluate(d, sizes) for d in node.shape)
     if dtype.kind == "b":
-        return rng.random(shape) < 0.5
-    if wide and dtype.kind in "iu":
+        return np.asarray(rng.random(shape) < 0.5)
+    if dtype.kind in "iu":
+        return _integers(dtype, shape, rng, wide, extreme)
+    return np.asarray(rng.normal(size=shape)).astype(dtype)
+
+
+def _integers(
+    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool
+) -> NDArray[Any]:
+    if extreme:
+        signed = dtype.kind == "i"
+        ends = np.iinfo(dtype)
+        return np.asarray(rng.choice(np.array([ends.min, ends.max, 0, -1 if signed else 1], dtype), shape))
+    if wide:
         signs = rng.choice([-1, 1], shape) if dtype.kind == "i" else 1
         return np.asarray(rng.integers(1, 101, shape) * signs).astype(dtype)
-    if dtype.kind in "iu":
-        return rng.integers(0, 2, shape).astype(dtype)
-    return np.asarray(rng.normal(size=shape)).astype(dtype)
+    return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
 
 
 def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:

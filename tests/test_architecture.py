@@ -18,6 +18,7 @@ LAYERS = [
     {"mugraph", "gpu"},
     {"meanings", "cpu"},
     {"ops"},
+    {"exactness"},
     {"expressions", "folding"},
     {"outline", "sides"},
     {"equation", "model"},

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from taso_mirage.equation import work_terms
 from taso_mirage.errors import (
-    InvalidOption,
     RunFailed,
 )
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
@@ -465,13 +464,14 @@ def test_a_model_with_random_operators_is_kept() -> None:
     assert "other outputs at every run" in result.notes[0]
 
 
-def test_inputs_that_cannot_be_drawn_must_be_given() -> None:
+def test_a_model_whose_inputs_are_no_tensors_is_kept() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (seq(float[2,3]) x, int64 i) => (float[2,3] y) '
         "{ a = SequenceAt(x, i) b = Relu(a) y = Relu(b) }"
     )
-    with pytest.raises(InvalidOption, match="use --inputs"):
-        optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+    result = optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+    assert not result.changed
+    assert "the input 'x' is no tensor" in result.notes[0]
 
 
 def test_what_the_runtime_lacks_is_not_made() -> None:

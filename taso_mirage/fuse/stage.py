@@ -32,16 +32,16 @@ from taso_mirage.kernels.lanes import Lane, lanes
 from taso_mirage.kernels.prepared import Prepared, prepared
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.meanings.work import size
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.model import Model
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.check import compare, shown
+from taso_mirage.optimize.draws import feed
 from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.pipeline import KEPT, Config, Stop, optimize, passes_checker
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Session, interleaved
-from taso_mirage.optimize.shapes import learned
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
@@ -107,7 +107,7 @@ def fused(
     faster until then is kept.
     """
     check_mode(mode, config.measure)
-    if mode == "off":
+    if mode == "off" or not result.cases:  # without cases nothing can be checked, as a note says already
         return result
     try:
         backend = here(result.target.name)
@@ -140,8 +140,6 @@ class _Stage:
         self.backend, self.target = backend, result.target
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
-        if backend.prepared:
-            self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
@@ -173,16 +171,18 @@ class _Stage:
     def _kinds(self) -> dict[Kind, list[Spot]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
+            if self.backend.prepared:
+                self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
             found, self.left_out = kinds(
                 self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
             )
+            if self.backend.prepared:
+                made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+                self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
         except Exception as error:
             self._report("the regions", error)
             return {}
-        if self.backend.prepared:
-            made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
-            self.prepared = {goal: each for goal, each in made.items() if each is not None}
-        return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
 
     def _lanes(self, goal: Graph) -> list[Lane]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
@@ -201,9 +201,9 @@ class _Stage:
         return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
 
     def _report(self, what: str, error: Exception) -> None:
-        """A bug, which must not cost what was found before."""
-        said = f"{type(error).__name__}: {error}"
-        self.notes.append(f"no kernel for {what}: internal error, please report it: {said}")
+        """What has no type at these sizes, or a bug, which must not cost what was found before."""
+        said = str(error) if isinstance(error, TasoMirageError) else f"internal error, please report it: {error!r}"
+        self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:
         """What is faster than the runtime's operators on its own, the largest gain over all places first."""
@@ -336,10 +336,7 @@ class _Stage:
         return runtime.opened(model, self.target)
 
     def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
-        """The user's first inputs of these sizes, or random ones."""
-        original = self.result.original
-        fitting = (given for given in self.config.inputs if sizes == {**sizes, **learned(original, [given])})
-        return next(fitting, None) or random_inputs(original, 0, sizes)
+        return feed(self.result.original, self.config.inputs, sizes)
 
     def _compared(self, before: Session, after: Session) -> Timing:
         """A first look, and a longer one where that leaves it open which is faster."""

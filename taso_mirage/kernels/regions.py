@@ -201,8 +201,8 @@ class _Growing:
     # ------------------------------------------------------------ operators
 
     def _kind(self, node: Node) -> _Kind | None:
-        """None for what is in no region. What reads a result of several has the kind of a view."""
-        if not node.args or is_weight(node):
+        """None for what is in no region: what has no type at these sizes, too. What reads a result of several has the kind of a view."""
+        if not node.args or is_weight(node) or node.op == "opaque":
             return None
         if node.op == ITEM:
             return _Kind.CHAIN if node.args[0] in self.kinds else None
@@ -210,11 +210,11 @@ class _Growing:
         results = members[1:] or members
         try:
             graph, leaves = canonical(members, results, self.sizes)
-        except (LookupError, TypeError, TasoMirageError):
+            if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
+                return None
+            found = self._labelled(graph) or self._repeating(graph)
+        except (LookupError, TypeError, ValueError, TasoMirageError):
             return None
-        if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
-            return None
-        found = self._labelled(graph) or self._repeating(graph)
         if found is None:
             return None
         weights = {leaves[a] for a in node.args if is_weight(a)}

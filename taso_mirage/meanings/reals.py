@@ -56,8 +56,8 @@ class Reals(Meaning[Array]):
         if (
             a.dtype.kind == "V" or a.dtype.itemsize == 2
         ):  # half precisions: numpy's own products are slow and lose digits
-            return pairwise(a.astype(np.float32), b.astype(np.float32), *letters).astype(a.dtype)
-        return pairwise(a, b, *letters)
+            return np.asarray(pairwise(a.astype(np.float32), b.astype(np.float32), *letters)).astype(a.dtype)
+        return np.asarray(pairwise(a, b, *letters))
 
     def reduce(self, fn: np.ufunc, a: Array, axes: Sequence[int], keepdims: bool = True) -> Array:
         half = is_float(a.dtype.name) and a.dtype.itemsize <= 2
@@ -101,7 +101,7 @@ class Reals(Meaning[Array]):
         return windows(a, axes, sizes, strides, dilations)
 
     def take(self, a: Array, indices: Array, axis: int) -> Array:
-        return np.take(a, indices, axis)
+        return np.asarray(np.take(a, indices, axis))  # numpy makes a number of an array of rank 0
 
     def take_along(self, a: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)

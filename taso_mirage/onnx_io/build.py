@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
@@ -26,8 +28,9 @@ def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, We
     return Model(graph, dict(weights or {}), names, dict(opsets), header, names=kept)
 
 
-def isolated(model: Model, node: Node) -> tuple[Model, dict[Node, Node]]:
-    """A model of one opaque term alone, and which of its inputs stands for which operand of the original."""
+def isolated(model: Model, node: Node, values: Mapping[Node, Any] | None = None) -> tuple[Model, dict[Node, Node]]:
+    """A model of one opaque term alone, and which of its inputs stands for which operand of the original. Operands whose type nobody knows
+    have that of their values."""
     call: OpaqueCall = node.attr("call")
     leaves: dict[Node, Node] = {}
     for arg in node.args:
@@ -42,6 +45,8 @@ def isolated(model: Model, node: Node) -> tuple[Model, dict[Node, Node]]:
     inputs = [ir.Value(name=n.attr("name")) for n in leaves]
     for value, arg in zip(inputs, leaves.values(), strict=True):
         _declare_like(value, arg)
+        if value.type is None and arg in (values or {}):
+            value.type = _type_of((values or {})[arg])
     results = [ir.Value(name=n, type=call.node.outputs[i].type) for n, i in zip(names, used, strict=True)]
     header: ir.Model = model.header
     shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
@@ -57,3 +62,15 @@ def _declare_like(value: ir.Value, node: Node) -> None:
         value.type = source.attr("call").node.outputs[index].type
     if value.type is None:
         declare(value, Tensor(node.dtype, None))
+
+
+def _type_of(value: Any) -> ir.TypeProtocol | None:
+    """The ONNX type of what the runtime gave: an array or a sequence of them; None for an empty sequence and for maps, which onnx-ir has no
+    word for."""
+    if isinstance(value, list):
+        inner = _type_of(value[0]) if value else None
+        return None if inner is None else ir.SequenceType(inner)
+    if isinstance(value, dict):
+        return None
+    array = np.asarray(value)
+    return ir.TensorType(ir.DataType.STRING if array.dtype.kind in "OSU" else ir.DataType.from_numpy(array.dtype))

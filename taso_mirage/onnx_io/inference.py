@@ -39,5 +39,28 @@ def _library() -> Callable[..., ir.Model]:
 
     if theirs is not None:
         registry.register(MICROSOFT, "QGemm", 1)(q_gemm)
+    _mend_slices(registry)
     library: Callable[..., ir.Model] = infer_symbolic_shapes
     return library
+
+
+def _mend_slices(registry: Any) -> None:
+    """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the library takes the number for
+    the size (0.4.0): a gigabyte where an exporter writes 1000000000 for "to the end"."""
+    theirs = registry.get("", "Slice", 10)
+    if theirs is None:
+        return
+
+    def sliced(context: Any, node: ir.Node) -> None:
+        theirs(context, node)
+        data, output = node.inputs[0], node.outputs[0]
+        if data is None or data.shape is None or output.shape is None:
+            return
+        dims = [
+            new if isinstance(old, int) or not isinstance(new, int) or new == 0 else context.new_symbolic_dim()
+            for old, new in zip(data.shape, output.shape, strict=True)
+        ]
+        if dims != list(output.shape):
+            output.shape = ir.Shape(dims)
+
+    registry.register("", "Slice", 10)(sliced)

@@ -78,7 +78,7 @@ class _Reader:
         graph = self.source.graph
         overridable = self.source.ir_version >= 4
         inputs = [v for v in graph.inputs if overridable or not v.is_initializer()]
-        self.known_sizes |= {t for v in inputs for t in _dim_texts(v) if t.isidentifier()}
+        self.known_sizes |= {t for v in inputs for t in _dim_texts(v) if t.isidentifier() and not _unknown(t)}
         for value in inputs:
             self._input(value)
         self.input_sizes = set(self.known_sizes)
@@ -132,6 +132,8 @@ class _Reader:
         if isinstance(dim, int):
             return dim if dim >= 0 else self._own_symbol(None)
         text = dim.value
+        if _unknown(text):
+            return self._own_symbol(None)
         parsed = parse_dim(text) if text and not text.isdecimal() else None
         if not isinstance(parsed, Symbolic):
             return self._own_symbol(text)
@@ -275,8 +277,16 @@ def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
     return array is not None and bool(array[0] == array[-1]) and bool((array == array[0]).all())
 
 
+NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
+"""Words of exporters for a dim that they know nothing about, as "?" is one; two such dims need not be equal."""
+
+
+def _unknown(text: str | None) -> bool:
+    return text is None or text.lower() in NO_NAMES or not any(c.isalnum() or c == "_" for c in text)
+
+
 def _nameless(dim: int | ir.SymbolicDim) -> bool:
-    return not isinstance(dim, int) and dim.value is None
+    return not isinstance(dim, int) and _unknown(dim.value)
 
 
 def _is_used(value: ir.Value) -> bool:

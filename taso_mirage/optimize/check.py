@@ -19,7 +19,7 @@ larger by TURNED * min(max|original - r|, max|moved r - r|).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -29,18 +29,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.cpu import cores
-from taso_mirage.dims import learn
-from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, TasoMirageError
-from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype
-from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Model, random_inputs
-from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.build import isolated
-from taso_mirage.ops import interpret
+from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
+from taso_mirage.ir import is_float
+from taso_mirage.model import Model
+from taso_mirage.optimize.draws import SEEDS, Draws, shown, sizes_to_try
 from taso_mirage.optimize.native import Arrays
+from taso_mirage.optimize.reference import NoReference, OpaqueRunner, Reference
 from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CPU, Target
 
+__all__ = [
+    "SEEDS",
+    "Case",
+    "Difference",
+    "NoReference",
+    "OpaqueRunner",
+    "Reference",
+    "cases",
+    "compare",
+    "difference",
+    "first_bad",
+    "repeatable",
+    "shown",
+    "sizes_to_try",
+]
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
 PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
@@ -49,7 +61,6 @@ UNEXPLAINED = "the original, which float64 does not explain"
 """What is compared with where the reference is none."""
 NUDGES = (1, 2, 3, 4)
 """Seeds of the roundings that may turn a decision."""
-SEEDS = (1, 2, 3)
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
 
@@ -91,40 +102,50 @@ class Difference:
         )
 
 
-def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
-    """The base sizes, then for every dynamic dim a larger and a smaller size, the others at their base."""
-    found = [dict(base)]
-    for name in model.symbols():
-        for size in (base[name] + 3, max(1, base[name] - 1)):
-            if {**base, name: size} not in found:
-                found.append({**base, name: size})
-    return found
-
-
-def shown(sizes: Mapping[str, int]) -> str:
-    """`batch=8, sequence=128`."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def cases(
     model: Model,
     session: Session,
     base: Mapping[str, int],
     given: Sequence[Arrays] = (),
     others: Sequence[Mapping[str, int]] = (),
+    fixed: Collection[str] = (),
+    skipped: list[str] | None = None,
 ) -> Iterator[Case]:
-    """The user's inputs, random ones at the base sizes and the others that were asked for, and at further sizes of every dynamic dim.
+    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64 reference. `skipped` gets a line about
+    sizes that the original, or the reference, does not take; `fixed` names the dims whose sizes the user chose.
 
-    What the original itself does not take (a size that its signature allows, integers that are no ids) is left out. Inputs of
-    types for which no random value can be made must be given.
+    NoReference where the original runs on the first inputs and the reference does not.
     """
-    exact, taken = Reference(model), list(_taken(model, session, base, given, others))
+    draws = Draws(model, session, base, given, others, fixed)
+    exact, taken = Reference(model), list(draws)
     witness = cache(lambda: opened(model, CPU, source=True))
     with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
-        references = pool.map(exact, [inputs for _, inputs, _ in taken])
-        for (name, inputs, outputs), reference in zip(taken, references, strict=True):
-            moved = cache(partial(_moved, model, inputs, reference))
-            yield _witnessed(witness, session.target, Case(name, inputs, outputs, reference, moved))
+        references = pool.map(partial(_evaluated, exact), [each.inputs for each in taken])
+        for each, reference in zip(taken, references, strict=True):
+            if isinstance(reference, Exception):
+                draws.unusable(each, reference)
+                continue
+            moved = cache(partial(_moved, model, each.inputs, reference))
+            case = Case(each.name, each.inputs, each.outputs, reference, moved)
+            if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+                continue
+            yield _witnessed(witness, session.target, case)
+    if skipped is not None:
+        skipped += draws.notes()
+
+
+def _evaluated(exact: Reference, inputs: Arrays) -> Any:
+    """The reference on inputs; what the evaluation raises is given back, since the others are evaluated at the same time."""
+    try:
+        return exact(inputs)
+    except (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError) as error:
+        return error
+
+
+def _tame(case: Case) -> bool:
+    """Whether all floats of the original are finite, and near the reference."""
+    floats = [o for o in case.original if isinstance(o, np.ndarray) and is_float(o.dtype.name)]
+    return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and _plausible(case)
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
@@ -170,112 +191,6 @@ def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float
     return found
 
 
-def _taken(
-    model: Model,
-    session: Session,
-    base: Mapping[str, int],
-    given: Sequence[Arrays],
-    others: Sequence[Mapping[str, int]],
-) -> Iterator[tuple[str, Arrays, list[Any]]]:
-    """The names and inputs of `cases`, and the original's outputs."""
-    for i, inputs in enumerate(given):
-        yield f"the given inputs {i + 1}", inputs, session.run(inputs)
-    try:
-        drawn = [(f"random inputs {seed}", random_inputs(model, seed, base)) for seed in SEEDS]
-        drawn += [(f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[0], sizes)) for sizes in others]
-        wide = random_inputs(model, SEEDS[-1] + 1, base, wide=True)
-    except InvalidOption:
-        if given:
-            return
-        raise
-    for name, inputs in drawn:
-        yield name, inputs, session.run(inputs)
-    more = [("random inputs with wide integers", wide)] if _has_integers(model) else []
-    for sizes in sizes_to_try(model, base)[1:]:
-        if sizes not in others:
-            more.append((f"random inputs at {shown(sizes)}", random_inputs(model, SEEDS[-1] + 2, sizes)))
-    for name, inputs in more:
-        try:
-            yield name, inputs, session.run(inputs)
-        except RunFailed:
-            continue
-
-
-def _has_integers(model: Model) -> bool:
-    return any(n.dtype.startswith(("int", "uint")) for n in model.graph.inputs)
-
-
-class Reference:
-    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs,
-    weights, constants and such results is a rounding of its dtype off."""
-
-    def __init__(self, model: Model, seed: int | None = None) -> None:
-        self.model = model
-        self.runner = OpaqueRunner(model)
-        self.rng = None if seed is None else np.random.default_rng(seed)
-        self.weights = {
-            n: self._load(n, model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"
-        }
-
-    def __call__(self, inputs: Arrays) -> list[Any]:
-        env: dict[Node, Any] = dict(self.weights)
-        sizes: dict[str, int] = {}
-        for node in self.model.graph.inputs:
-            if node.attr("name") in inputs:
-                env[node] = self._load(node, inputs[node.attr("name")])
-                learn(node.tensor.shape, env[node].shape, sizes)
-        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
-        return [values[o] for o in self.model.graph.outputs]
-
-    def _opaque(self, node: Node, args: list[Any]) -> Any:
-        found = self.runner(node, args)
-        if isinstance(node.type, tuple):
-            return tuple(self._off(value, each) for value, each in zip(found, node.type, strict=False))
-        return self._off(found, node.type)
-
-    def _load(self, node: Node, array: Any) -> Any:
-        return self._off(EXACT.load(array), node.type)
-
-    def _off(self, value: Any, type: Any) -> Any:
-        """A rounding off, but for whole numbers, which are exact: exponents, ones, masks."""
-        if (
-            self.rng is None
-            or not isinstance(value, np.ndarray)
-            or not isinstance(type, Tensor)
-            or not is_float(type.dtype)
-        ):
-            return value
-        off = 1 + _epsilon(numpy_dtype(type.dtype)) * self.rng.choice((-1.0, 1.0), value.shape)
-        return np.where(value == np.rint(value), value, value * off)
-
-
-class OpaqueRunner:
-    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.sessions: dict[Node, tuple[Session, dict[Node, Node]]] = {}
-
-    def __call__(self, node: Node, args: list[Any]) -> Any:
-        if node not in self.sessions:
-            single, operands = isolated(self.model, node)
-            self.sessions[node] = Session(serialize(single)), operands
-        session, operands = self.sessions[node]
-        values = dict(zip(node.args, args, strict=True))
-        feed = {n.attr("name"): _as_declared(values[old], old) for n, old in operands.items()}
-        results = [EXACT.load(r) if isinstance(r, np.ndarray) and r.dtype != object else r for r in session.run(feed)]
-        if not isinstance(node.type, tuple):
-            return results[0]
-        given = iter(results)
-        return tuple(next(given) if name else None for name in node.attr("call").outputs)
-
-
-def _as_declared(value: Any, node: Node) -> Any:
-    if not isinstance(value, np.ndarray) or not isinstance(node.type, Tensor) or not is_float(node.dtype):
-        return value
-    return value.astype(numpy_dtype(node.dtype))
-
-
 def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs infinitely."""
     found: list[Difference] = []
@@ -293,7 +208,7 @@ def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Di
 
 def _turned(case: Case, output: int, found: Difference) -> Difference:
     """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
-    if found.against != UNEXPLAINED:
+    if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
         return found
     moved, dtype = case.moved()[output], case.original[output].dtype
     if moved <= max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype)):
@@ -302,7 +217,9 @@ def _turned(case: Case, output: int, found: Difference) -> Difference:
 
 
 def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
-    """The criterion of this module on one output."""
+    """The criterion of this module on one output; of a sequence or a map on each of its parts, of which the worst is given."""
+    if isinstance(old, (list, dict)):
+        return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
         same = _equal(old, new)
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
@@ -317,6 +234,26 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
     return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
+
+
+def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
+    (names, news), (known, olds), (_, exacts) = (_parts(value) for value in (new, old, exact))
+    if names != known:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    exacts = exacts if len(exacts) == len(olds) else olds
+    found = [difference(case, output, *each) for each in zip(news, olds, exacts, strict=True)]
+    return max(found, key=lambda d: (not d.passed, d.error), default=Difference(case, output, 0.0, 0.0, 0.0))
+
+
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays of a sequence or a map, and how they are put together. The floats of a map have single precision."""
+    if isinstance(value, dict):
+        array = np.array(list(value.values()))
+        return [tuple(value)], [array.astype(np.float32) if array.dtype == np.float64 else array]
+    if not isinstance(value, list):
+        return ["tensor"], [value]
+    inner = [_parts(each) for each in value]
+    return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
 @dataclass(slots=True)

@@ -16,22 +16,24 @@ import numpy as np
 from taso_mirage import library
 from taso_mirage.equation import Equation, work_terms
 from taso_mirage.errors import CheckFailed, TasoMirageError
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.model import Model
 from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path, proofs_path
 from taso_mirage.optimize.check import Case, Difference, cases, compare, first_bad, repeatable
 from taso_mirage.optimize.child import LIMIT, child
 from taso_mirage.optimize.cost import Workloads
+from taso_mirage.optimize.draws import feed
 from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
 from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.passes import runtime_specific
+from taso_mirage.optimize.reference import NoReference
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
 from taso_mirage.optimize.saturate import saturate_part
 from taso_mirage.optimize.search import Budget, Statistics, Strategy, search_part
 from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.shapes import learned, workloads
+from taso_mirage.optimize.shapes import workloads
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.survival import surviving
 from taso_mirage.optimize.target import CPU, LAYOUT, Target
@@ -141,7 +143,7 @@ class _Job:
         self.proofs = Proofs(proofs_path(config.cache))
         self.rewriter = self._rewriter(self.target)
         self.cost = self.rewriter.cost
-        self.feeds = [self._inputs(sizes) for sizes, _ in self.workloads] if config.measure else []
+        self.feeds: list[Arrays] = []
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.statistics = Statistics()
@@ -160,7 +162,13 @@ class _Job:
         """The stages in their order."""
         original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
         self.valid = passes_checker(self.model, self.target)
-        self.prepared = prepared = self._stage("reference", lambda: self._cases(original))
+        try:
+            self.prepared = prepared = self._stage("reference", lambda: self._cases(original))
+        except NoReference as error:
+            self.notes.append(f"{error}; so no change can be checked: the model is kept as it is")
+            return self._result(None, None, ())
+        if self.config.measure:
+            self.feeds = [self._inputs(sizes) for sizes, _ in self.workloads]
         if not repeatable(original, prepared[0]):
             self.notes.append(
                 "the model gives other outputs at every run, so no change can be checked: it is kept as it is"
@@ -175,7 +183,8 @@ class _Job:
 
     def _cases(self, original: Session) -> list[Case]:
         others = [sizes for sizes, _ in self.workloads[1:]]
-        return list(cases(self.model, original, self.sizes, self.config.inputs, others))
+        fixed = {name for sizes, _ in self.config.shapes for name in sizes}
+        return list(cases(self.model, original, self.sizes, self.config.inputs, others, fixed, self.notes))
 
     def _stage(self, name: str, work: Callable[[], Any]) -> Any:
         self.progress(name, 0, 0)
@@ -316,11 +325,7 @@ class _Job:
         return [compared(first, other, [share for _, share in self.workloads]) for other in others]
 
     def _inputs(self, sizes: dict[str, int]) -> Arrays:
-        """The user's first inputs of these sizes, or random ones."""
-        for inputs in self.config.inputs:
-            if sizes == sizes | learned(self.model, [inputs]):
-                return inputs
-        return random_inputs(self.model, 0, sizes)
+        return feed(self.model, self.config.inputs, sizes)
 
     # ------------------------------------------------------------ check
 

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from taso_mirage.exactness import differs
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
 from taso_mirage.meanings.reals import EXACT
@@ -134,8 +135,10 @@ def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
         if not each.args or (not isinstance(each.type, Tensor) and each.op != "item"):
             pending += [a for a in each.args if a.args]
             continue
-        leaves = {n for n in topological([each]) if n.op in ("weight", "constant")}
-        if size(each.type) <= sum(size(n.type) for n in leaves) + FOLDED_GROWTH:
+        below = topological([each])
+        leaves = {n for n in below if n.op in ("weight", "constant")}
+        fits = size(each.type) <= sum(size(n.type) for n in leaves) + FOLDED_GROWTH
+        if fits and not any(differs(n) for n in below):
             kept.append(each)
         else:
             pending += [a for a in each.args if a.args]

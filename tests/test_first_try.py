@@ -1,0 +1,416 @@
+"""What stopped a first try on a model: sizes and integers that were made up, dims without names, slices to the end, sequences."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.fuse import optimized
+from taso_mirage.ir import Tensor
+from taso_mirage.kernels.regions import regions
+from taso_mirage.model import Model
+from taso_mirage.onnx_io import from_ir, load
+from taso_mirage.onnx_io.protos import from_proto
+from taso_mirage.optimize import check
+from taso_mirage.optimize.draws import feed
+from taso_mirage.optimize.pipeline import Config, optimize
+
+V = h.make_tensor_value_info
+F = T.FLOAT
+
+
+def proto(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    **weights: Any,
+) -> onnx.ModelProto:
+    initializers = [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()]
+    imports = [h.make_opsetid("", 15), h.make_opsetid("ai.onnx.ml", 1)]
+    graph = h.make_graph(list(nodes), "g", list(inputs), list(outputs), initializers)
+    return h.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def read(made: onnx.ModelProto) -> Model:
+    return from_ir(from_proto(made))
+
+
+def run(made: onnx.ModelProto, **options: Any) -> Any:
+    return optimize(read(made), Config(budget=1, measure=False, **options))
+
+
+def command(*arguments: str | Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "taso_mirage.cli", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- what was made up
+
+
+def large_kernel() -> onnx.ModelProto:
+    """A convolution of 15 x 15: an image of 8 x 8, the default, is too small."""
+    conv = h.make_node("Conv", ["image", "w"], ["c"], kernel_shape=[15, 15])
+    return proto(
+        [conv, h.make_node("Relu", ["c"], ["y"])],
+        [V("image", F, ["n", 1, "height", "width"])],
+        [V("y", F, ["n", 2, None, None])],
+        w=np.ones((2, 1, 15, 15), np.float32),
+    )
+
+
+def test_sizes_that_do_not_run_are_named_with_what_to_pass(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(large_kernel(), path)
+    code, said = command("optimize", path, "-o", tmp_path / "o.onnx", "--no-measure")
+    assert code == 2
+    assert "the sizes n=8, height=8, width=8 were chosen here" in said
+    assert "--shape NAME:SIZE" in said
+    assert "image:8,1,8,8" in said
+    assert "--inputs FILE.npz" in said
+    assert "Invalid input shape" in said  # the runtime's own line
+    assert not (tmp_path / "o.onnx").exists()
+    code, said = command(
+        "optimize", path, "-o", tmp_path / "o.onnx", "--no-measure", "--shape", "height:16", "--shape", "width:16"
+    )
+    assert code == 0, said
+
+
+def test_sizes_that_were_given_are_not_blamed() -> None:
+    with pytest.raises(InvalidOption, match=r"the sizes n=8, width=8 were chosen here") as error:
+        run(large_kernel(), shapes=(({"height": 32}, 1.0),))
+    assert "height=" not in str(error.value)
+
+
+def test_integers_that_do_not_run_are_named() -> None:
+    """Two elements cannot be three rows."""
+    made = proto(
+        [h.make_node("Reshape", ["x", "rows"], ["y"])],
+        [V("x", F, [6]), V("rows", T.INT64, [2])],
+        [V("y", F, [None, None])],
+    )
+    with pytest.raises(InvalidOption, match=r"0 or 1 for 'rows' \(int64\[2\]\) were chosen here.*--inputs") as error:
+        run(made)
+    assert "--shape" not in str(error.value)
+
+
+def test_sizes_that_the_reference_does_not_take_are_named() -> None:
+    """The runtime gives nothing for a window that is larger than the image, and no error (Paddle's recognizers)."""
+    pool = h.make_node("MaxPool", ["x"], ["p"], kernel_shape=[12, 12], strides=[12, 12])
+    made = proto(
+        [pool, h.make_node("Relu", ["p"], ["y"])], [V("x", F, [1, 1, "h", "w"])], [V("y", F, [1, 1, None, None])]
+    )
+    with pytest.raises(InvalidOption, match="the sizes h=8, w=8 were chosen here"):
+        run(made)
+    assert run(made, shapes=(({"h": 24, "w": 24}, 1.0),)).cases
+
+
+def test_further_sizes_that_were_left_out_are_said_in_one_line() -> None:
+    made = proto(
+        [h.make_node("Reshape", ["x", "s"], ["r"]), h.make_node("Relu", ["r"], ["y"])],
+        [V("x", F, ["n"])],
+        [V("y", F, None)],
+        s=[-1, 4],
+    )
+    result = run(made)
+    assert [n for n in result.notes if "left out" in n] == [
+        "the check left out n=11; n=7: the original does not run there"
+    ]
+
+
+# ---------------------------------------------------------------- the user's inputs
+
+
+def branches() -> onnx.ModelProto:
+    """A rate of 16000 takes the branch that runs; all others cut more than there is (Silero's detector of voices)."""
+    good = h.make_graph([h.make_node("Relu", ["x"], ["a"])], "then", [], [V("a", F, ["n"])])
+    bad = h.make_graph([h.make_node("Reshape", ["x", "seven"], ["b"])], "else", [], [V("b", F, [7])])
+    nodes = [
+        h.make_node("Equal", ["rate", "known"], ["same"]),
+        h.make_node("If", ["same"], ["r"], then_branch=good, else_branch=bad),
+        h.make_node("Neg", ["r"], ["m"]),
+        h.make_node("Neg", ["m"], ["y"]),
+    ]
+    return proto(
+        nodes,
+        [V("x", F, ["n"]), V("rate", T.INT64, [])],
+        [V("y", F, ["n"])],
+        known=np.array(16000),
+        seven=np.array([7]),
+    )
+
+
+GIVEN = {"x": np.linspace(-1, 1, 32, dtype=np.float32), "rate": np.array(16000)}
+
+
+def test_the_users_inputs_replace_the_draws() -> None:
+    result = run(branches(), inputs=(GIVEN,))
+    assert result.changed
+    assert len(result.cases) == 4
+    assert all(case.inputs["rate"] == 16000 and case.inputs["x"].shape == (32,) for case in result.cases)
+    drawn = [case.inputs["x"] for case in result.cases[1:]]
+    assert all(np.abs(x).max() <= 1 and not np.array_equal(x, GIVEN["x"]) for x in drawn)
+    with pytest.raises(InvalidOption, match="0 or 1 for 'rate'"):
+        run(branches())
+
+
+def test_sizes_that_the_users_inputs_do_not_have_are_drawn_beside_their_integers() -> None:
+    result = run(branches(), inputs=(GIVEN,), shapes=(({"n": 32}, 2.0), ({"n": 5}, 1.0)))
+    assert {case.inputs["x"].shape for case in result.cases} == {(32,), (5,)}
+    assert all(case.inputs["rate"] == 16000 for case in result.cases)
+
+
+def test_the_timing_runs_on_the_users_integers_too() -> None:
+    model = read(branches())
+    assert feed(model, (GIVEN,), {"n": 32}) is GIVEN
+    other = feed(model, (GIVEN,), {"n": 5})
+    assert other["rate"] == 16000
+    assert other["x"].shape == (5,)
+
+
+def test_the_command_runs_on_the_users_inputs(tmp_path: Path) -> None:
+    onnx.save(branches(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "given.npz", **GIVEN)
+    code, said = command(
+        "optimize",
+        tmp_path / "m.onnx",
+        "-o",
+        tmp_path / "o.onnx",
+        "--no-measure",
+        "--inputs",
+        tmp_path / "given.npz",
+    )
+    assert code == 0, said
+    assert command("diff", tmp_path / "m.onnx", tmp_path / "o.onnx", "--inputs", tmp_path / "given.npz")[0] == 0
+
+
+# ---------------------------------------------------------------- dims
+
+
+@pytest.mark.parametrize("name", ["?", "", "*", "None", "unknown", -1])
+def test_dims_without_a_name_are_each_a_dim_of_their_own(name: str | int) -> None:
+    """Paddle calls them all "?"."""
+    made = proto(
+        [h.make_node("Relu", ["x"], ["r"]), h.make_node("Neg", ["r"], ["m"]), h.make_node("Neg", ["m"], ["y"])],
+        [V("x", F, [1, 3, None, None])],
+        [V("y", F, [1, 3, None, None])],
+    )
+    for value in (*made.graph.input, *made.graph.output):
+        for dim in list(value.type.tensor_type.shape.dim)[2:]:
+            if isinstance(name, int):
+                dim.dim_value = name
+            else:
+                dim.dim_param = name
+    model = read(made)
+    assert len(model.symbols()) == 2
+    given = {"x": np.random.default_rng(0).normal(size=(1, 3, 4, 6)).astype(np.float32)}
+    result = optimize(model, Config(budget=1, measure=False, inputs=(given,)))
+    assert result.changed
+    assert all(d.passed for d in result.differences)
+
+
+def test_dims_with_one_name_are_one_dim() -> None:
+    made = proto(
+        [h.make_node("Add", ["x", "z"], ["y"])], [V("x", F, ["n", 2]), V("z", F, ["n", 2])], [V("y", F, ["n", 2])]
+    )
+    assert read(made).symbols() == ["n"]
+
+
+def sliced(end: int, *after: onnx.NodeProto) -> onnx.ModelProto:
+    cut = h.make_node("Slice", ["x", "start", "end"], ["a"])
+    return proto(
+        [cut, *(after or [h.make_node("NonZero", ["a"], ["y"])])],
+        [V("x", F, ["n", 4])],
+        [V("y", T.INT64 if not after else F, None)],
+        start=[0],
+        end=[end],
+    )
+
+
+@pytest.mark.parametrize("end", [2**31 - 1, 10**9, 10**8, 999_999, 5])
+def test_a_slice_to_far_beyond_the_end_is_no_dim_of_that_size(end: int) -> None:
+    """Magika: a gigabyte for every filter."""
+    model = read(sliced(end))
+    dims = [d for n in model.nodes() if isinstance(n.type, Tensor) for d in n.tensor.shape or ()]
+    assert end not in dims
+    assert optimize(model, Config(budget=1, measure=False)).cases
+
+
+def test_a_slice_to_a_billion_is_no_slice() -> None:
+    relu = [h.make_node("Relu", ["a"], ["b"]), h.make_node("Relu", ["b"], ["y"])]
+    result = run(sliced(10**9, *relu))
+    assert [n.op for n in result.model.nodes()] == ["input", "relu"]
+    assert all(d.passed for d in result.differences)
+
+
+def test_a_slice_of_a_fixed_dim_ends_where_that_does() -> None:
+    made = sliced(10**8)
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 6
+    kinds = {str(n.type) for n in read(made).nodes()}
+    assert "float32[6, 4]" in kinds
+    assert not any("100000000" in kind for kind in kinds)
+
+
+# ---------------------------------------------------------------- sequences, maps, and what has no type
+
+
+def zipped(name: str) -> onnx.ValueInfoProto:
+    """A sequence of maps from labels to probabilities."""
+    value = onnx.ValueInfoProto(name=name)
+    kind = value.type.sequence_type.elem_type.map_type
+    kind.key_type = T.INT64
+    kind.value_type.tensor_type.elem_type = F
+    return value
+
+
+def forest() -> onnx.ModelProto:
+    """As skl2onnx writes a classifier of scikit-learn: no value inside has a type."""
+    leaves = {
+        "class_ids": [0, 1, 0, 1],
+        "class_nodeids": [1, 1, 2, 2],
+        "class_treeids": [0] * 4,
+        "class_weights": [0.3, 0.7, 0.6, 0.4],
+        "classlabels_int64s": [0, 1],
+        "post_transform": "NONE",
+    }
+    nodes = {
+        "falsenodeids": [2, 0, 0],
+        "featureids": [0] * 3,
+        "hitrates": [1.0] * 3,
+        "missing_value_tracks_true": [0] * 3,
+        "modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodeids": [0, 1, 2],
+        "treeids": [0] * 3,
+        "truenodeids": [1, 0, 0],
+        "values": [0.5, 0.0, 0.0],
+    }
+    attributes = leaves | {f"nodes_{k}": v for k, v in nodes.items()}
+    made = [
+        h.make_node("Scaler", ["x"], ["scaled"], domain="ai.onnx.ml", offset=[0.1] * 4, scale=[2.0] * 4),
+        h.make_node("TreeEnsembleClassifier", ["scaled"], ["label", "p"], domain="ai.onnx.ml", **attributes),
+        h.make_node("Cast", ["label"], ["out"], to=T.INT64),
+        h.make_node("ZipMap", ["p"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+    ]
+    return proto(made, [V("x", F, ["n", 4])], [V("out", T.INT64, ["n"]), zipped("probabilities")])
+
+
+def network_with_a_map() -> onnx.ModelProto:
+    w = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    nodes = [
+        h.make_node("MatMul", ["x", "w"], ["m"]),
+        h.make_node("Relu", ["m"], ["a"]),
+        h.make_node("Relu", ["a"], ["b"]),
+        h.make_node("Softmax", ["b"], ["p"]),
+        h.make_node("ZipMap", ["p"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+    ]
+    return proto(nodes, [V("x", F, ["n", 4])], [zipped("y")], w=w)
+
+
+def sequence(at: str = "s") -> onnx.ModelProto:
+    nodes = [
+        h.make_node("SequenceConstruct", ["x", "z"], ["s"]),
+        h.make_node("SequenceAt", ["s", "one"], ["a"]),
+        h.make_node("Relu", ["a"], ["y"]),
+    ]
+    values = [V("x", F, ["n", 4]), V("z", F, ["n", 4])]
+    out = [V("y", F, ["n", 4]), h.make_tensor_sequence_value_info("s", F, None)]
+    return proto(nodes, values, out, one=np.array(1))
+
+
+def empty_sequence() -> onnx.ModelProto:
+    nodes = [
+        h.make_node("SequenceEmpty", [], ["s"], dtype=1),
+        h.make_node("SequenceInsert", ["s", "x"], ["t"]),
+        h.make_node("ConcatFromSequence", ["t"], ["y"], axis=0),
+    ]
+    return proto(nodes, [V("x", F, ["n", 4])], [V("y", F, None)])
+
+
+def sequence_given() -> onnx.ModelProto:
+    nodes = [h.make_node("SequenceAt", ["s", "one"], ["a"]), h.make_node("Relu", ["a"], ["y"])]
+    return proto(nodes, [h.make_tensor_sequence_value_info("s", F, None)], [V("y", F, ["n", 4])], one=np.array(1))
+
+
+def map_given() -> onnx.ModelProto:
+    value = onnx.ValueInfoProto(name="d")
+    value.type.map_type.key_type = T.STRING
+    value.type.map_type.value_type.tensor_type.elem_type = F
+    node = h.make_node("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])
+    return proto([node], [value], [V("y", F, [1, 2])])
+
+
+def optional() -> onnx.ModelProto:
+    nodes = [h.make_node("Optional", ["x"], ["o"]), h.make_node("OptionalGetElement", ["o"], ["y"])]
+    return proto(nodes, [V("x", F, ["n", 4])], [V("y", F, ["n", 4])])
+
+
+@pytest.mark.parametrize("make", [forest, sequence, empty_sequence, sequence_given, map_given, optional])
+def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+    path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    onnx.save(make(), path)
+    model = load(path)
+    result = optimized(model, Config(budget=0.5, seconds=0.1), "search")
+    assert not result.changed
+    assert result.notes
+    code, said = command("optimize", path, "-o", out, "--kernels", "off", "--no-measure", "--budget", "1")
+    assert code == 0, said
+    assert "kept" in said
+    assert [n.op_type for n in onnx.load(out).graph.node] == [n.op_type for n in onnx.load(path).graph.node]
+
+
+def test_a_network_before_a_map_is_optimized_and_checked() -> None:
+    result = run(network_with_a_map())
+    assert result.changed
+    assert len(result.differences) == len(result.cases) >= 3
+    assert all(d.passed for d in result.differences)
+
+
+def test_the_criterion_of_maps_and_sequences_is_that_of_their_arrays() -> None:
+    old = [{0: 0.25, 1: 0.75}, {0: 0.5, 1: 0.5}]
+    near = [{0: 0.25 + 2**-26, 1: 0.75}, {0: 0.5, 1: 0.5}]
+    far = [{0: 0.26, 1: 0.75}, {0: 0.5, 1: 0.5}]
+    assert check.difference("c", "y", near, old, old).passed
+    for wrong in (far, old[:1], [{1: 0.25, 0: 0.75}, old[1]], [old[0], {0: 0.5}], None):
+        assert not check.difference("c", "y", wrong, old, old).passed
+    array = np.ones(3, np.float32)
+    assert check.difference("c", "y", [array, array + 1e-7], [array, array], [array, array]).passed
+    assert not check.difference("c", "y", [array, array + 1e-2], [array, array], [array, array]).passed
+
+
+def test_terms_without_a_known_rank_are_in_no_region() -> None:
+    """Silero's detector in half precision: an internal error of the search for kernels."""
+    good = h.make_graph([h.make_node("Relu", ["x"], ["a"])], "then", [], [onnx.ValueInfoProto(name="a")])
+    bad = h.make_graph(
+        [h.make_node("ReduceSum", ["x"], ["b"], keepdims=0)], "else", [], [onnx.ValueInfoProto(name="b")]
+    )
+    nodes = [
+        h.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
+        h.make_node("Greater", ["top", "zero"], ["c"]),
+        h.make_node("If", ["c"], ["r"], then_branch=good, else_branch=bad),
+        h.make_node("MatMul", ["x", "w"], ["m"]),
+        h.make_node("Tanh", ["m"], ["t"]),
+        h.make_node("Softmax", ["t"], ["y"]),
+    ]
+    made = proto(
+        nodes,
+        [V("x", F, [4, 4])],
+        [V("y", F, [4, 4]), V("r", F, None)],
+        zero=np.array(0, np.float32),
+        w=np.eye(4, dtype=np.float32),
+    )
+    model = read(made)
+    assert any(n.op == "opaque" and n.tensor.shape is None for n in model.nodes())
+    assert regions(model, {})
+    result = optimized(model, Config(budget=1, seconds=0.1), "cached")
+    assert not any("internal" in note for note in result.notes)
