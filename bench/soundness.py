@@ -78,7 +78,7 @@ def row(name: str, budget: float, small: bool) -> dict[str, Any]:
         certificate.write(Path(folder) / "steps.json", result, Proofs(proofs_path(cache)))
         written = time.perf_counter()
         text = json.loads((Path(folder) / "steps.json").read_text())
-        first, last = load(source), load(target, kernels=False)
+        first, last = load(source), load(target)
         begun = time.perf_counter()
         found = follow(first, last, text, Judge())
         checked = time.perf_counter()

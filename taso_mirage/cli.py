@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions, cli_verify
-from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes
+from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes, TrustKernels
 from taso_mirage.errors import InvalidOption, TasoMirageError
 
 if TYPE_CHECKING:
@@ -121,12 +121,13 @@ def optimize(
         Path | None,
         typer.Option("--certificate", metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
     ] = None,
+    trust_kernels: TrustKernels = False,
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
     from taso_mirage.fuse import check_mode, optimized, usual_mode
     from taso_mirage.onnx_io import load, save
-    from taso_mirage.onnx_io.files import check_writable
+    from taso_mirage.onnx_io.files import check_outputs, data_files
     from taso_mirage.optimize import certificate, explanations, html, report
     from taso_mirage.optimize.cache import proofs_path
     from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
@@ -140,11 +141,13 @@ def optimize(
         check_mode(kernels, measure, target)
     if scheduler is not None and not measure:
         raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
-    loaded = load(model)
+    loaded = load(model, trust_kernels)
     path = output or model.with_name(f"{model.stem}.optimized.onnx")
-    for file in (path, page, certified):
-        if file is not None:
-            check_writable(file)
+    check_outputs(
+        {"--output": path, "--report": page, "--certificate": certified},
+        {"the model": model, **{f"--inputs {file}": file for file in inputs or []}},
+        data_files(loaded),
+    )
     config = Config(
         budget=budget,
         alpha=alpha,
@@ -197,7 +200,7 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
     from taso_mirage.optimize.pipeline import Config, representative
     from taso_mirage.optimize.shapes import parse_shape
 
-    loaded = load(model)
+    loaded = load(model, trust_kernels=True)  # nothing of it runs here
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found = inspection.inspection(loaded, sizes)
     if as_json:
@@ -217,16 +220,21 @@ def diff(
     target: Annotated[
         str, typer.Option(help="Where both run: cpu, or cuda (which a model made for it may need).")
     ] = "cpu",
+    trust_kernels: TrustKernels = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
     from taso_mirage.onnx_io import load
+    from taso_mirage.onnx_io.kernels import dropped
     from taso_mirage.optimize import diff
     from taso_mirage.optimize.shapes import parse_shape
     from taso_mirage.optimize.target import target as named
 
     where = named(target)
-    a, b = load(first), load(second)
+    a, b = load(first, trust_kernels), load(second, trust_kernels)
+    for path, each in ((first, a), (second, b)):
+        if (said := dropped(each.header)) is not None:
+            typer.echo(f"{path}: {said}", err=True)
     found = diff.structure(a, b)
     given = [read_inputs(a, file) for file in inputs or []]
     if not as_json:
@@ -263,6 +271,8 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
 
     import numpy as np
 
+    if path.exists() and not path.is_file():
+        raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
     try:
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

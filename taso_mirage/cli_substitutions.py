@@ -88,11 +88,11 @@ def explain(
     """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each (NAME-lhs.onnx, NAME-rhs.onnx)."""
     from taso_mirage.drawing import draw
     from taso_mirage.explain import find, shown, words
-    from taso_mirage.toml import write_file
+    from taso_mirage.toml import file_name, write_file
 
     rule = find(_rules(library), name)
     typer.echo("\n".join(["\n".join(shown(rule)), "", *words(rule), ""]))
-    picture = output / f"{rule.name}.svg"
+    picture = output / f"{file_name(rule.name)}.svg"
     write_file(picture, draw(rule))
     typer.echo(f"wrote {picture}")
     try:
@@ -101,15 +101,16 @@ def explain(
         typer.echo(f"no ONNX models: {error}")
         return
     typer.echo(f"wrote {', '.join(map(str, written))}; to run and compare them:\n")
-    typer.echo(SCRIPT.format(path=(output / rule.name).as_posix()))
+    typer.echo(SCRIPT.format(path=(output / file_name(rule.name)).as_posix()))
 
 
 SCRIPT = """\
 import numpy as np, onnxruntime as ort
 options = ort.SessionOptions()
 options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # as written, not as fused
-inputs = dict(np.load({path!r} + ".npz"))
-lhs, rhs = (ort.InferenceSession(f"{path}-{{side}}.onnx", options).run(None, inputs) for side in ("lhs", "rhs"))
+path = {path!r}
+inputs = dict(np.load(path + ".npz"))
+lhs, rhs = (ort.InferenceSession(f"{{path}}-{{side}}.onnx", options).run(None, inputs) for side in ("lhs", "rhs"))
 print(all(np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in zip(lhs, rhs, strict=True)))"""
 
 
@@ -122,14 +123,14 @@ def _write_pair(rule: Rule, folder: Path) -> list[Path]:
     from taso_mirage.model import random_inputs
     from taso_mirage.onnx_io import save
     from taso_mirage.onnx_io.pairs import pair
-    from taso_mirage.toml import write_file
+    from taso_mirage.toml import file_name, write_file
 
-    made = pair(rule)
-    written = [*save(made.lhs, folder / f"{rule.name}-lhs.onnx"), *save(made.rhs, folder / f"{rule.name}-rhs.onnx")]
+    made, name = pair(rule), file_name(rule.name)
+    written = [*save(made.lhs, folder / f"{name}-lhs.onnx"), *save(made.rhs, folder / f"{name}-rhs.onnx")]
     packed = io.BytesIO()
     np.savez(packed, **random_inputs(made.lhs, seed=0))  # type: ignore[arg-type]
-    write_file(folder / f"{rule.name}.npz", packed.getvalue())
-    return [*written, folder / f"{rule.name}.npz"]
+    write_file(folder / f"{name}.npz", packed.getvalue())
+    return [*written, folder / f"{name}.npz"]
 
 
 @app.command()

@@ -28,7 +28,7 @@ def verify(
     from taso_mirage.optimize.follow import follow
     from taso_mirage.optimize.judge import Judge
 
-    first, last = load(original), load(optimized, kernels=False)
+    first, last = load(original), load(optimized)
     found = follow(first, last, _read(certificate), Judge(strict))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:

@@ -43,7 +43,7 @@ HEAVY = {
         "plugin/model.py",
         "verify/admitted.py",
     },
-    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference kernels".split()}
+    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference kernels walk".split()}
     | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
     "onnx_shape_inference": {"onnx_io/inference.py"},
     "onnxruntime": {"optimize/native.py", "verify/admitted.py"},

@@ -40,7 +40,7 @@ def made(path: Path, folder: Path, **options: Any) -> Case:
     save(result.model, folder / "optimized.onnx")
     mutants = (m.equation for m in result.mutations.by_name.values())
     found = certificate(result, {e.name: e for e in (*rules(), *mutants)}, Proofs())
-    return original, load(folder / "optimized.onnx", kernels=False), json.loads(json.dumps(found))
+    return original, load(folder / "optimized.onnx"), json.loads(json.dumps(found))
 
 
 @pytest.fixture(scope="module")

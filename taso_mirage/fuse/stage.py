@@ -202,7 +202,8 @@ class _Stage:
 
     def _report(self, what: str, error: Exception) -> None:
         """What has no type at these sizes, or a bug, which must not cost what was found before."""
-        said = str(error) if isinstance(error, TasoMirageError) else f"internal error, please report it: {error!r}"
+        bug = f"internal error, please report it: {type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, TasoMirageError) else bug
         self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from taso_mirage.onnx_io.read import bodies
+from taso_mirage.onnx_io.walk import bodies
 
 
 def in_memory(tensor: Any) -> Any:
@@ -16,15 +16,6 @@ def in_memory(tensor: Any) -> Any:
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
-
-
-def inline_attributes(built: ir.Model) -> None:
-    """Bring tensors of attributes that lie in files into the model: onnx-ir moves those of initializers only."""
-    for graph in (*built.graphs(), *built.functions.values()):
-        for node in graph.all_nodes():
-            for name, attribute in node.attributes.items():
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, in_memory(attribute.value))
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:

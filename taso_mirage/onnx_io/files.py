@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from taso_mirage.errors import InvalidModel, OutputError
+from taso_mirage.errors import InvalidModel, InvalidOption, OutputError
 from taso_mirage.model import Model
-from taso_mirage.onnx_io.copies import in_memory, inline_attributes
-from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.copies import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.walk import change_tensors, check_expansion
 from taso_mirage.onnx_io.write import source_of, to_ir
+from taso_mirage.toml import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""
@@ -30,22 +32,26 @@ READ_FROM = "taso_mirage.read_from"
 """Where the path of a model that was read is kept in its `meta`."""
 
 
-def load(path: str | Path, kernels: bool = True) -> Model:
-    """Read an ONNX file. Weights stay mapped. Without its kernels it is the graph of their own operators. Raises InvalidModel with what is
-    wrong and what to do."""
+def load(path: str | Path, trust_kernels: bool = False) -> Model:
+    """Read an ONNX file. Weights stay mapped. Raises InvalidModel with what is wrong and what to do.
+
+    Fused kernels that the file carries are code: unless they are trusted, the graph of their own operators stands in their place, and
+    `kernels.dropped` says so.
+    """
     path = Path(path)
     if not path.exists():
         raise InvalidModel(f"{path}: no such file")
     if path.is_dir():
         raise InvalidModel(f"{path} is a folder; name the .onnx file inside it")
+    if not path.is_file():
+        raise InvalidModel(f"{path} is no regular file (a device, a pipe or a socket)")
     source = _read(path)
     source.meta[READ_FROM] = str(path.resolve())
     try:
-        _validate(source, path)
-        if not kernels:
-            without_kernels(source)
+        _validate(source)
+        change_tensors(source, lambda tensor: _external(tensor, path))
         _sort(source)
-        return from_ir(source)
+        return from_ir(source, trust_kernels)
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
@@ -54,9 +60,7 @@ def load(path: str | Path, kernels: bool = True) -> Model:
 
 def _read(path: Path) -> ir.Model:
     try:
-        source = from_proto(onnx.load(path, format="protobuf", load_external_data=False))
-        ir.external_data.set_base_dir(source.graph, path.parent)
-        return source
+        return from_proto(onnx.load(path, format="protobuf", load_external_data=False))
     except (MemoryError, InvalidModel):
         raise
     except OSError as error:
@@ -75,21 +79,14 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _validate(source: ir.Model, path: Path) -> None:
+def _validate(source: ir.Model) -> None:
     newest = onnx.defs.onnx_opset_version()
     opset = source.opset_imports.get("", source.opset_imports.get("ai.onnx"))
     if not source.opset_imports:
         raise InvalidModel("it imports no operator set, so it is no ONNX model, or it is truncated")
     if opset is not None and not 1 <= opset <= newest:
         raise InvalidModel(f"opset {opset} is not known (1 to {newest} are); convert the model or update onnx")
-    for graph in (*source.graphs(), *source.functions.values()):
-        for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _external(value.const_value, path)
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _external(attribute.value, path))
+    check_expansion(source)
 
 
 def _sort(source: ir.Model) -> None:
@@ -107,15 +104,19 @@ def _sort(source: ir.Model) -> None:
         raise InvalidModel("some of its nodes use each other's results in a circle") from None
 
 
-def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
-    """The tensor if its bytes are there and beside the model, which both may be links into one folder (model hubs)."""
+def _external(tensor: Any, path: Path) -> Any:
+    """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may be links into one folder (model
+    hubs)."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
     location, folder = Path(tensor.location), path.parent.resolve()
     file = (path.parent / location).resolve()
     linked = file.is_relative_to(path.resolve().parent) and not {"..", "/"} & set(location.parts)
     if location.is_absolute() or not (file.is_relative_to(folder) or linked):
         raise InvalidModel(f"the weight {tensor.name!r} points outside the model's folder: {tensor.location}")
     if not file.is_file():
-        raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, which is missing beside the model")
+        problem = "which is no regular file" if file.exists() else "which is missing beside the model"
+        raise InvalidModel(f"the weight {tensor.name!r} is in {tensor.location}, {problem}")
     if file.stat().st_nlink > 1:
         raise InvalidModel(f"{tensor.location} has several hard links, which is not safe to read; copy the file")
     start, given = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
@@ -126,17 +127,16 @@ def _external(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
         raise InvalidModel(
             f"{tensor.location} has {file.stat().st_size} bytes; the weight {tensor.name!r} ends at {end}: truncated"
         )
-    if file.is_relative_to(folder):
-        return tensor
+    inside = file.is_relative_to(folder)
     return ir.ExternalTensor(
-        file.relative_to(path.resolve().parent),
+        location if inside else file.relative_to(path.resolve().parent),
         tensor.offset,
         tensor.length,
         tensor.dtype,
         shape=tensor.shape,
         name=tensor.name or "",
         doc_string=tensor.doc_string,
-        base_dir=path.resolve().parent,
+        base_dir=path.parent if inside else path.resolve().parent,
     )
 
 
@@ -149,10 +149,10 @@ def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
     """
     path = Path(path)
     built = source_of(model) if source else to_ir(model)
-    inline_attributes(built)
-    for value in (v for graph in built.graphs() for v in graph.initializers.values()):
-        if value.const_value is not None and value.const_value.nbytes <= INSIDE_UP_TO:
-            value.const_value = in_memory(value.const_value)
+    change_tensors(built, in_memory, attributes_only=True)
+    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+    outside = {id(t) for t in tensors if t is not None and t.nbytes > INSIDE_UP_TO}
+    change_tensors(built, lambda tensor: tensor if id(tensor) in outside else in_memory(tensor))
     tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     external = any(isinstance(t, ir.ExternalTensor) for t in tensors)
     external = external or sum(t.nbytes for t in tensors if t is not None) > EXTERNAL_ABOVE
@@ -163,6 +163,7 @@ def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
     """The data file of another model must not be overwritten: the one that was read, or one that the output has no part in."""
     if not data.exists():
         return
+    refuse_irregular(data)
     own = built.meta.get(READ_FROM) == str(path.resolve())
     tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
     read = any(isinstance(t, ir.ExternalTensor) and Path(t.path).resolve() == data.resolve() for t in tensors)
@@ -241,13 +242,46 @@ def _flush(file: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Fail before the work, not after it, when the output cannot be written."""
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; name the file")
+    refuse_irregular(path)
     try:
         with _workspace(path) as folder:
             (folder / "probe").write_bytes(b"")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = ()) -> None:
+    """Fail before the work where an output, by its option's name, cannot be written, or would destroy another output, a file of weights,
+    or what is `read`, by what it is. The model itself may be written over by `--output`, not by a page about it."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_writable(path)
+        place = path.resolve()
+        if place in seen:
+            raise InvalidOption(f"{option} {path} is the same file as {seen[place]}; name another one")
+        seen[place] = option
+        for what, other in read.items():
+            if place == other.resolve() and (option, what) != ("--output", "the model"):
+                raise InvalidOption(f"{option} {path} would overwrite {what}; name another file")
+        if place in data:
+            raise InvalidOption(
+                f"{option} {path} would overwrite weights of the model, which lie in that file; name another one"
+            )
+
+
+def data_files(model: Model) -> set[Path]:
+    """The files beside a model that its weights were read from."""
+    found: set[Path] = set()
+
+    def look(tensor: Any) -> Any:
+        if isinstance(tensor, ir.ExternalTensor):
+            found.add(Path(tensor.path).resolve())
+        return tensor
+
+    change_tensors(model.header, look)
+    return found
 
 
 def checked(proto: bytes | str) -> None:

@@ -5,16 +5,58 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from taso_mirage.errors import InvalidModel
+from taso_mirage.onnx_io.walk import parts
+
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.functions` writes."""
+DROPPED = "taso_mirage.dropped_kernels"
+"""Key in `meta` of a header: how many kernels of the file were not taken."""
 
 
-def without_kernels(source: ir.Model) -> None:
-    """Put the operators of every kernel in the place of its call; where sizes choose between both, the operators."""
-    for function in source.functions.values():
-        if function.domain == DOMAIN:
-            _choose_operators(function)
-    InlinePass(criteria=lambda function: function.domain == DOMAIN)(source)
+def without_kernels(old: ir.Model) -> ir.Model:
+    """The model itself if it has no kernels; else a copy with the operators of every kernel in the place of its call, those where sizes
+    choose between both. The kernels' code goes from metadata and nodes: nothing can run it. Raises InvalidModel for a kernel without
+    operators."""
+    if not _has_kernels(old):
+        return old
+    source = old.clone()
+    source.meta.update(old.meta)
+    written = [key for key in source.metadata_props if key.startswith(f"{DOMAIN}.")]
+    for key in written:
+        del source.metadata_props[key]
+    functions = [f for f in source.functions.values() if f.domain == DOMAIN]
+    for function in functions:
+        _choose_operators(function)
+    if functions:
+        InlinePass(criteria=lambda function: function.domain == DOMAIN)(source)
+    for key in [key for key in source.functions if key[0] == DOMAIN]:
+        del source.functions[key]
+    for part in parts(source):
+        part.opset_imports.pop(DOMAIN, None)
+        for node in part:
+            if node.domain == DOMAIN:
+                raise InvalidModel(
+                    f"the node {node.name or node.op_type!r} runs a kernel without a function of ordinary operators beside it; "
+                    "optimize the original model, or trust this one's kernels (--trust-kernels)"
+                )
+    source.meta[DROPPED] = sum(f.name.startswith(("CpuKernel", "CudaKernel")) for f in functions)
+    return source
+
+
+def _has_kernels(source: ir.Model) -> bool:
+    if any(key.startswith(f"{DOMAIN}.") for key in source.metadata_props) or DOMAIN in source.opset_imports:
+        return True
+    return any(DOMAIN in part.opset_imports or any(node.domain == DOMAIN for node in part) for part in parts(source))
+
+
+def dropped(header: ir.Model) -> str | None:
+    """A line about the kernels of the file that were not taken, if it had some."""
+    if DROPPED not in header.meta:
+        return None
+    count = header.meta[DROPPED]
+    which = f"{count} fused kernel{'' if count == 1 else 's'}" if count else "code for fused kernels"
+    return f"{which} in the file did not run: the model's ordinary operators stand in their place (--trust-kernels keeps such code)"
 
 
 def _choose_operators(function: ir.Function) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import onnx_ir as ir
 
 from taso_mirage.errors import InvalidModel
 
+MOST_DENSE = 1 << 28
+"""Elements of a sparse weight."""
 MAP_TYPES = "taso_mirage.map_types"
 """Key in `meta` of a header: the types, by value name, that onnx-ir has no class for, as protobuf bytes."""
 
@@ -93,6 +96,11 @@ def _densify(graph: onnx.GraphProto) -> None:
 
 def _densify_constant(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            if onnx.TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
+                raise InvalidModel(
+                    f"a sparse tensor of the node {node.name!r} lies in another file; store it in the model"
+                )
         if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
             attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
             attribute.t.CopyFrom(_dense(attribute.sparse_tensor))
@@ -100,6 +108,15 @@ def _densify_constant(node: onnx.NodeProto) -> None:
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    name = sparse.values.name
+    if onnx.TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
+        raise InvalidModel(
+            f"the sparse weight {name!r} lies in another file, which no runtime reads; store it in the model"
+        )
+    if min(sparse.dims, default=0) < 0 or prod(sparse.dims) > MOST_DENSE:
+        raise InvalidModel(
+            f"the sparse weight {name!r} of {list(sparse.dims)} has more than {MOST_DENSE} elements when dense"
+        )
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     result = np.zeros(tuple(sparse.dims), values.dtype)
@@ -107,7 +124,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         result[tuple(indices.T)] = values
     else:
         result.reshape(-1)[indices] = values
-    return onnx.numpy_helper.from_array(result, sparse.values.name)
+    return onnx.numpy_helper.from_array(result, name)
 
 
 def opset_of(ir_version: int) -> int:

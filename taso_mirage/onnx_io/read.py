@@ -17,6 +17,8 @@ from taso_mirage.folding import fold_small
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.model import Model, Origin, Weight
 from taso_mirage.onnx_io.inference import inferred
+from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.ops import Call, by_onnx, get, known
 
 SMALL_INTEGERS = 1024
@@ -44,8 +46,13 @@ class OpaqueCall:
         return f"{self.node.domain}::{self.node.op_type}" if self.node.domain else str(self.node.op_type)
 
 
-def from_ir(source: ir.Model) -> Model:
-    """The terms of an ONNX model. `source` is kept as the header and must not be changed afterwards."""
+def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
+    """The terms of an ONNX model. `source` is kept as the header and must not be changed afterwards.
+
+    Fused kernels that it carries are code: unless they are trusted, a copy with their own operators is read in its place.
+    """
+    if not trust_kernels:
+        source = without_kernels(source)
     reader = _Reader(source)
     reader.read()
     return Model(
@@ -291,17 +298,6 @@ def _nameless(dim: int | ir.SymbolicDim) -> bool:
 
 def _is_used(value: ir.Value) -> bool:
     return bool(value.name) and (value.is_graph_output() or bool(value.uses()))
-
-
-def bodies(node: ir.Node) -> list[ir.Graph]:
-    """The graphs inside a node (If, Loop, Scan)."""
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            found += attribute.as_graphs()
-    return found
 
 
 def _captured(node: ir.Node) -> Iterable[ir.Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,12 +19,12 @@ from taso_mirage.onnx_io.copies import (
     copy_model,
     copy_value,
     in_memory,
-    inline_attributes,
     placed,
     recapture,
 )
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.onnx_io.walk import change_tensors
 from taso_mirage.ops import Call, get
 
 APART = frozenset(
@@ -73,12 +73,9 @@ def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) ->
     return _bytes(built, frozenset(apart)), apart
 
 
-def _bytes(built: ir.Model, apart: Container[str] = ()) -> bytes:
-    for graph in built.graphs():
-        for name, value in graph.initializers.items():
-            if graph is not built.graph or name not in apart:
-                value.const_value = in_memory(value.const_value)
-    inline_attributes(built)
+def _bytes(built: ir.Model, apart: Iterable[str] = ()) -> bytes:
+    kept = {id(built.graph.initializers[name].const_value) for name in apart}
+    change_tensors(built, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
     return bytes(restore(ir.to_proto(built), built).SerializeToString(deterministic=True))
 
 

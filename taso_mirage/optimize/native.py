@@ -34,8 +34,8 @@ class NativeSession:
     """A model loaded at ONNX Runtime's full optimization level.
 
     On CUDA a run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; `captures` says
-    whether it does. With `alone` a model that would run partly on the CPU is refused; without `library` kernels that a model carries
-    do not run, but their functions. `apart`: weights that the source leaves out (`onnx_io.serialize_apart`).
+    whether it does. With `alone` a model that would run partly on the CPU is refused; only with `library` kernels that a model carries
+    are compiled and run, else their functions do. `apart`: weights that the source leaves out (`onnx_io.serialize_apart`).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NativeSession:
         source: bytes | str,
         target: Target = CPU,
         alone: bool = False,
-        library: bool = True,
+        library: bool = False,
         apart: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.target, self.captures, self._apart = target, target.gpu, _values(apart or {})

@@ -17,6 +17,7 @@ from taso_mirage import library
 from taso_mirage.equation import Equation, work_terms
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.model import Model
+from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path, proofs_path
@@ -145,7 +146,8 @@ class _Job:
         self.cost = self.rewriter.cost
         self.feeds: list[Arrays] = []
         self.seconds: dict[str, float] = {}
-        self.notes: list[str] = []
+        said = dropped(model.header)
+        self.notes: list[str] = [] if said is None else [said]
         self.statistics = Statistics()
         self.mutations = NONE
         self.prepared: list[Case] = []

@@ -35,7 +35,7 @@ class Session:
     """A model loaded in the child process; see `native.NativeSession`. `source`: the model's bytes, its path, or what gives them."""
 
     def __init__(
-        self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = True
+        self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = False
     ) -> None:
         self.target, self._options = target, (alone, library)
         self._source: Source = source if callable(source) else lambda: nullcontext((source, {}))

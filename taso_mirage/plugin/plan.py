@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import operator
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -68,6 +69,8 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: Sh
 
 def _image(row: Sequence[str], text: str) -> Image:
     capability, kind, symbol, warps, shared, hidden, overlap, length, checksum = row
+    if not re.fullmatch(r"[A-Za-z_]\w*", symbol, re.ASCII):  # it goes into generated source
+        raise ValueError(f"{symbol!r} is no name of a function")
     content = base64.b64decode(text, validate=True)
     if len(content) != int(length) or f"{zlib.crc32(content):08x}" != checksum:
         raise ValueError(

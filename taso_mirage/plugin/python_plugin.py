@@ -49,7 +49,7 @@ def _plugin(name: str, kernel: Kernel) -> str:
         dtypes=", ".join([*map(_dtype, kernel.inputs), ""]).rstrip(),
         outputs=outputs + ",",
         symbol=image.symbol,
-        ptx=ptx,
+        ptx=_literal(ptx),
         launch=f"grid_x={x}, grid_y={y}, grid_z={z}, block_x={32 * image.warps}, shared_mem={image.shared}",
     )
 
@@ -70,7 +70,10 @@ def _single(kernel: Kernel) -> tuple[Image, str]:
     if len(set(launch.arguments)) != len(launch.arguments) or not set(launch.arguments) <= set(wanted):
         raise Unsupported(f"its arguments are {' '.join(launch.arguments)}, TensorRT has {' '.join(wanted)}")
     order = [launch.arguments.index(each) if each in launch.arguments else None for each in wanted]
-    return image, reordered(image.content.decode(), image.symbol, order)
+    try:
+        return image, reordered(image.content.decode("ascii"), image.symbol, order)
+    except UnicodeDecodeError:
+        raise Unsupported("its PTX is no text") from None
 
 
 def reordered(ptx: str, symbol: str, order: Sequence[int | None]) -> str:
@@ -88,6 +91,11 @@ def reordered(ptx: str, symbol: str, order: Sequence[int | None]) -> str:
             raise Unsupported(f"its PTX reads parameter {i}, which TensorRT does not pass")
     new = [old[i] if i is not None else f".param .u64 {symbol}_unused_{k}" for k, i in enumerate(order)]
     return ptx[: entry.start(1)] + "\n" + indent(",\n".join(new), "\t") + "\n" + ptx[entry.end(1) :]
+
+
+def _literal(text: str) -> str:
+    """Text as Python source, a line of it on every line: whatever it says stays text."""
+    return "\n".join(f"    {line!a}" for line in text.splitlines(keepends=True))
 
 
 def _shape(tensor: Tensor) -> str:
@@ -121,12 +129,12 @@ def _check(name, descs, shapes, dtypes):
             if not dim.is_fake and not (dim.is_constant and dim.constant_value() == n):
                 raise ValueError(f"{name}: input {i} is not of the sizes {shape} that the kernel was made for")
 '''
-TEMPLATE = '''
+TEMPLATE = """
 # {name}
 
-PTX_{name} = r"""
+PTX_{name} = (
 {ptx}
-"""
+)
 
 
 @trtp.register("{id}")
@@ -148,4 +156,4 @@ def aot_{name}(
 ) -> tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymExprs]:
     params = trtp.KernelLaunchParams({launch})
     return "{symbol}", PTX_{name}, params, trtp.SymIntExprs(0)
-'''
+"""

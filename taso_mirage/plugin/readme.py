@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 
 from taso_mirage.ir import Tensor
@@ -20,7 +21,7 @@ def readme(made: Models, inputs: Iterable[str], outputs: Iterable[str], missing:
             f"| `{name}` | {_types(k.inputs)} | {_types(k.outputs)} | {_launches(k)} |"
             for name, k in made.kernels.items()
         ),
-        feed=",".join(f"'{name}':samples/input{i}.bin" for i, name in enumerate(inputs)),
+        feed=shlex.quote(",".join(f"{name}:samples/input{i}.bin" for i, name in enumerate(inputs))),
         outputs=", ".join(f"`{name}`" for name in outputs),
         python=_python(made.kernels, missing),
         old=""

@@ -1,0 +1,93 @@
+"""One walk over all of an ONNX model: graphs, functions, and the bodies inside of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from taso_mirage.errors import InvalidModel
+
+MOST_NODES = 10_000_000
+"""Nodes that a model may have once its functions stand in the place of their calls."""
+Part: TypeAlias = ir.Graph | ir.Function
+
+
+def parts(source: ir.Model) -> Iterator[Part]:
+    """The main graph, every function, and every body of a node inside of them, and so on."""
+    waiting: list[Part] = [source.graph, *source.functions.values()]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        for attributes in attributes_of(part):
+            for attribute in attributes.values():
+                waiting += graphs_of(attribute)
+
+
+def attributes_of(part: Part) -> Iterator[MutableMapping[str, ir.Attr]]:
+    """The attributes of every node of a graph, not of its bodies; of a function their defaults, too."""
+    if isinstance(part, ir.Function):
+        yield part.attributes
+    for node in part:
+        yield node.attributes
+
+
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """The graphs inside a node (If, Loop, Scan)."""
+    return [graph for attribute in node.attributes.values() for graph in graphs_of(attribute)]
+
+
+def graphs_of(attribute: ir.Attr) -> list[ir.Graph]:
+    """The graphs that an attribute is."""
+    if attribute.is_ref() or attribute.value is None:
+        return []
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.as_graph()]
+    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_only: bool = False) -> None:
+    """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a model."""
+    for part in parts(source):
+        if isinstance(part, ir.Graph) and not attributes_only:
+            for value in part.initializers.values():
+                value.const_value = change(value.const_value)
+        for attributes in attributes_of(part):
+            for name, attribute in [*attributes.items()]:
+                if attribute.is_ref() or attribute.value is None:
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR:
+                    if (new := change(attribute.value)) is not attribute.value:
+                        attributes[name] = ir.AttrTensor(name, new, doc_string=attribute.doc_string)
+                elif attribute.type == ir.AttributeType.TENSORS:
+                    made = [change(each) for each in attribute.value]
+                    if any(new is not old for new, old in zip(made, attribute.value, strict=True)):
+                        attributes[name] = ir.AttrTensors(name, made, doc_string=attribute.doc_string)
+
+
+def check_expansion(source: ir.Model) -> None:
+    """Raise InvalidModel for functions that call each other in a circle, or whose calls expand to more than MOST_NODES nodes."""
+    calls: dict[Any, list[Any]] = {}
+    own: dict[Any, int] = {}
+    for key, root in ((None, source.graph), *source.functions.items()):
+        nodes = list(root.all_nodes())
+        own[key] = len(nodes)
+        calls[key] = [n.op_identifier() for n in nodes if n.op_identifier() in source.functions]
+    total: dict[Any, int] = {}
+    waiting: list[Any] = [*calls]
+    inside: set[Any] = set()
+    while waiting:
+        key = waiting[-1]
+        left = [] if key in total else [c for c in dict.fromkeys(calls[key]) if c not in total]
+        if left and key in inside:
+            raise InvalidModel(f"the function {left[0][0]}::{left[0][1]} calls itself, by way of others or not")
+        if left:
+            inside.add(key)
+            waiting += left
+            continue
+        waiting.pop()
+        total[key] = own[key] + sum(total[c] for c in calls[key])
+        if total[key] > MOST_NODES:
+            name = "the graph" if key is None else f"the function {key[0]}::{key[1]}"
+            raise InvalidModel(f"the calls of functions in {name} expand to more than {MOST_NODES} nodes")
