@@ -97,7 +97,7 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
     job: Any = SimpleNamespace(model=model, weights=weights)
     chosen = Candidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
     for k in range(len(steps) + 1):  # what bisection tries is as the runtime takes it
-        after, steps_to_it = pipeline._Job._after(job, chosen, k)
+        after, steps_to_it = pipeline._Job._after(job, chosen.steps[:k])
         assert [n.args[1].op for n in after.nodes() if n.op == "nhwc_conv"] in ([], ["weight"])
         assert len(steps_to_it) >= k
 
