@@ -210,8 +210,9 @@ def _cached(model: Any) -> Any:
         def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> tuple[Any, ...]:
             tensors = list(past.values())
             given = cache(list(zip(tensors[::2], tensors[1::2], strict=True)))
-            found = self.model(input_ids, attention_mask=attention_mask, past_key_values=given, use_cache=True)
-            return found.logits, *(t for layer in found.past_key_values.layers for t in (layer.keys, layer.values))
+            # By its place: releases of transformers differ in the argument's name. The model extends `given` itself.
+            logits = self.model(input_ids, attention_mask, None, given, use_cache=True).logits
+            return logits, *(t for layer in given.layers for t in (layer.keys, layer.values))
 
     return Cached()
 

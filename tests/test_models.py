@@ -103,19 +103,21 @@ def test_dynamic_model_equals_the_static_one(small: Small, name: str) -> None:
 
 def test_one_token_after_cached_ones_is_the_last_of_all_tokens(small: Small) -> None:
     import torch
+    from transformers import DynamicCache
 
     model = models.module("llama_decode")[0].model  # the plain language model, which makes the keys and values
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 17)))
     with torch.no_grad():
-        whole = model(ids, use_cache=True)
-        cached = model(ids[:, :16], use_cache=True).past_key_values
+        caches = DynamicCache(), DynamicCache()
+        whole = model(ids, None, None, caches[0], use_cache=True)
+        model(ids[:, :16], None, None, caches[1], use_cache=True)
     fed = models.inputs(small("llama_decode")) | {"input_ids": ids[:, 16:].numpy()}
-    for i, layer in enumerate(cached.layers):
+    for i, layer in enumerate(caches[1].layers):
         fed |= {f"past_key_{i}": layer.keys.numpy(), f"past_value_{i}": layer.values.numpy()}
     step = session(small("llama_decode"))
     outputs = dict(zip((o.name for o in step.get_outputs()), step.run(None, fed), strict=True))
     np.testing.assert_allclose(outputs["logits"][:, -1], whole.logits[:, -1].numpy(), rtol=1e-3, atol=1e-4)
-    for i, layer in enumerate(whole.past_key_values.layers):
+    for i, layer in enumerate(caches[0].layers):
         np.testing.assert_allclose(outputs[f"present_key_{i}"], layer.keys.numpy(), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(outputs[f"present_value_{i}"], layer.values.numpy(), rtol=1e-3, atol=1e-4)
 
