@@ -9,7 +9,10 @@ imports the modules, reads a job a line (JSON), and answers each with what the f
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,7 +70,7 @@ class Workers:
         if process is None or process.poll() is not None:
             path = os.pathsep.join(p for p in sys.path if p)
             process = subprocess.Popen(
-                [sys.executable, "-m", "taso_mirage.workers", *self.arguments],
+                [sys.executable, "-P", "-m", "taso_mirage.workers", *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -80,6 +83,34 @@ class Workers:
         return process
 
 
+def end_with_parent(descriptor: int) -> None:
+    """End this process, whatever it is at, and all that it started when the other end of a pipe from its parent is closed."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(descriptor, getattr(select, "POLLRDHUP", 0))  # a pipe whose other end is closed always says so
+        poll.poll()
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def follow_parent() -> None:
+    """In a worker of `multiprocessing`: an interrupt is for the process that the user started, and the worker ends with it, however it
+    ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
 def _kill(process: subprocess.Popen[str]) -> None:
     """End a process, and the assembler that it may be waiting for."""
     with suppress(ProcessLookupError):
@@ -87,6 +118,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def main(function: str, limit: str, *first: str) -> None:
+    end_with_parent(sys.stdin.fileno())
     for name in first:
         import_module(name)
     module, _, name = function.partition(":")

@@ -13,7 +13,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
-    {"checker", "dims", "toml", "workers"},
+    {"checker", "dims", "store", "toml", "workers"},
+    {"builds"},
     {"ir"},
     {"mugraph", "gpu"},
     {"meanings", "cpu"},
@@ -49,7 +50,7 @@ HEAVY = {
     "onnxruntime": {"optimize/native.py", "verify/admitted.py"},
     "z3": {"meanings/integers.py", "verify/arbiter.py", "checker/equations.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},
-    "sqlite3": {"optimize/cache.py", "optimize/inspection.py", "verify/proofs.py"},
+    "sqlite3": {"store.py"},
 }
 
 

@@ -484,7 +484,7 @@ def test_what_has_no_code_says_so() -> None:
 
 
 def test_what_does_not_compile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match=r"cannot compile .*\.cpp"):
+    with pytest.raises(RuntimeUnavailable, match=r"failed: .*error"):
         build("this is no C++", tmp_path)
     assert build("int x;", tmp_path) == build("int x;", tmp_path)
 

@@ -569,7 +569,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyP
 def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = embedded(CASES["half"]())
     first = build_kernels(content, tmp_path)
-    monkeypatch.setattr(build, "_run", lambda command: pytest.fail(f"{command} ran again"))
+    monkeypatch.setattr(build, "compile_files", lambda command: pytest.fail(f"{command} ran again"))
     assert build_kernels(content, tmp_path) == first
 
 

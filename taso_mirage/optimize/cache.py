@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
+
+from taso_mirage.store import Store
 
 
 class CostCache:
-    """Measured seconds by (target, signature) in SQLite; a cache that cannot be opened is kept in memory."""
+    """Measured seconds by (target, signature); a cache that cannot be opened is kept in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._memory: dict[tuple[str, str], float] = {}
-        self._database = self._open(path)
-
-    @staticmethod
-    def _open(path: Path | None) -> sqlite3.Connection | None:
-        if path is None:
-            return None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(path, timeout=5)
-            database.execute("PRAGMA synchronous=OFF")  # a measurement that is lost is measured again
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS cost (target TEXT, signature TEXT, seconds REAL, PRIMARY KEY (target, signature))"
-            )
-            return database
-        except (OSError, sqlite3.Error):
-            return None
+        self._store = Store(path, "cost", ("target TEXT", "signature TEXT", "seconds REAL"), 2)
 
     def get(self, target: str, signature: str) -> float | None:
         key = (target, signature)
-        if key not in self._memory and self._database is not None:
-            try:
-                row = self._database.execute("SELECT seconds FROM cost WHERE target=? AND signature=?", key).fetchone()
-            except sqlite3.Error:
-                row = None
-            if row is not None and isinstance(row[0], float) and row[0] >= 0:
-                self._memory[key] = row[0]
+        if key not in self._memory:
+            for *_, seconds in self._store.rows(*key):
+                if isinstance(seconds, float) and 0 <= seconds < float("inf"):
+                    self._memory[key] = seconds
         return self._memory.get(key)
 
     def put(self, target: str, signature: str, seconds: float) -> None:
         self._memory[(target, signature)] = seconds
-        if self._database is not None:
-            try:
-                with self._database:
-                    self._database.execute("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", (target, signature, seconds))
-            except sqlite3.Error:
-                self._database = None
+        self._store.put(target, signature, seconds)
+
+    def entries(self) -> int:
+        """How many measurements the file has."""
+        return self._store.count()
 
     def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._store.close()
 
 
 def cache_path() -> Path:

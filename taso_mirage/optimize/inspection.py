@@ -139,17 +139,13 @@ def diagnosis() -> dict[str, Any]:
 
 
 def _entries(path: Path) -> int:
-    import sqlite3
+    from taso_mirage.optimize.cache import CostCache
 
-    if not path.exists():
-        return 0
+    cache = CostCache(path if path.exists() else None)
     try:
-        database = sqlite3.connect(path)
-        count: int = database.execute("SELECT COUNT(*) FROM cost").fetchone()[0]
-        database.close()
-    except sqlite3.Error:
-        return 0
-    return count
+        return cache.entries()
+    finally:
+        cache.close()
 
 
 def show_diagnosis(found: Mapping[str, Any]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.cpu import compiler
 from taso_mirage.errors import RuntimeUnavailable
 
@@ -30,17 +29,17 @@ def library() -> Path:
     """
     sources = {name: _source(name) for name in (*LIBRARY, *HEADERS)}
     command = [*compiler(), *SHARED, *_linking()]
-    made = cache_folder() / f"taso_mirage_{_key(*command, *sources.values())}{_suffix()}"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as place:
-            for name, text in sources.items():
-                (Path(place) / name).write_text(text)
-            files = [f"{place}/{name}" for name in LIBRARY]
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
-                list(threads.map(lambda file: _run([*compiler(), *SHARED, "-c", "-o", f"{file}.o", file]), files))
-            _run([*command, "-shared", "-o", f"{place}/made", *(f"{file}.o" for file in files), *_libraries()])
-            (Path(place) / "made").replace(made)
-    return made
+
+    def make(place: Path) -> Path:
+        for name, text in sources.items():
+            (place / name).write_text(text)
+        files = [f"{place}/{name}" for name in LIBRARY]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(lambda file: compile_files([*compiler(), *SHARED, "-c", "-o", f"{file}.o", file]), files))
+        compile_files([*command, "-shared", "-o", f"{place}/made", *(f"{file}.o" for file in files), *_libraries()])
+        return place / "made"
+
+    return built(cache_folder(), f"taso_mirage_{_key(*command, *sources.values())}", _suffix(), make)
 
 
 def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path | None = None) -> Path:
@@ -49,28 +48,25 @@ def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path |
     Raises RuntimeUnavailable with the compiler's first message.
     """
     folder = folder or cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     texts = [_source("features.cpp"), *dict.fromkeys(sources)]
     command = [*compiler(), *flags, *NATIVE, "-fPIC"]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = list(threads.map(lambda text: _object(text, command, folder), texts))
-    made = folder / f"kernels_{_key(*(each.name for each in objects))}{_suffix()}"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            _run([*compiler(), "-shared", "-o", f"{place}/made", *map(str, objects)])
-            (Path(place) / "made").replace(made)
-    return made
+
+    def make(place: Path) -> Path:
+        compile_files([*compiler(), "-shared", "-o", f"{place}/made", *map(str, objects)])
+        return place / "made"
+
+    return built(folder, f"kernels_{_key(*(each.name for each in objects))}", _suffix(), make)
 
 
 def _object(text: str, command: Sequence[str], folder: Path) -> Path:
-    made = folder / f"{_key(text, machine(), *command)}.o"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            source = Path(place) / "kernel.cpp"
-            source.write_text(text)
-            _run([*command, "-c", "-o", f"{place}/made", str(source)])
-            (Path(place) / "made").replace(made)
-    return made
+    def make(place: Path) -> Path:
+        (place / "kernel.cpp").write_text(text)
+        compile_files([*command, "-c", "-o", f"{place}/made", f"{place}/kernel.cpp"])
+        return place / "made"
+
+    return built(folder, _key(text, machine(), *command), ".o", make)
 
 
 @cache
@@ -84,17 +80,8 @@ def machine() -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries lie: $TASO_MIRAGE_CACHE, or the user's cache folder. Raises RuntimeUnavailable where it cannot be."""
-    import platformdirs
-
-    folder = Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")) / "runtime"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RuntimeUnavailable(
-            f"{folder} cannot be made ({error.strerror}); set TASO_MIRAGE_CACHE to a folder that can"
-        ) from None
-    return folder
+    """Where compiled libraries lie, see `builds.private_folder`."""
+    return private_folder("runtime")
 
 
 def _source(name: str) -> str:
@@ -117,13 +104,3 @@ def _suffix() -> str:
 
 def _key(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
-
-
-def _run(command: Iterable[str]) -> None:
-    given = list(command)
-    done = subprocess.run(given, capture_output=True, text=True)
-    if done.returncode:
-        said = (
-            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
-        )
-        raise RuntimeUnavailable(f"{given[0]} failed: {said[0][:400]}; $CXX chooses another compiler")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, Tensor, topological
 from taso_mirage.ops import data_folder
 from taso_mirage.rules import Application
+from taso_mirage.store import Store
 from taso_mirage.verify.bounded import prove_bounded
 from taso_mirage.verify.cases import Case, Instance, as_it_is, cases_of, instance_of, resized, unranked
 from taso_mirage.verify.fingerprint import Refuted
@@ -155,40 +155,18 @@ class _Kept:
 
     def __init__(self, path: Path | None) -> None:
         self._memory: dict[str, bool] = {}
-        self._database: sqlite3.Connection | None = None
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(path, timeout=5)
-            database.execute("PRAGMA synchronous=OFF")  # a verdict that is lost is found again
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS verdict (prover TEXT, key TEXT, proved INT, PRIMARY KEY (prover, key))"
-            )
-            rows = database.execute("SELECT key, proved FROM verdict WHERE prover=?", (prover(),))
-            self._memory = {str(key): bool(found) for key, found in rows}
-            self._database = database
-        except (OSError, sqlite3.Error):
-            self._database = None
+        self._store = Store(path, "verdict", ("prover TEXT", "key TEXT", "proved INT"), 2)
+        self._memory = {str(key): bool(found) for _, key, found in self._store.rows(prover())}
 
     def get(self, key: str) -> bool | None:
         return self._memory.get(key)
 
     def put(self, key: str, found: bool) -> None:
         self._memory[key] = found
-        if self._database is not None:
-            try:
-                with self._database:
-                    self._database.execute(
-                        "INSERT OR REPLACE INTO verdict VALUES (?, ?, ?)", (prover(), key, int(found))
-                    )
-            except sqlite3.Error:
-                self._database = None
+        self._store.put(prover(), key, int(found))
 
     def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._store.close()
 
 
 @cache

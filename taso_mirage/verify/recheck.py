@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.connection
-import os
-import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +21,8 @@ from taso_mirage.ops import get
 from taso_mirage.text import laws, show_equation
 
 if TYPE_CHECKING:
-    from taso_mirage.verify.examine import Examined
+    from taso_mirage.workers import follow_parent
+from taso_mirage.verify.examine import Examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def recheck(
         return
     size = max(1, min(8, len(rules) // (4 * workers)))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(rules)), context, _follow_parent) as pool:
+    with ProcessPoolExecutor(min(workers, len(rules)), context, follow_parent) as pool:
         parts = [pool.submit(_verdicts, rules[i : i + size], seed, typings) for i in range(0, len(rules), size)]
         try:
             for part in parts:
@@ -83,19 +80,6 @@ def recheck(
             for child in multiprocessing.active_children():
                 child.terminate()
             raise
-
-
-def _follow_parent() -> None:
-    """An interrupt is for the process that the user started; a worker ends with it, however it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
 
 
 def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[Verdict]:

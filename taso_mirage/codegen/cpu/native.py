@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.cpu import compiler
-from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir import Graph
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
@@ -35,29 +32,16 @@ def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE
 
     Raises RuntimeUnavailable with the compiler's first message.
     """
-    folder = folder or _cache()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder or private_folder("cpp")
     command = [*compiler(), *FLAGS, *flags]
     key = hashlib.blake2b("\0".join([source, *command]).encode(), digest_size=16).hexdigest()
-    library = folder / f"{key}.so"
-    if library.exists():
-        return library
-    (folder / f"{key}.cpp").write_text(source)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = Path(place) / "library.so"
-        done = subprocess.run(
-            [*command, "-shared", "-o", str(made), str(folder / f"{key}.cpp")], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise RuntimeUnavailable(f"{command[0]} cannot compile {folder / key}.cpp: {done.stderr.strip()[:1000]}")
-        made.replace(library)
-    return library
 
+    def make(place: Path) -> Path:
+        (place / "source.cpp").write_text(source)
+        compile_files([*command, "-shared", "-o", f"{place}/made", f"{place}/source.cpp"])
+        return place / "made"
 
-def _cache() -> Path:
-    import platformdirs
-
-    return Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage")) / "cpp"
+    return built(folder, key, ".so", make)
 
 
 @cache

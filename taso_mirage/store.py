@@ -1,0 +1,93 @@
+"""What was found before, on disk: a table in SQLite. Whatever is wrong with the file costs no more than what it held."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+
+class Store:
+    """Rows of `columns` (of SQL types) in a table, by the first of them, `keys` in number. A file that is no such
+    database, or whose schema is another, is set aside as NAME.damaged; without a file that can be opened nothing is kept."""
+
+    def __init__(self, path: Path | None, table: str, columns: Sequence[str], keys: int) -> None:
+        self._names = [column.split()[0] for column in columns]
+        self._table, self._columns, self._keys = table, list(columns), keys
+        self._path, self._database = path, self._connected(path)
+
+    def _connected(self, path: Path | None) -> sqlite3.Connection | None:
+        if path is None:
+            return None
+        try:
+            return self._opened(path)
+        except (OSError, sqlite3.OperationalError):
+            return None  # no room, no permission, or another process holds it: nothing is wrong with what it has
+        except sqlite3.DatabaseError:
+            return self._anew(path)
+
+    def _anew(self, path: Path) -> sqlite3.Connection | None:
+        """A new database in the place of a damaged one."""
+        try:
+            os.replace(path, path.with_name(f"{path.name}.damaged"))
+            for ending in ("-journal", "-wal", "-shm"):
+                path.with_name(path.name + ending).unlink(missing_ok=True)
+            return self._opened(path)
+        except (OSError, sqlite3.Error):
+            return None
+
+    def _opened(self, path: Path) -> sqlite3.Connection:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(f"{path} is no regular file")
+        database = sqlite3.connect(path, timeout=5)
+        try:
+            database.execute("PRAGMA trusted_schema=OFF")
+            database.execute("PRAGMA synchronous=OFF")  # what is lost is found again
+            with database:
+                database.execute(self._schema("TABLE IF NOT EXISTS"))  # of processes that come at once, one makes it
+            kinds = database.execute("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+            if kinds.fetchall() != [("table", self._table, self._schema("TABLE"))]:
+                raise sqlite3.DatabaseError("another schema: a view or a trigger could run statements")
+            return database
+        except BaseException:
+            database.close()
+            raise
+
+    def _schema(self, what: str) -> str:
+        key = ", ".join(self._names[: self._keys])
+        return f"CREATE {what} {self._table} ({', '.join(self._columns)}, PRIMARY KEY ({key}))"
+
+    def rows(self, *keys: Any) -> list[tuple[Any, ...]]:
+        """Those whose first columns are these."""
+        where = " AND ".join(f"{name}=?" for name in self._names[: len(keys)])
+        return self._asked(f"SELECT * FROM {self._table}" + (f" WHERE {where}" if keys else ""), keys)
+
+    def count(self) -> int:
+        found = self._asked(f"SELECT COUNT(*) FROM {self._table}", ())
+        return int(found[0][0]) if found else 0
+
+    def put(self, *row: Any) -> None:
+        """Keep a row, if it can be kept."""
+        self._asked(f"INSERT OR REPLACE INTO {self._table} VALUES ({', '.join('?' for _ in row)})", row)
+
+    def _asked(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if self._database is None:
+            return []
+        try:
+            with self._database, closing(self._database.execute(statement, values)) as found:
+                return found.fetchall()
+        except (sqlite3.OperationalError, OverflowError, UnicodeError):
+            return []  # a full disk, a lock: the next one may pass
+        except sqlite3.Error:
+            self._database.close()
+            self._database = self._anew(self._path) if self._path else None
+            return []
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
