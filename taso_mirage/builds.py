@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,8 @@ from taso_mirage.toml import write_file
 
 LIMIT = 600.0
 """Seconds that a compiler may take for one file."""
+
+DAY = 86400.0
 
 
 def private_folder(name: str) -> Path:
@@ -34,9 +38,9 @@ def private_folder(name: str) -> Path:
         for folder in (cache / name, cache / f"{name}-{os.getuid()}"):
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            found = folder.lstat()
-            if folder.is_dir() and not folder.is_symlink() and found.st_uid == os.getuid():
-                if found.st_mode & 0o022:
+            owners = {folder.lstat().st_uid, folder.stat().st_uid}  # of a link, and of what it leads to
+            if folder.is_dir() and owners == {os.getuid()}:
+                if folder.stat().st_mode & 0o022:
                     folder.chmod(0o700)
                 return folder
     except OSError as error:
@@ -55,8 +59,11 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
         return kept
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             made = make(Path(place))
+            if not made.is_file():
+                raise RuntimeUnavailable("the compiler ends without an error, but makes no file; $CXX chooses another")
             with made.open("rb+") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
@@ -70,6 +77,14 @@ def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> 
             f"nothing can be compiled into {folder} ({error.strerror or error}); set TASO_MIRAGE_CACHE to a folder with room"
         ) from None
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what builds left that were killed: a build of today may still run."""
+    for each in folder.glob("tmp*"):
+        with suppress(OSError):
+            if time.time() - each.stat().st_mtime > DAY:
+                shutil.rmtree(each)
 
 
 def _kept(entry: Path, suffix: str) -> Path | None:

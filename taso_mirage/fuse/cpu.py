@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from taso_mirage.codegen.cpu.native import build
 from taso_mirage.codegen.cpu.tune import tuned
-from taso_mirage.cpu import CPU, compiler, cores
+from taso_mirage.cpu import CPU, cores
 from taso_mirage.fuse.backend import Record
 from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
@@ -55,6 +56,6 @@ class Cpu:
 
 
 def here() -> Cpu:
-    """The back end of this machine. Raises RuntimeUnavailable without a C++ compiler."""
-    compiler()
+    """The back end of this machine. Raises RuntimeUnavailable without a C++ compiler that works."""
+    build("int works;")
     return Cpu()
