@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ import typer
 
 from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions, cli_verify
 from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes, TrustKernels
-from taso_mirage.errors import InvalidOption, TasoMirageError
+from taso_mirage.errors import InvalidOption, OutputError, TasoMirageError
+from taso_mirage.terminal import one_line, say, say_lines
 
 if TYPE_CHECKING:
     from taso_mirage.ir import Tensor
@@ -57,7 +59,7 @@ WeightedShapes = Annotated[
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        typer.echo(f"taso-mirage {__version__}")
+        say(f"taso-mirage {__version__}")
         raise typer.Exit
 
 
@@ -185,11 +187,10 @@ def _print(
     mutants = result.mutations.by_name
     if as_json:
         changes = {} if explained is None else {"changes": explanations.as_data(explained, mutants)}
-        typer.echo(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
+        say(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
         return
     report.show(result, model, written)
-    for line in () if explained is None else explanations.as_lines(explained, mutants):
-        typer.echo(line)
+    say_lines(() if explained is None else explanations.as_lines(explained, mutants))
 
 
 @app.command()
@@ -204,7 +205,7 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found = inspection.inspection(loaded, sizes)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
     else:
         inspection.show_inspection(found, model)
 
@@ -234,20 +235,21 @@ def diff(
     a, b = load(first, trust_kernels), load(second, trust_kernels)
     for path, each in ((first, a), (second, b)):
         if (said := dropped(each.header)) is not None:
-            typer.echo(f"{path}: {said}", err=True)
+            say(one_line(f"{path}: {said}"), err=True)
     found = diff.structure(a, b)
     given = [read_inputs(a, file) for file in inputs or []]
     if not as_json:
-        typer.echo("\n".join(diff.structure_lines(found)))
+        say_lines(diff.structure_lines(found))
     try:
         differences = diff.numbers(a, b, parse_shape(a, shape or []), given, where)
     except TasoMirageError:
         if as_json:
-            typer.echo(json.dumps(diff.as_data(found, None), indent=2))
+            say(json.dumps(diff.as_data(found, None), indent=2))
         raise
-    typer.echo(
-        json.dumps(diff.as_data(found, differences), indent=2) if as_json else "\n".join(diff.number_lines(differences))
-    )
+    if as_json:
+        say(json.dumps(diff.as_data(found, differences), indent=2))
+    else:
+        say_lines(diff.number_lines(differences))
     problem = diff.failure(differences)
     if problem is not None:
         raise problem
@@ -260,7 +262,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     found = inspection.diagnosis()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
     else:
         inspection.show_diagnosis(found)
 
@@ -348,9 +350,7 @@ def _interruptible() -> Iterator[Stop]:
             return _give_up(number, frame)
         stop()
         signal.signal(signal.SIGINT, _give_up)
-        typer.echo(
-            "interrupted: keeping the best found so far, measured and checked (Ctrl-C again to give up)", err=True
-        )
+        say("interrupted: keeping the best found so far, measured and checked (Ctrl-C again to give up)", err=True)
 
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -366,27 +366,41 @@ def main() -> None:
     try:
         try:
             app()
+        except SystemExit:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here a full disk can still be told
+            raise
         finally:  # a late one would end in a traceback, or cut the threads' end short
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except TasoMirageError as error:
-        typer.echo(f"taso-mirage: {error}", err=True)
+        say(one_line(f"taso-mirage: {error}"), err=True)
         sys.exit(error.exit_code)
     except Interrupted:
-        typer.echo("taso-mirage: interrupted; nothing was written", err=True)
+        say("taso-mirage: interrupted; nothing was written", err=True)
         sys.exit(130)
     except MemoryError:
-        typer.echo("taso-mirage: not enough memory for this model", err=True)
+        say("taso-mirage: not enough memory for this model", err=True)
         sys.exit(1)
-    except Exception as error:  # a bug: one line for the user, the whole trace on request
-        if os.environ.get("TASO_MIRAGE_TRACEBACK"):
-            raise
-        text = (str(error).splitlines() or [""])[0][:300]
-        typer.echo(
-            f"taso-mirage: internal error, nothing was written: {type(error).__name__}: {text} "
-            "(please report it; TASO_MIRAGE_TRACEBACK=1 shows where)",
-            err=True,
-        )
-        sys.exit(1)
+    except Exception as error:
+        sys.exit(_unexpected(error))
+
+
+def _unexpected(error: Exception) -> int:
+    """Say what is no error of ours: a terminal or a pipe that takes no more, or a bug. The exit code."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for what Python itself would write at its end)
+        why = "what was to be printed could not be written"
+        say(f"taso-mirage: {why} ({error.strerror}); files that were written before stay", err=True)
+        return OutputError.exit_code
+    if os.environ.get("TASO_MIRAGE_TRACEBACK"):
+        raise error
+    text = (str(error).splitlines() or [""])[0][:300]
+    say(
+        f"taso-mirage: internal error: {type(error).__name__}: {text} "
+        "(please report it; TASO_MIRAGE_TRACEBACK=1 shows where)",
+        err=True,
+    )
+    return 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import typer
 
 from taso_mirage.cli_options import AsJson, ModelFile, Shapes
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
+from taso_mirage.terminal import say
 
 if TYPE_CHECKING:
     from taso_mirage.equation import Equation
@@ -76,10 +77,10 @@ def kernels(
         write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
     if as_json:
         rows = [{**as_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
-        typer.echo(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
+        say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
         return
     for line in _lines(model, sizes, found, programs):
-        typer.echo(line)
+        say(line)
 
 
 # ---------------------------------------------------------------- before the search
@@ -170,7 +171,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, before)
-        typer.echo("interrupted: keeping what was found so far (Ctrl-C again to give up)", err=True)
+        say("interrupted: keeping what was found so far (Ctrl-C again to give up)", err=True)
 
     signal.signal(signal.SIGINT, interrupt)
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taso_mirage.cli_options import AsJson, ModelFile, Shapes
+from taso_mirage.terminal import say
 
 if TYPE_CHECKING:
     from taso_mirage.ir import Graph, Node
@@ -78,7 +79,7 @@ def mutants(
             found = _listed(about, parts(loaded, about.sizes), term, stages, clock)
         else:
             found = _searched(about, chosen, depth, Cost(term), stages, clock)
-    typer.echo(json.dumps(found.as_data(), indent=2) if as_json else "\n".join(found.lines()))
+    say(json.dumps(found.as_data(), indent=2) if as_json else "\n".join(found.lines()))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from taso_mirage.cli_options import AsJson, Shapes
+from taso_mirage.terminal import say
 
 
 def export_plugin(
@@ -32,13 +33,13 @@ def export_plugin(
         plugins = {name: {"digest": k.digest, "launches": len(k.launches)} for name, k in made.kernels.items()}
         said = {"folder": str(output), "plugins": plugins, "not_in_python": made.not_in_python, "foreign": made.foreign}
         said["operators"] = dict(made.refused)
-        typer.echo(json.dumps(said, indent=2))
+        say(json.dumps(said, indent=2))
         return
     counted = f"{len(made.kernels)} plugin{'' if len(made.kernels) == 1 else 's'}"
-    typer.echo(f"{output}: {counted}, {', '.join(made.kernels)}; README.md says how to build and run them")
+    say(f"{output}: {counted}, {', '.join(made.kernels)}; README.md says how to build and run them")
     if made.foreign:
-        typer.echo(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)
+        say(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)
     for reason in made.refused.values():
-        typer.echo(f"  its operators stay: {reason}")
+        say(f"  its operators stay: {reason}")
     for name, reason in made.not_in_python.items():
-        typer.echo(f"  {name} is not in the Python module: {reason}")
+        say(f"  {name} is not in the Python module: {reason}")

@@ -10,6 +10,7 @@ import typer
 
 from taso_mirage.cpu import cores
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
+from taso_mirage.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,13 +60,13 @@ def list_(
             raise InvalidOption(f"--family {name}: the families are {', '.join(sorted(families)) or 'none'}")
     found = chosen(rules, texts or [], operator or [], family or [])
     if as_json:
-        typer.echo(json.dumps({"rules": [as_dict(r) for r in found], "of": len(rules)}, indent=2))
+        say(json.dumps({"rules": [as_dict(r) for r in found], "of": len(rules)}, indent=2))
         return
     width = max((len(r.name) for r in found), default=0)
     for rule in found:
         kind = rule.evidence.proof.kind if rule.evidence.proof is not None else "-"
-        typer.echo(f"{rule.name:{width}}  {rule.operators}  {kind:8}  {equation_text(rule)}")
-    typer.echo(f"{len(found)} of {len(rules)} rules", err=True)
+        say(f"{rule.name:{width}}  {rule.operators}  {kind:8}  {equation_text(rule)}")
+    say(f"{len(found)} of {len(rules)} rules", err=True)
 
 
 @app.command()
@@ -74,7 +75,7 @@ def show(name: Name, library: Library = None, as_json: AsJson = False) -> None:
     from taso_mirage.explain import as_dict, find, shown
 
     rule = find(_rules(library), name)
-    typer.echo(json.dumps(as_dict(rule), indent=2) if as_json else "\n".join(shown(rule)))
+    say(json.dumps(as_dict(rule), indent=2) if as_json else "\n".join(shown(rule)))
 
 
 @app.command()
@@ -91,17 +92,17 @@ def explain(
     from taso_mirage.toml import file_name, write_file
 
     rule = find(_rules(library), name)
-    typer.echo("\n".join(["\n".join(shown(rule)), "", *words(rule), ""]))
+    say("\n".join(["\n".join(shown(rule)), "", *words(rule), ""]))
     picture = output / f"{file_name(rule.name)}.svg"
     write_file(picture, draw(rule))
-    typer.echo(f"wrote {picture}")
+    say(f"wrote {picture}")
     try:
         written = _write_pair(rule, output)
     except TasoMirageError as error:
-        typer.echo(f"no ONNX models: {error}")
+        say(f"no ONNX models: {error}")
         return
-    typer.echo(f"wrote {', '.join(map(str, written))}; to run and compare them:\n")
-    typer.echo(SCRIPT.format(path=(output / file_name(rule.name)).as_posix()))
+    say(f"wrote {', '.join(map(str, written))}; to run and compare them:\n")
+    say(SCRIPT.format(path=(output / file_name(rule.name)).as_posix()))
 
 
 SCRIPT = """\
@@ -171,13 +172,13 @@ def verify(
     if record is not None:
         write_laws(record, {v.name: v.cases for v in verdicts})
     if as_json:
-        typer.echo(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
+        say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
     else:
-        typer.echo(table(verdicts))
+        say(table(verdicts))
         if laws:
-            typer.echo(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {_names(bad)}")
+            say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {_names(bad)}")
         for verdict in () if laws else bad:
-            typer.echo(f"\n{verdict.name} {verdict.problem}")
+            say(f"\n{verdict.name} {verdict.problem}")
     if bad and not laws:
         raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
 
@@ -224,7 +225,7 @@ def generate(
         pipeline.generate(options)
     except BaseException:
         if any((output / ".partial").glob("*.json*")):
-            typer.echo(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
+            say(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
         raise
 
 

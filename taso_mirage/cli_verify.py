@@ -10,6 +10,7 @@ import typer
 
 from taso_mirage.cli_options import AsJson
 from taso_mirage.errors import CheckFailed, InvalidOption
+from taso_mirage.terminal import say
 
 
 def verify(
@@ -32,14 +33,12 @@ def verify(
     found = follow(first, last, _read(certificate), Judge(strict))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:
-        typer.echo(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))
+        say(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))
         return
     for ground, count in found.equalities.most_common():
-        typer.echo(f"{count} equalities: {ground}")
-    typer.echo(
-        f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms"
-    )
-    typer.echo(f"the certificate leads from {original} to {optimized}")
+        say(f"{count} equalities: {ground}")
+    say(f"used at {found.places} places; {found.computed} weights and constants computed again; {found.terms} terms")
+    say(f"the certificate leads from {original} to {optimized}")
 
 
 def _read(path: Path) -> dict[str, Any]:

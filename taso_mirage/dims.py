@@ -113,6 +113,10 @@ def _terms(dim: Dim) -> Terms:
     return (((), int(dim)),) if dim else ()
 
 
+TERMS = 1024
+"""Products that a size may be the sum of: sums multiplied with sums would have exponentially many."""
+
+
 @lru_cache(maxsize=1 << 15)
 def _sum(a: Symbolic, b: Dim) -> Dim:
     return _build([*a.terms, *_terms(b)])
@@ -120,6 +124,8 @@ def _sum(a: Symbolic, b: Dim) -> Dim:
 
 @lru_cache(maxsize=1 << 15)
 def _product(a: Symbolic, b: Dim) -> Dim:
+    if len(a.terms) * len(_terms(b)) > TERMS:
+        raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with --shape")
     return _build([(_times(m, n), c * d) for m, c in a.terms for n, d in _terms(b)])
 
 
@@ -250,7 +256,7 @@ def parse_dim(text: str) -> Dim:
     """Read what `str` of a dim prints; a text that is no arithmetic is the name of one symbol."""
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, KeyError, ValueError, ArithmeticError, RecursionError, MemoryError):
+    except (SyntaxError, KeyError, ValueError, ArithmeticError, RecursionError, MemoryError, Undecidable):
         return symbol(text)
 
 

@@ -233,7 +233,7 @@ def _holds(equation: Equation, state: _State, why: Reason) -> bool:
         if equation.where is not None and not equation.where(names):
             _overrule(why, "the guard does not hold: {}", equation.where.source)
             return False
-    except (Undecidable, LookupError, TypeError, ValueError) as error:
+    except (Undecidable, LookupError, TypeError, ValueError, ArithmeticError) as error:
         _overrule(why, "the guard cannot be decided: {}", error)
         return False
     return True

@@ -104,7 +104,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "value": _value,
     "compose": lambda p, q: tuple(p[i] for i in q),
     "inverse": lambda p: tuple(int(i) for i in np.argsort(p)),
-    "iota": lambda n: tuple(range(n)),
+    "iota": lambda n: _iota(n),
     "len": len,
     "min": min,
     "max": max,
@@ -121,14 +121,49 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """What an expression may call. Names of functions are reserved: no variable of a rule may be called so."""
 
+BITS, ITEMS = 4096, 4096
+"""What a number, and a sequence, in an expression may have: an expression comes from a file, and its evaluation is to end."""
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > BITS:
+        raise OverflowError(f"a number of more than {BITS} bits in an expression")
+    return value
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    for sequence, count in ((a, b), (b, a)):
+        if isinstance(sequence, str | bytes | tuple) and len(sequence) * max(count, 0) > ITEMS:
+            raise OverflowError(f"a sequence of more than {ITEMS} items in an expression")
+    return _bounded(a * b)
+
+
+def _raised(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS:
+        raise OverflowError(f"a number of more than {BITS} bits in an expression")
+    return base**exponent
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, str | bytes):
+        raise TypeError("% is for numbers")
+    return a % b
+
+
+def _iota(n: int) -> tuple[int, ...]:
+    if n > ITEMS:
+        raise OverflowError(f"a sequence of more than {ITEMS} items in an expression")
+    return tuple(range(n))
+
+
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
+    ast.Mult: _multiplied,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Mod: _remainder,
+    ast.Pow: _raised,
 }
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -152,9 +187,9 @@ def _compiled(source: str) -> Compiled:
     try:
         with _PARSING:
             tree = ast.parse(source, mode="eval")
-    except SyntaxError as error:
-        raise SyntaxProblem(f"{source!r}: {error.msg}") from None
-    return _compile(tree.body)
+        return _compile(tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxProblem(f"{source[:200]!r}: {getattr(error, 'msg', 'too deep') or error}") from None
 
 
 def _compile(tree: ast.expr) -> Compiled:
@@ -193,6 +228,8 @@ def _compile(tree: ast.expr) -> Compiled:
 
 
 def _compile_comparison(left: ast.expr, ops: list[ast.cmpop], comparators: list[ast.expr]) -> Compiled:
+    if not all(type(op) in _COMPARE for op in ops):
+        raise SyntaxProblem("`is` is not allowed in a guard or attribute")
     tests = [_COMPARE[type(op)] for op in ops]
     values = [_compile(v) for v in (left, *comparators)]
 

@@ -13,8 +13,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 LAYERS = [
     {"errors"},
-    {"checker", "dims", "store", "toml", "workers"},
-    {"builds"},
+    {"checker", "dims", "store", "terminal", "toml", "workers"},
+    {"builds", "console"},
     {"ir"},
     {"mugraph", "gpu"},
     {"meanings", "cpu"},

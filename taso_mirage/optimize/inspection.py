@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from taso_mirage import __version__, library
+from taso_mirage.console import Console
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node
 from taso_mirage.meanings.work import sized, work

@@ -10,18 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from taso_mirage import __version__
+from taso_mirage.console import Console
 from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.mutations import Mutations
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Statistics
 from taso_mirage.optimize.timing import Timing
 from taso_mirage.partial.source import Mutation
+from taso_mirage.terminal import one_line
 
 
 class Stages:
@@ -194,7 +195,7 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         console.print(f"search: {facts}", highlight=False, markup=False)
     _show_check(console, result)
     for note in result.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        console.print(one_line(f"note: {note}"), style="yellow", highlight=False, markup=False)
     if not result.changed:
         console.print("The original's graph was kept.", highlight=False)
     if result.target.gpu:

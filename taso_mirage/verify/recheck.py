@@ -19,10 +19,10 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
 from taso_mirage.ops import get
 from taso_mirage.text import laws, show_equation
+from taso_mirage.workers import follow_parent
 
 if TYPE_CHECKING:
-    from taso_mirage.workers import follow_parent
-from taso_mirage.verify.examine import Examined
+    from taso_mirage.verify.examine import Examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,10 @@ class Progress:
     """A bar on stderr with the rules done; silent when stderr is no terminal."""
 
     def __init__(self, total: int, quiet: bool = False) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+
+        from taso_mirage.console import Console
 
         columns = (
             TextColumn("{task.description}"),

@@ -1,0 +1,34 @@
+"""What commands print. Names come from files: what in them would steer a terminal, or end a line, is escaped here, and only here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import typer
+
+_CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+"""Control characters but the end of a line, invisible ones, those that turn the direction of writing, and halves of characters."""
+
+
+def printable(text: str) -> str:
+    """A text with its control characters escaped; the ends of lines stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """The same with the ends of lines escaped."""
+    return printable(text).replace("\n", "\\n")
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text to stdout or stderr, and the end of a line."""
+    typer.echo(printable(text), err=err)
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Print lines, each as one, whatever names are in it."""
+    for line in lines:
+        typer.echo(one_line(line))
