@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -363,6 +365,9 @@ def main() -> None:
     """Run the command line; every expected error is one line on stderr and its exit code."""
     signal.signal(signal.SIGINT, _give_up)
     sys.unraisablehook = _unraisable
+    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log of a model is not escaped
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     try:
         try:
             app()

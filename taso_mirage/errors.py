@@ -6,8 +6,9 @@ TasoMirageError                  1   anything below
 |-- OutputError                  4   the result could not be written
 |-- CheckFailed                  5   an optimized model did not pass the check (a bug: please report)
 |-- RuntimeUnavailable           6   a runtime or provider that was asked for is not there
-|   `-- RunFailed                6   ONNX Runtime refused to load or to run a model
-|       `-- RuntimeCrashed       6   ONNX Runtime's process ended while it did
+|   `-- RunFailed                6   ONNX Runtime did not load or run a model: for time, memory, or as below
+|       |-- RunRefused           6   it said why it does not; of the original, that is InvalidModel
+|       `-- RuntimeCrashed       6   its process ended
 |-- IllTyped                     -   operands do not fit an operator (names op, dimension, both values)
 |-- Undecidable                  -   a question whose answer depends on a size that is not fixed
 |-- Unsupported                  -   an ONNX node outside an operator's mapping; it becomes `opaque`
@@ -54,6 +55,10 @@ class RuntimeUnavailable(TasoMirageError):
 
 
 class RunFailed(RuntimeUnavailable):
+    """ONNX Runtime did not load or run a model."""
+
+
+class RunRefused(RunFailed):
     """ONNX Runtime refused to load or to run a model."""
 
 

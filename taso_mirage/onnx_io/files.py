@@ -54,7 +54,7 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
         return from_ir(source, trust_kernels)
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {_first_line(error)}") from None
 
 
@@ -107,6 +107,8 @@ def _sort(source: ir.Model) -> None:
 def _external(tensor: Any, path: Path) -> Any:
     """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may be links into one folder (model
     hubs)."""
+    if tensor.dtype == ir.DataType.UNDEFINED:
+        raise InvalidModel(f"the tensor {tensor.name!r} has no dtype")
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     location, folder = Path(tensor.location), path.parent.resolve()

@@ -9,6 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from taso_mirage.dims import parse_dim, symbols
+
 MICROSOFT = "com.microsoft"
 
 
@@ -16,10 +18,30 @@ def inferred(model: ir.Model) -> dict[str, ir.Value]:
     """The values of a model by name, with the types that were found; `model` is changed. Empty where the library fails, which it does on
     exotic operators: a type that is missing only makes more nodes opaque."""
     try:
+        _drop_texts(model)
         found = _library()(model, warn_on_missing=False)
     except Exception:
         return {}
     return {str(o.name): o for node in found.graph for o in node.outputs}
+
+
+def _drop_texts(model: ir.Model) -> None:
+    """Names of dims that are neither names nor sums and products of names become sizes without a name: the library computes with them, for
+    ever with 9**9**9**9."""
+    graphs = [
+        model.graph,
+        *model.graph.subgraphs(),
+        *(g for f in model.functions.values() for g in (f.graph, *f.subgraphs())),
+    ]
+    for graph in graphs:
+        for value in (*graph.inputs, *graph.initializers.values(), *(o for node in graph for o in node.outputs)):
+            if value.shape is not None and not all(_computable(dim) for dim in value.shape):
+                value.shape = ir.Shape([dim if _computable(dim) else None for dim in value.shape])
+
+
+def _computable(dim: int | ir.SymbolicDim) -> bool:
+    text = dim.value if isinstance(dim, ir.SymbolicDim) else None
+    return text is None or all(name.isidentifier() for name in symbols(parse_dim(text)))
 
 
 @cache

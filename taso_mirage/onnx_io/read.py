@@ -184,7 +184,7 @@ class _Reader:
 
     def _node(self, node: ir.Node) -> None:
         try:
-            term = self._known(node)
+            term = self._whole(node, self._known(node))
         except (Unsupported, IllTyped, Undecidable) as error:
             term = self._opaque(node, str(error))
         except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
@@ -192,7 +192,7 @@ class _Reader:
         used = [o for o in node.outputs if o.name]
         if isinstance(term.type, tuple):
             outputs = node.outputs if len(term.type) >= len(node.outputs) else used
-            for i, output in enumerate(outputs):
+            for i, output in enumerate(outputs[: len(term.type)]):
                 self._bind(output, get("item").term(term, index=i))
         elif used:
             self._bind(node.outputs[0], term)
@@ -217,7 +217,7 @@ class _Reader:
         call = Call(
             node.op_type,
             tuple(ABSENT if v is None else self._operand(v) for v in node.inputs),
-            {name: _attribute(name, a) for name, a in node.attributes.items()},
+            {name: _meant(name, _attribute(name, a)) for name, a in node.attributes.items()},
             self.opsets.get(node.domain, 0),
             node.domain,
             max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
@@ -231,6 +231,14 @@ class _Reader:
             except (Unsupported, IllTyped, Undecidable) as error:
                 reasons.append(error)
         raise reasons[0]
+
+    def _whole(self, node: ir.Node, term: Node) -> Node:
+        """The term, if it has all outputs of the node that something may use."""
+        needed = max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=0)
+        there = len(term.type) if isinstance(term.type, tuple) else 1
+        if needed > there:
+            raise Unsupported(f"it has {needed} outputs; the operator gives {there}")
+        return term
 
     def _readable(self, term: Node) -> Node:
         """Sizes become terms without operands, so they must be readable off an input when the model runs."""
@@ -331,6 +339,21 @@ def _attribute(name: str, attribute: ir.Attr) -> Any:
     if attribute.type == kinds.TENSOR:
         return attribute.as_tensor().numpy()
     raise Unsupported(f"the attribute {name} is a {attribute.type.name.lower()}")
+
+
+FLAGS = frozenset(
+    "keepdims transA transB exclusive reverse select_last_index ceil_mode count_include_pad allowzero noop_with_empty_axes largest "
+    "sorted unidirectional".split()
+)
+"""Attributes that are 0 or 1."""
+
+
+def _meant(name: str, value: Any) -> Any:
+    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a flag asks here whether it is 1, there
+    whether it is not 0."""
+    if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
+        raise Unsupported(f"the attribute {name} is {value}")
+    return value
 
 
 def _dtype(dtype: ir.DataType) -> str:

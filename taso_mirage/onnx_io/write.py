@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
-from taso_mirage.errors import Unsupported
+from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
 from taso_mirage.model import Model, Origin
 from taso_mirage.onnx_io.copies import (
@@ -46,7 +46,11 @@ def to_ir(model: Model) -> ir.Model:
 def source_of(model: Model) -> ir.Model:
     """The ONNX model that was read, untouched: what an optimized model is compared with, and what is kept when nothing helps."""
     header: ir.Model = model.header
-    copy = header.clone()
+    try:
+        copy = header.clone()
+    except RuntimeError as error:  # values that nothing computes, in a function
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise InvalidModel(f"the model uses what it does not compute: {(cause or ['?'])[-1][:300]}") from None
     copy.meta.update(header.meta)
     return copy
 
@@ -76,7 +80,12 @@ def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) ->
 def _bytes(built: ir.Model, apart: Iterable[str] = ()) -> bytes:
     kept = {id(built.graph.initializers[name].const_value) for name in apart}
     change_tensors(built, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
-    return bytes(restore(ir.to_proto(built), built).SerializeToString(deterministic=True))
+    try:
+        proto = ir.to_proto(built)
+    except ir.serde.SerdeError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise InvalidModel(f"the model cannot be written: {(cause or ['?'])[0][:300]}") from None
+    return bytes(restore(proto, built).SerializeToString(deterministic=True))
 
 
 class _Writer:

@@ -16,7 +16,7 @@ from taso_mirage.model import Model
 from taso_mirage.optimize.check import Case, Difference, cases, compare, repeatable
 from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.pipeline import Config, representative
-from taso_mirage.optimize.session import opened
+from taso_mirage.optimize.session import original
 from taso_mirage.optimize.target import CPU, Target
 
 SHOWN = 20
@@ -116,7 +116,7 @@ def numbers(
     sizes = _corresponding(a, b)
     base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
     model = replace(a, sizes=base)
-    first, second = (opened(m, target, source=True) for m in (model, b))
+    first, second = (original(m, target) for m in (model, b))
     prepared = list(cases(model, first, base, inputs))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.dims import evaluate, symbols
-from taso_mirage.errors import InvalidOption, RunFailed
+from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused
 from taso_mirage.ir import Node, is_float, numpy_dtype
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.optimize.extremes import may_be_extreme
@@ -128,7 +128,11 @@ class Draws:
         self._only_tensors()
         for i, inputs in enumerate(self.given):
             sizes = {**self.base, **learned(self.model, [inputs])}
-            yield Drawn(f"the given inputs {i + 1}", inputs, self.session.run(inputs), sizes)
+            name = f"the given inputs {i + 1}"
+            try:
+                yield Drawn(name, inputs, self.session.run(inputs), sizes)
+            except RunRefused as error:
+                raise InvalidOption(f"the model does not run on {name}. {error}") from None
         like = fitting(self.model, self.given, self.base)
         yield from self._random() if like is None else self._varied(like)
         for other in self.others:
@@ -171,12 +175,12 @@ class Draws:
             yield self._drawn(f"random inputs {seed}", seed, self.base)
 
     def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> Drawn:
-        inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
         try:
+            inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
             return Drawn(name, inputs, self.session.run(inputs), sizes)
-        except RunFailed as error:
+        except (RunFailed, ValueError) as error:
             if not self._made_up(sizes):
-                raise
+                raise InvalidModel(str(error)) if isinstance(error, RunRefused | ValueError) else error from None
             raise self._refused(sizes, str(error)) from None
 
     def _varied(self, like: Arrays) -> Iterator[Drawn]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import RunFailed, RuntimeUnavailable
+from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir import Tensor
 from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.runtime.register import carries_kernels, register
@@ -67,7 +67,7 @@ class NativeSession:
         try:
             return list(self._session.run(None, dict(inputs), _graph(PLAIN) if self.captures else None))
         except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+            raise _refused("run", error) from None
 
     def inputs(self) -> dict[str, Tensor]:
         """The types of the inputs; dims that are not fixed are refused."""
@@ -105,7 +105,7 @@ class NativeSession:
                 binding.bind_output(output.name)
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+            raise _refused("run", error) from None
 
         def timed() -> float:
             start = time.perf_counter()
@@ -142,7 +142,7 @@ class _Bound:
         try:
             self.session.run_with_iobinding(self.binding, self.options)
         except Exception as error:
-            raise RunFailed(f"ONNX Runtime cannot run the model: {first_line(error)}") from None
+            raise _refused("run", error) from None
         return time.perf_counter() - start
 
 
@@ -213,7 +213,12 @@ def _inference_session(
             options.add_external_initializers(list(apart), list(apart.values()))
         return onnxruntime.InferenceSession(source, options, providers=[provider], enable_fallback=0)
     except Exception as error:  # onnxruntime's errors share no base class of its own
-        raise RunFailed(f"ONNX Runtime cannot load the model: {first_line(error)}") from None
+        raise _refused("load", error) from None
+
+
+def _refused(what: str, error: Exception) -> RunFailed:
+    short = "allocat" in str(error) or isinstance(error, MemoryError)
+    return (RunFailed if short else RunRefused)(f"ONNX Runtime cannot {what} the model: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -162,7 +162,7 @@ class _Job:
 
     def run(self) -> Result:
         """The stages in their order."""
-        original = self._stage("load the original", lambda: runtime.opened(self.model, self.target, source=True))
+        original = self._stage("load the original", lambda: runtime.original(self.model, self.target))
         self.valid = passes_checker(self.model, self.target)
         try:
             self.prepared = prepared = self._stage("reference", lambda: self._cases(original))

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from taso_mirage.cpu import cores
-from taso_mirage.errors import RunFailed, RuntimeUnavailable
+from taso_mirage.errors import InvalidModel, RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
@@ -131,6 +131,14 @@ def opened(
         with _content(model, source) as (content, _):
             checked(content)
     return Session(lambda: _content(model, source), target, library=library)
+
+
+def original(model: Model, target: Target = CPU) -> Session:
+    """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
+    try:
+        return opened(model, target, source=True)
+    except RunRefused as error:
+        raise InvalidModel(str(error)) from None
 
 
 @contextmanager
