@@ -54,7 +54,16 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
         return from_ir(source, trust_kernels)
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from None
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+        OSError,
+    ) as error:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {_first_line(error)}") from None
 
 
@@ -104,11 +113,22 @@ def _sort(source: ir.Model) -> None:
         raise InvalidModel("some of its nodes use each other's results in a circle") from None
 
 
+def _check_bytes(tensor: Any) -> None:
+    """A weight inside the model has as many bytes as its type says, if it has bytes; protobuf ends at 2 GB."""
+    proto = tensor.raw
+    there = len(proto.raw_data) if proto.HasField("raw_data") else None
+    if (there is not None and there != tensor.nbytes) or tensor.nbytes >= 2**31:
+        given = "" if there is None else f" has {there} bytes;"
+        raise InvalidModel(f"the weight {tensor.name!r}{given} of {list(tensor.shape)} it would need {tensor.nbytes}")
+
+
 def _external(tensor: Any, path: Path) -> Any:
     """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may be links into one folder (model
     hubs)."""
     if tensor.dtype == ir.DataType.UNDEFINED:
         raise InvalidModel(f"the tensor {tensor.name!r} has no dtype")
+    if isinstance(tensor, ir.serde.TensorProtoTensor):
+        _check_bytes(tensor)
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     location, folder = Path(tensor.location), path.parent.resolve()

@@ -8,13 +8,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 from commandline import Done, run
 
+from fuzz.graphs import random_model
 from fuzz.mutate import hostile
 from fuzz.seeds import contents
 from taso_mirage.cpu import compiler
@@ -56,32 +60,78 @@ _watch: list[Watch] = []
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case of `job` ("seed", "folder") came to: "kind" and "code", and "wrong", the list of all that is."""
+    """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the list of all that is."""
+    from fuzz import accidents
+
     if not _watch:
         _watch.append(Watch())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
-    seed, folder = int(job["seed"]), Path(job["folder"]) / f"case{job['seed']}"
-    _prepared(folder, hostile(seed))
+    kinds = {"model": _model, "graph": _graph, "interrupt": accidents.interrupted, "cache": accidents.tampered}
+    kind, seed = str(job["kind"]), int(job["seed"])
+    folder = Path(job["folder"]) / f"{kind}{seed}"
+    folder.mkdir(parents=True)
     start = time.monotonic()
-    home = os.getcwd()
-    os.environ["TASO_MIRAGE_CACHE"] = str(Path(job["folder"]) / "cache")
-    tempfile.tempdir = str(folder / "tmp")
-    os.chdir(folder / "here")
-    _watch[0].seen, _watch[0].folder = [], os.path.realpath(job["folder"])
-    try:
-        command = _command(seed, folder)
-        code, wrong = _ran(command)
-    finally:
-        _watch[0].folder = None
-        os.chdir(home)
-    wrong += _watch[0].seen + _left(folder)
+    code, wrong = kinds[kind](seed, folder)
     shutil.rmtree(folder)
-    seconds = round(time.monotonic() - start, 2)
-    return {"seed": seed, "command": command[0], "code": code, "wrong": wrong, "seconds": seconds}
+    return {"kind": kind, "seed": seed, "code": code, "wrong": wrong, "seconds": round(time.monotonic() - start, 2)}
+
+
+@contextmanager
+def in_folder(folder: Path, cache: Path) -> Iterator[list[str]]:
+    """Work in a folder; gives what Python did outside of it."""
+    home, kept, watch = os.getcwd(), os.environ.get("TASO_MIRAGE_CACHE"), _watch[0]
+    (folder / "tmp").mkdir(exist_ok=True)
+    os.environ["TASO_MIRAGE_CACHE"], tempfile.tempdir = str(cache), str(folder / "tmp")
+    os.chdir(folder)
+    watch.seen, watch.folder = [], os.path.realpath(folder.parent)
+    try:
+        yield watch.seen
+    finally:
+        watch.folder, tempfile.tempdir = None, None
+        os.chdir(home)
+        if kept is None:
+            del os.environ["TASO_MIRAGE_CACHE"]
+        else:
+            os.environ["TASO_MIRAGE_CACHE"] = kept
+
+
+def _model(seed: int, folder: Path) -> tuple[str, list[str]]:
+    _prepared(folder, hostile(seed))
+    command = _command(seed, folder)
+    with in_folder(folder / "here", folder.parent / "cache") as seen:
+        _watch[0].folder = os.path.realpath(folder.parent)
+        code, wrong = ran(command)
+    return f"{command[0]} {code}", wrong + seen + _left(folder)
+
+
+def _graph(seed: int, folder: Path) -> tuple[str, list[str]]:
+    """A random graph, optimized with one of the strategies; its outputs are compared here again."""
+    (folder / "m.onnx").write_bytes(random_model(seed))
+    strategy = ("best-first", "saturate")[seed % 2]
+    options = ["--no-measure", "--budget", "2", "--strategy", strategy, "-o", "out.onnx"]
+    with in_folder(folder, folder.parent / "cache") as seen:
+        code, wrong = ran(["optimize", "m.onnx", *options])
+        if code == "done":
+            wrong += _different(folder / "m.onnx", folder / "out.onnx", seed)
+    return f"{strategy} {code}", wrong + seen
+
+
+def _different(first: Path, second: Path, seed: int) -> list[str]:
+    """Outputs that differ by more than rounding explains, on inputs that the command did not draw."""
+    sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (first, second)]
+    rng = np.random.default_rng(seed)
+    fed = {each.name: rng.normal(size=each.shape).astype(np.float32) for each in sessions[0].get_inputs()}
+    wrong = []
+    for name, a, b in zip(
+        (o.name for o in sessions[0].get_outputs()), *(s.run(None, fed) for s in sessions), strict=True
+    ):
+        if not np.allclose(a, b, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(a), initial=1.0)), equal_nan=True):
+            wrong.append(f"the output {name} is off by {np.nanmax(np.abs(a - b)):.3g} of {np.nanmax(np.abs(a)):.3g}")
+    return wrong
 
 
 def _prepared(folder: Path, model: bytes) -> None:
-    for each in ("here", "in", "tmp"):
+    for each in ("here", "in"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     (folder / "secret.bin").write_bytes(SECRET * 10)
     if not (folder / "in" / "link").is_symlink():
@@ -103,7 +153,8 @@ def _command(seed: int, folder: Path) -> list[str]:
     return ["optimize", model, *options]
 
 
-def _ran(command: Sequence[str]) -> tuple[str, list[str]]:
+def ran(command: Sequence[str]) -> tuple[str, list[str]]:
+    """A command line's exit code in words, and what is wrong with that or with what it said."""
     try:
         done: Done = run(*command, check=None)
     except AssertionError as error:  # a traceback
@@ -126,7 +177,7 @@ def _left(folder: Path) -> list[str]:
     wrong = []
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
-        if name == "tmp":
+        if name == "here/tmp":
             continue
         if name not in (
             "here",

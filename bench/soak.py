@@ -1,0 +1,83 @@
+"""Hostile input and accidents by the thousand, through the command line: `python bench/soak.py -o bench/results/soak-cpu2.json`.
+
+Mutated and hostile models, random graphs with both strategies, interrupts at any moment, and tampered caches and checkpoints. Each case
+has a seed; `--only KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang, read, write or start
+what it should not, leave a process behind, or compute something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.workers import Workers  # noqa: E402
+
+COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000}
+"""Cases of a full run; every second random graph is searched with the other strategy."""
+LIMIT = 120.0
+"""Seconds that a case may take."""
+FIRST = ("onnx", "numpy", "taso_mirage.cli", "fuzz.judge")
+
+
+def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
+    """The summary of so many cases of each kind: how they ended, the slowest, and what was wrong."""
+    start = time.monotonic()
+    ended: Counter[str] = Counter()
+    wrong: list[dict[str, Any]] = []
+    seconds: list[tuple[float, str, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        processes = Workers("fuzz.judge:judged", workers, LIMIT, FIRST)
+        try:
+            jobs = [(kind, seed) for kind, count in counts.items() for seed in range(first, first + count)]
+            asked = [processes({"kind": kind, "seed": seed, "folder": folder}) for kind, seed in jobs]
+            for (kind, seed), answer in zip(jobs, asked, strict=True):
+                found = answer.result() or {"code": "none", "wrong": ["a crash or a hang"], "seconds": LIMIT}
+                ended[f"{kind}: {found['code']}"] += 1
+                seconds.append((found["seconds"], kind, seed))
+                if found["wrong"]:
+                    wrong.append({"kind": kind, "seed": seed, "wrong": found["wrong"]})
+                    print(f"{kind} {seed}: {found['wrong']}", flush=True)
+        finally:
+            processes.close()
+    slowest = [{"seconds": s, "kind": kind, "seed": seed} for s, kind, seed in sorted(seconds, reverse=True)[:5]]
+    return {
+        "bench": "soak",
+        "device": runtime.device(),
+        "versions": {"taso-mirage": __version__, "onnxruntime": runtime.version()},
+        "cases": counts,
+        "ended": dict(sorted(ended.items())),
+        "slowest": slowest,
+        "wrong": wrong,
+        "seconds": round(time.monotonic() - start),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[*COUNTS], help="only this kind")
+    parser.add_argument("--count", type=int, help="cases of each kind")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    counts = {kind: options.count or count for kind, count in COUNTS.items() if options.only in (None, kind)}
+    found = soak(counts, options.first, options.workers)
+    print(json.dumps({key: value for key, value in found.items() if key != "wrong"}, indent=2))
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
+    return 1 if found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

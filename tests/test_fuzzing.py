@@ -1,0 +1,63 @@
+"""A part of the soak (`bench/soak.py` runs all): hostile models, random graphs, interrupts and damaged caches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.mutate import hostile
+from fuzz.seeds import SEEDS, contents
+from scripts import script
+
+from taso_mirage.onnx_io import load
+
+
+@pytest.mark.parametrize("index", range(len(SEEDS)), ids=[seed.__name__ for seed in SEEDS])
+def test_seeds_are_read(index: int, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(contents()[index])
+    assert load(tmp_path / "m.onnx").graph.outputs
+
+
+def test_a_seed_gives_the_same_model() -> None:
+    assert [hostile(seed) for seed in range(50)] == [hostile(seed) for seed in range(50)]
+    assert len({hostile(seed) for seed in range(50)}) > 45
+
+
+COUNTS = {"model": 250, "graph": 24, "interrupt": 4, "cache": 8}
+"""Cases of a run of the tests; caches are warmed first, by searches."""
+
+
+@pytest.mark.parametrize("kind", ["model", "graph", "interrupt", pytest.param("cache", marks=pytest.mark.slow)])
+def test_nothing_goes_wrong(kind: str) -> None:
+    found = script("soak").soak({kind: COUNTS[kind]}, first=100_000, workers=1)
+    assert found["wrong"] == []
+    assert sum(found["ended"].values()) == COUNTS[kind]
+
+
+def test_the_judge_sees_what_goes_wrong(tmp_path: Path) -> None:
+    """A command that writes and reads elsewhere, starts a program, and steers the terminal."""
+    code = """
+import sys
+from pathlib import Path
+from fuzz import judge
+import taso_mirage.cli
+def bad(*args, check=None):
+    Path("planted").write_text("")
+    open(sys.argv[1] + "/elsewhere", "w").close()
+    import subprocess; subprocess.run(["true"])
+    return judge.Done(args, 1, "\\x1b[2J", "taso-mirage: internal error")
+judge.run = bad
+print(judge.judged({"kind": "model", "seed": 1, "folder": sys.argv[2]})["wrong"])
+"""
+    (tmp_path / "cases").mkdir()
+    path = ":".join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "cases")],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
+    )
+    for said in ("opened", "started 'true'", "control characters", "internal error", "wrote here/planted"):
+        assert said in done.stdout, done.stderr
