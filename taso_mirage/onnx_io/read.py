@@ -234,10 +234,10 @@ class _Reader:
 
     def _whole(self, node: ir.Node, term: Node) -> Node:
         """The term, if it has all outputs of the node that something may use."""
-        needed = max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=0)
+        needed = sum(map(_is_used, node.outputs))
         there = len(term.type) if isinstance(term.type, tuple) else 1
         if needed > there:
-            raise Unsupported(f"it has {needed} outputs; the operator gives {there}")
+            raise Unsupported(f"{needed} of its outputs are used; the operator gives {there}")
         return term
 
     def _readable(self, term: Node) -> Node:
