@@ -41,7 +41,7 @@ def surviving(
             k = first_bad(len(steps), partial(_runs, steps, after, inputs, candidate.target))
             note(f"{error} after {', '.join(steps[k - 1].equations)!r} (step {k}): that rewrite is left out")
             model, kept = _without(steps, k, after)
-            if not kept:
+            if not kept or model.graph == after(())[0].graph:
                 return None, None
             candidate = replace(candidate, model=model, steps=kept, cost=cost(model))
     return None, None
