@@ -38,7 +38,8 @@ class Watch:
         self.folder: str | None = None
         self.seen: list[str] = []
         own = (sys.prefix, sys.base_prefix, str(ROOT), "/proc/", "/sys/", "/dev/null", "/usr/", "/lib", "/etc/ld.so")
-        self.own = (*map(os.path.realpath, own), "/proc", "/sys")
+        dask = os.path.join(tempfile.gettempdir(), "dask-scratch-space")  # of tests that run beside this one
+        self.own = (*map(os.path.realpath, own), "/proc", "/sys", dask)
         self.programs = {sys.executable, compiler()[0], "ldconfig", "/sbin/ldconfig"}
         sys.addaudithook(self)
 
