@@ -38,10 +38,11 @@ from taso_mirage.optimize import measure  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.available import Available  # noqa: E402
 from taso_mirage.optimize.cache import CostCache  # noqa: E402
+from taso_mirage.optimize.config import Config, representative  # noqa: E402
 from taso_mirage.optimize.cost import Cost, Measured  # noqa: E402
 from taso_mirage.optimize.partition import parts  # noqa: E402
 from taso_mirage.optimize.passes import Context, for_search, simplify, stages  # noqa: E402
-from taso_mirage.optimize.pipeline import Config, representative, rules  # noqa: E402
+from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.optimize.search import State, directions, rewrites  # noqa: E402
 from taso_mirage.optimize.settings import Running, Setting, concrete  # noqa: E402
 from taso_mirage.optimize.target import CPU  # noqa: E402

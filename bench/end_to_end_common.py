@@ -32,8 +32,9 @@ from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.optimize import native  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.pipeline import Config, optimize  # noqa: E402
+from taso_mirage.optimize.config import Config  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
+from taso_mirage.pipeline import optimize  # noqa: E402
 
 ALONE, SUBSTITUTIONS, KERNELS = "onnxruntime", "substitutions", "kernels"
 COMPILED = "torch.compile"

@@ -37,7 +37,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import native
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.result import Result
 from taso_mirage.runtime.register import carries_kernels, register
 

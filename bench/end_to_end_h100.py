@@ -34,7 +34,7 @@ from taso_mirage.model import Model
 from taso_mirage.onnx_io import serialize
 from taso_mirage.optimize import native
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.target import CUDA, Target
 

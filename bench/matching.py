@@ -37,7 +37,7 @@ from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.cost import Cost, Roofline  # noqa: E402
 from taso_mirage.optimize.passes import Context, for_search, joint, merge, simplify, stages  # noqa: E402
-from taso_mirage.optimize.pipeline import rules  # noqa: E402
+from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.optimize.search import Budget, directions, search_model  # noqa: E402
 from taso_mirage.optimize.weights import fold_weights, split_halves  # noqa: E402
 from taso_mirage.rules import Rules  # noqa: E402

@@ -33,9 +33,10 @@ from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.model import Model, random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.pipeline import Config, optimize  # noqa: E402
+from taso_mirage.optimize.config import Config  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
 from taso_mirage.optimize.target import CUDA  # noqa: E402
+from taso_mirage.pipeline import optimize  # noqa: E402
 
 NAMES = ("bert", "vit", "llama", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 NAMES += ("light_squeezenet", "light_densenet121", "light_shufflenet")

@@ -37,14 +37,15 @@ from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.ops import term  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.cache import cache_path  # noqa: E402
+from taso_mirage.optimize.config import Config  # noqa: E402
 from taso_mirage.optimize.native import Arrays  # noqa: E402
-from taso_mirage.optimize.pipeline import Config, optimize  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
 from taso_mirage.optimize.session import Session  # noqa: E402
 from taso_mirage.optimize.target import Target, target  # noqa: E402
 from taso_mirage.optimize.weights import fold_weights  # noqa: E402
 from taso_mirage.partial.candidates import Candidate, candidates  # noqa: E402
 from taso_mirage.partial.whole import verified  # noqa: E402
+from taso_mirage.pipeline import optimize  # noqa: E402
 from taso_mirage.verify.refused import Refused  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")

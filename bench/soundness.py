@@ -30,12 +30,15 @@ import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.model import Model  # noqa: E402
 from taso_mirage.onnx_io import from_ir, load, save  # noqa: E402
-from taso_mirage.optimize import certificate, pipeline  # noqa: E402
+from taso_mirage.optimize import certificate  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.cache import proofs_path  # noqa: E402
+from taso_mirage.optimize.config import Config  # noqa: E402
 from taso_mirage.optimize.follow import follow  # noqa: E402
 from taso_mirage.optimize.judge import Judge  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
+from taso_mirage.optimize.rulesets import rules  # noqa: E402
+from taso_mirage.pipeline import optimize, problem  # noqa: E402
 from taso_mirage.verify.proofs import Proofs  # noqa: E402
 
 
@@ -48,11 +51,11 @@ class Trusting(Proofs):
 
 def searched(model: Model, budget: float, cache: Path, proving: bool) -> tuple[Result, dict[str, Any]]:
     """One search on a roofline."""
-    config = pipeline.Config(budget=budget, measure=False, cache=cache)
-    with patch.object(pipeline, "Proofs", Proofs if proving else Trusting):
-        result = pipeline.optimize(model, config)
+    config = Config(budget=budget, measure=False, cache=cache)
+    with patch.object(problem, "Proofs", Proofs if proving else Trusting):
+        result = optimize(model, config)
     return result, {
-        "search": round(result.seconds["search"], 2),
+        "search": round(result.searched, 2),
         "cost": result.cost_after,
         "terms": result.terms_after,
         "changes": sum(result.equations.values()),
@@ -64,7 +67,7 @@ def row(name: str, budget: float, small: bool) -> dict[str, Any]:
     """One model, all ways."""
     builder, options = MODELS[name]
     model = from_ir(ir.from_proto(models.build(builder, small=small, **options)))
-    pipeline.rules()
+    rules()
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "costs.sqlite"
         searched(model, budget, Path(folder) / "other" / "costs.sqlite", False)  # what is loaded on first use

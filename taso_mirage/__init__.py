@@ -6,14 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from taso_mirage.api import optimize
     from taso_mirage.kernels.graph import new_graph
     from taso_mirage.kernels.search import superoptimize
     from taso_mirage.runtime.register import register
 
 __version__ = "0.1.0"
-__all__ = ["new_graph", "register", "superoptimize"]
+__all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "superoptimize"]
 
-_PLACES = {"new_graph": "kernels.graph", "superoptimize": "kernels.search", "register": "runtime.register"}
+_PLACES = {
+    "optimize": "api",
+    "RuleSet": "optimize.rulesets",
+    "rules": "optimize.rulesets",
+    "new_graph": "kernels.graph",
+    "superoptimize": "kernels.search",
+    "register": "runtime.register",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,23 +11,20 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from taso_mirage import __version__, cli_kernels, cli_partial, cli_plugin, cli_substitutions, cli_verify
 from taso_mirage.cli_options import FIXES, AsJson, ModelFile, Shapes, TrustKernels
-from taso_mirage.errors import InvalidOption, OutputError, TasoMirageError
+from taso_mirage.errors import OutputError, TasoMirageError
 from taso_mirage.terminal import one_line, say, say_lines
 
 if TYPE_CHECKING:
-    from taso_mirage.ir import Tensor
-    from taso_mirage.model import Model
-    from taso_mirage.optimize.explanations import Explanation
-    from taso_mirage.optimize.pipeline import Stop
+    from taso_mirage.optimize.config import Stop
     from taso_mirage.optimize.result import Result
 
 app = typer.Typer(
@@ -126,73 +123,65 @@ def optimize(
         typer.Option("--certificate", metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
     ] = None,
     trust_kernels: TrustKernels = False,
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
-    from taso_mirage.fuse import check_mode, optimized, usual_mode
-    from taso_mirage.onnx_io import load, save
-    from taso_mirage.onnx_io.files import check_outputs, data_files
-    from taso_mirage.optimize import certificate, explanations, html, report
-    from taso_mirage.optimize.cache import proofs_path
-    from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
-    from taso_mirage.optimize.shapes import parse_shapes
-    from taso_mirage.optimize.target import target as named
-    from taso_mirage.verify.proofs import Proofs
+    from taso_mirage import api
+    from taso_mirage.optimize import report
 
-    if strategy not in STRATEGIES:
-        raise InvalidOption(f"--strategy {strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
-    if kernels is not None:
-        check_mode(kernels, measure, target)
-    if scheduler is not None and not measure:
-        raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
-    loaded = load(model, trust_kernels)
-    path = output or model.with_name(f"{model.stem}.optimized.onnx")
-    check_outputs(
-        {"--output": path, "--report": page, "--certificate": certified},
-        {"the model": model, **{f"--inputs {file}": file for file in inputs or []}},
-        data_files(loaded),
-    )
-    config = Config(
-        budget=budget,
-        alpha=alpha,
-        measure=measure,
-        shapes=parse_shapes(loaded, shape or []),
-        inputs=tuple(read_inputs(loaded, file) for file in inputs or []),
-        target=named(target),
-        portable=portable,
-        strategy=strategy,
-        scheduler=scheduler,
-        partial=mutants,
-        run_limit=run_limit,
-    )
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
-        result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)
-        explained = explanations.explained(result, config, stages) if explain or page is not None else []
-    written = save(result.model, path, source=not result.changed)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it could not be said that nothing was written
-    if certified is not None:
-        certificate.write(certified, result, Proofs(proofs_path()))
-    if page is not None:
-        html.write(page, result, explained, model, written, ["taso-mirage", *sys.argv[1:]])
-    _print(result, explained if explain else None, model, written, as_json)
-    problem = failed(result)
-    if problem is not None:
-        raise problem
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == "write":  # from here on it could not be said that nothing was written
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            stages(stage, done, total)
+
+        _, result = api.optimize(
+            model,
+            return_result=True,
+            output=output,
+            target=target,
+            portable=portable,
+            strategy=strategy,
+            shape=shape or (),
+            inputs=inputs or (),
+            budget=budget,
+            run_limit=run_limit,
+            kernels=kernels,
+            partial=mutants,
+            alpha=alpha,
+            measure=measure,
+            scheduler=scheduler,
+            explain=explain,
+            report=page,
+            certificate=certified,
+            trust_kernels=trust_kernels,
+            rules=rules,
+            progress=progress,
+            stop=stop,
+            command=["taso-mirage", *sys.argv[1:]],
+        )
+    _print(result, explain, model, as_json)
+    if result.failure is not None:
+        raise result.failure
 
 
-def _print(
-    result: Result, explained: Sequence[Explanation] | None, model: Path, written: Sequence[Path], as_json: bool
-) -> None:
+def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:
     """The result, with its changes where they were asked for, as one JSON object or as tables and lines."""
     from taso_mirage.optimize import explanations, report
 
-    mutants = result.mutations.by_name
     if as_json:
-        changes = {} if explained is None else {"changes": explanations.as_data(explained, mutants)}
-        say(json.dumps(report.as_dict(result, model, written) | changes, indent=2))
+        changes = {"changes": explanations.as_data(result.explanations, result)} if explain else {}
+        say(json.dumps(report.as_dict(result, model, result.written) | changes, indent=2))
         return
-    report.show(result, model, written)
-    say_lines(() if explained is None else explanations.as_lines(explained, mutants))
+    report.show(result, model, result.written)
+    say_lines(explanations.as_lines(result.explanations, result) if explain else ())
 
 
 @app.command()
@@ -200,7 +189,7 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
     """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and why."""
     from taso_mirage.onnx_io import load
     from taso_mirage.optimize import inspection
-    from taso_mirage.optimize.pipeline import Config, representative
+    from taso_mirage.optimize.config import Config, representative
     from taso_mirage.optimize.shapes import parse_shape
 
     loaded = load(model, trust_kernels=True)  # nothing of it runs here
@@ -230,6 +219,7 @@ def diff(
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.kernels import dropped
     from taso_mirage.optimize import diff
+    from taso_mirage.optimize.arrays import read_inputs
     from taso_mirage.optimize.shapes import parse_shape
     from taso_mirage.optimize.target import target as named
 
@@ -269,44 +259,6 @@ def doctor(as_json: AsJson = False) -> None:
         inspection.show_diagnosis(found)
 
 
-def read_inputs(model: Model, path: Path) -> dict[str, Any]:
-    """Arrays by input name from an .npz file; every input must be there, with the model's dtype and shape."""
-    from zipfile import BadZipFile
-
-    import numpy as np
-
-    if path.exists() and not path.is_file():
-        raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
-    try:
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
-        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None
-    for node in model.graph.inputs:
-        name = node.attr("name")
-        if name not in arrays:
-            raise InvalidOption(f"--inputs {path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        if not _fits(arrays[name], node.tensor):
-            raise InvalidOption(
-                f"--inputs {path}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
-            )
-    return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
-
-
-def _fits(array: Any, type: Tensor) -> bool:
-    from taso_mirage.ir import numpy_dtype
-
-    texts = array.dtype.kind in "OUS"
-    if texts or type.dtype == "string":
-        same = texts and type.dtype == "string"
-    else:
-        same = array.dtype == numpy_dtype(type.dtype)
-    if type.shape is None:
-        return same
-    dims = zip(type.shape, array.shape, strict=False)
-    return same and array.ndim == len(type.shape) and all(not isinstance(d, int) or d == n for d, n in dims)
-
-
 class Interrupted(BaseException):
     """Ctrl-C. Not an Exception, so that no fallback swallows it."""
 
@@ -343,7 +295,7 @@ def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Stop]:
     """The first Ctrl-C after the start of the search ends it and keeps the best found; the next ends the program with nothing written."""
-    from taso_mirage.optimize.pipeline import Stop
+    from taso_mirage.optimize.config import Stop
 
     stop = Stop()
 
@@ -358,7 +310,8 @@ def _interruptible() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, _give_up)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, _give_up)
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def kernels(
     from taso_mirage.kernels.survey import as_data, survey
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.files import check_writable
-    from taso_mirage.optimize.pipeline import Config, representative
+    from taso_mirage.optimize.config import Config, representative
     from taso_mirage.optimize.report import Stages
     from taso_mirage.optimize.shapes import parse_shape
     from taso_mirage.toml import write_file
@@ -94,7 +94,7 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
     from taso_mirage.ir import users
     from taso_mirage.optimize.changes import carried
     from taso_mirage.optimize.passes import Context, simplify
-    from taso_mirage.optimize.pipeline import rules
+    from taso_mirage.optimize.rulesets import rules
     from taso_mirage.rules import Rules
 
     names = {**model.names, **{node: o.name for node, o in model.origins.items() if o.name}}

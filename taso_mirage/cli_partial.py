@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from taso_mirage.ir import Graph, Node
     from taso_mirage.model import Model
     from taso_mirage.optimize.cache import CostCache
+    from taso_mirage.optimize.config import Config
     from taso_mirage.optimize.cost import Cost, Weighted
-    from taso_mirage.optimize.pipeline import Config
     from taso_mirage.optimize.ranking import Ranked
     from taso_mirage.optimize.report import Stages
     from taso_mirage.partial.agreement import Agreement
@@ -60,8 +60,8 @@ def mutants(
     """
     from taso_mirage.cli_kernels import _interruptible
     from taso_mirage.onnx_io import load
+    from taso_mirage.optimize.config import Config, measuring, representative
     from taso_mirage.optimize.cost import Cost
-    from taso_mirage.optimize.pipeline import Config, measuring, representative
     from taso_mirage.optimize.report import Stages
     from taso_mirage.optimize.shapes import parse_shape
     from taso_mirage.optimize.target import target as named

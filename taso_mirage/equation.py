@@ -41,6 +41,15 @@ class Match:
         return {**self.attributes, **self.operands}
 
 
+BACKWARD = "~"
+"""Behind the name of a rule: read from right to left."""
+
+
+def directed(name: str) -> tuple[str, bool]:
+    """The name of a rule as it is stated, and whether it was read from right to left."""
+    return name.removesuffix(BACKWARD), name.endswith(BACKWARD)
+
+
 @dataclass(frozen=True)
 class Equation:
     """lhs = rhs for all typings on which `where` holds. Variables are untyped inputs; both sides have as many outputs."""
@@ -66,7 +75,12 @@ class Equation:
         leaf = any(o.op in ("input", "splat") for o in lhs.outputs)
         if loose or leaf:
             return None
-        return Equation(f"{self.name}~", lhs, rhs, Expr(where) if where else None, self.evidence)
+        return Equation(f"{self.name}{BACKWARD}", lhs, rhs, Expr(where) if where else None, self.evidence)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is the reverse of a rule."""
+        return directed(self.name)[1]
 
     @cached_property
     def roots(self) -> tuple[str, ...]:

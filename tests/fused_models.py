@@ -20,10 +20,11 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import library
 
 ROWS, WIDTH = 66, 8

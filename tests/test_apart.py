@@ -19,8 +19,9 @@ from taso_mirage.ir import Node, Tensor, variable
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import serialize
 from taso_mirage.ops import term
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.session import Session
+from taso_mirage.pipeline import optimize
 
 WIDTH = 512
 

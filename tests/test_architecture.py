@@ -32,6 +32,8 @@ LAYERS = [
     {"runtime"},
     {"generate", "optimize", "kernels"},
     {"fuse", "plugin"},
+    {"pipeline"},
+    {"api"},
     {"cli_options"},
     {"cli_kernels", "cli_partial", "cli_plugin", "cli_substitutions", "cli_verify"},
     {"cli"},

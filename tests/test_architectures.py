@@ -14,11 +14,11 @@ import onnx
 import pytest
 
 import models
+from taso_mirage import pipeline
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.check import SEEDS
-from taso_mirage.optimize.pipeline import Config
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import Session
 
@@ -37,7 +37,7 @@ def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
 def verified(proto: onnx.ModelProto) -> Session:
     """Optimize a model and judge the result; a session on it."""
     result = optimize(proto)
-    assert pipeline.failed(result) is None, result.notes
+    assert result.failure is None, result.notes
     assert all(d.passed for d in result.differences)
     assert result.differences or (not result.changed and result.model.graph == from_ir(from_proto(proto)).graph)
     assert len({d.case for d in result.differences}) >= len(SEEDS) * result.changed

@@ -23,9 +23,11 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import load, save
 from taso_mirage.ops import term
 from taso_mirage.optimize.certificate import CHECK, certificate
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.follow import Followed, follow
 from taso_mirage.optimize.judge import AGAIN, CHECKED, Judge
-from taso_mirage.optimize.pipeline import Config, optimize, rules
+from taso_mirage.optimize.rulesets import rules
+from taso_mirage.pipeline import optimize
 from taso_mirage.verify.proofs import Proofs
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"

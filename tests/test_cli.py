@@ -294,7 +294,7 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
         "from taso_mirage.errors import TasoMirageError\n"
         "from taso_mirage.onnx_io import load, serialize\n"
         "from taso_mirage.optimize.inspection import inspection\n"
-        "from taso_mirage.optimize.pipeline import Config, representative\n"
+        "from taso_mirage.optimize.config import Config, representative\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
         "        model = load(path)\n"

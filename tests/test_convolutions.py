@@ -35,9 +35,10 @@ from taso_mirage.model import Array, Model, random_inputs
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.rewriter import Candidate
 from taso_mirage.optimize.timing import compared
+from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel

@@ -25,13 +25,14 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.ops import term
 from taso_mirage.optimize import measure, settings
 from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.cost import Cost, Measured, Roofline, Weighted
 from taso_mirage.optimize.explanations import explained
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.remote import executor
 from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.pipeline import optimize
 
 
 class Here(Executor):

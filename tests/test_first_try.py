@@ -15,15 +15,15 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from taso_mirage.errors import InvalidOption
-from taso_mirage.fuse import optimized
 from taso_mirage.ir import Tensor
 from taso_mirage.kernels.regions import regions
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import from_ir, load
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.optimize import check
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.draws import feed
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.pipeline import optimize
 
 V = h.make_tensor_value_info
 F = T.FLOAT
@@ -360,7 +360,7 @@ def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProt
     path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
     onnx.save(make(), path)
     model = load(path)
-    result = optimized(model, Config(budget=0.5, seconds=0.1), "search")
+    result = optimize(model, Config(budget=0.5, seconds=0.1, kernels="search"))
     assert not result.changed
     assert result.notes
     code, said = command("optimize", path, "-o", out, "--kernels", "off", "--no-measure", "--budget", "1")
@@ -412,5 +412,5 @@ def test_terms_without_a_known_rank_are_in_no_region() -> None:
     model = read(made)
     assert any(n.op == "opaque" and n.tensor.shape is None for n in model.nodes())
     assert regions(model, {})
-    result = optimized(model, Config(budget=1, seconds=0.1), "cached")
+    result = optimize(model, Config(budget=1, seconds=0.1, kernels="cached"))
     assert not any("internal" in note for note in result.notes)

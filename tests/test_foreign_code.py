@@ -17,8 +17,9 @@ from taso_mirage.errors import InvalidModel
 from taso_mirage.ir import Tensor
 from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.session import Session, opened
+from taso_mirage.pipeline import optimize
 from taso_mirage.plugin import python_plugin
 from taso_mirage.plugin.kernels import Image, Kernel, Launch
 from taso_mirage.plugin.plan import kernel

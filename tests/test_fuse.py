@@ -18,17 +18,18 @@ from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain
 from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
-from taso_mirage.fuse import alone, backend, check_mode, cpu, fused, optimized, searches, stage, usual_mode
+from taso_mirage.fuse import alone, backend, check_mode, cpu, fused, searches, stage, usual_mode
 from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.child import child
-from taso_mirage.optimize.pipeline import Stop
+from taso_mirage.optimize.config import Stop
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CUDA, TARGETS
+from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import DOMAIN
 from taso_mirage.runtime.plan import Kernel
@@ -270,7 +271,7 @@ def test_without_a_compiler_the_model_is_optimized_all_the_same(
     monkeypatch.setattr(compilers, "find_spec", lambda name: None)
     compilers.compiler.cache_clear()
     try:
-        found = optimized(plain().original, replace(CONFIG, budget=1.0), usual_mode(CONFIG))
+        found = optimize(plain().original, replace(CONFIG, budget=1.0, kernels=usual_mode(CONFIG)))
         assert any(note.startswith("no kernels: there is no C++ compiler") for note in found.notes)
         with pytest.raises(RuntimeUnavailable, match=r"no C\+\+ compiler"):
             check_mode("search", True, "cpu")

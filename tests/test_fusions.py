@@ -14,10 +14,12 @@ from taso_mirage.onnx_io import from_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.ops import term
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.passes import Context, joint, merge, simplify, stages
-from taso_mirage.optimize.pipeline import Config, optimize, rules
 from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.weights import split_halves
+from taso_mirage.pipeline import optimize
 from taso_mirage.text import show_equation
 from taso_mirage.verify.fingerprint import Agreed, fingerprint
 

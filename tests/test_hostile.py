@@ -287,7 +287,7 @@ def _culprit(bad: State, states: Sequence[State], rules: Rules, context: Context
     for state in states:
         for rewrite in rewrites(state, rules, Rules(()), context):
             if rewrite.outputs == bad:
-                return f"{rewrite.equation}: {state} became {bad}"
+                return f"{rewrite.equations}: {state} became {bad}"
     return f"{bad}"
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from taso_mirage import exactness
-from taso_mirage.cli import read_inputs
 from taso_mirage.equation import instantiate
 from taso_mirage.errors import RunFailed
 from taso_mirage.ir import Graph, Node, Tensor, constant, numpy_dtype, variable, weight
@@ -26,13 +25,16 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.ops import get, interpret, load_specs, term
 from taso_mirage.optimize import check
+from taso_mirage.optimize.arrays import read_inputs
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, simplify
-from taso_mirage.optimize.pipeline import Config, optimize, rules
 from taso_mirage.optimize.reference import Reference
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.pipeline import optimize
 from taso_mirage.rules import Rules
 from taso_mirage.text import laws
 from taso_mirage.verify.bounded import prove_bounded

@@ -29,9 +29,9 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import optimize
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.target import CUDA
+from taso_mirage.pipeline import optimize
 
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}

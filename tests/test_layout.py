@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,15 +10,16 @@ from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.model import Array
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
-from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, for_search, stages
 from taso_mirage.optimize.rewriter import Candidate
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.search import Budget, State, directions, search_model
 from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.steps import Step
 from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.pipeline.problem import after
 from taso_mirage.rules import Rules
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
@@ -52,9 +50,9 @@ def conv(image: Node, name: str, group: int = 1, pads: tuple[int, ...] = (1, 1, 
 
 
 def path(output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6) -> tuple[State, list[Step]]:
-    rules = pipeline.rules()
-    every = Rules(directions(for_search(rules, target)))
-    return search_model((output,), every, stages(rules)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[:2]
+    equations = rules().equations
+    every = Rules(directions(for_search(equations, target)))
+    return search_model((output,), every, stages(equations)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[:2]
 
 
 def searched(output: Node, target: Target = CHANNELS_FIRST) -> State:
@@ -94,11 +92,10 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
     assert ops(outputs) == ["nhwc_conv", "transpose", "transpose"]
     weights = {"a": Array(np.ones((64, 2, 3, 3), np.float16))}
     model = standalone(Graph((inputs,), (original,)), {"": 20, "com.microsoft": 1}, weights)
-    job: Any = SimpleNamespace(model=model, weights=weights)
     chosen = Candidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
     for k in range(len(steps) + 1):  # what bisection tries is as the runtime takes it
-        after, steps_to_it = pipeline._Job._after(job, chosen.steps[:k])
-        assert [n.args[1].op for n in after.nodes() if n.op == "nhwc_conv"] in ([], ["weight"])
+        made, steps_to_it = after(model, weights, chosen.steps[:k])
+        assert [n.args[1].op for n in made.nodes() if n.op == "nhwc_conv"] in ([], ["weight"])
         assert len(steps_to_it) >= k
 
 

@@ -27,7 +27,8 @@ from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified
 from taso_mirage.model import random_inputs
 from taso_mirage.ops import term
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
+from taso_mirage.pipeline import optimize
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.verify.refused import Refused

@@ -16,7 +16,7 @@ from taso_mirage.onnx_io import load
 from taso_mirage.ops import term
 from taso_mirage.optimize.cost import Cost, Roofline
 from taso_mirage.optimize.passes import Context, for_search, simplify, stages
-from taso_mirage.optimize.pipeline import rules
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
 from taso_mirage.outline import canonical, depth, surroundings, upper
 from taso_mirage.rules import Application, Rules

@@ -20,14 +20,14 @@ from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
-from taso_mirage.optimize import measure, mutations, pipeline, session
+from taso_mirage.optimize import measure, mutations, session
 from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.cost import Cost, Weighted
 from taso_mirage.optimize.explanations import as_data, as_lines, explained
 from taso_mirage.optimize.html import page
 from taso_mirage.optimize.mutations import Store
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.report import as_dict, search_facts
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import opened
@@ -36,6 +36,7 @@ from taso_mirage.partial import source
 from taso_mirage.partial.candidates import Candidate, made_whole
 from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.partial.source import Tried, programs, tried
+from taso_mirage.pipeline import candidates, optimize
 from taso_mirage.verify.refused import Refused
 
 CONFIG = Config(measure=False, budget=20.0)
@@ -137,7 +138,7 @@ def test_other_options_measure_within_the_budget(monkeypatch: pytest.MonkeyPatch
         deadlines.extend(each.deadline for each in term.measured)
         return mutations.NONE
 
-    monkeypatch.setattr(pipeline, "mutations", seen)
+    monkeypatch.setattr(candidates, "mutations", seen)
     monkeypatch.setattr(Target, "variants", property(lambda self: (replace(self, launch=4e-6),)))
     start = time.monotonic()
     optimize(side_by_side(), Config(budget=0.5, seconds=0.1))

@@ -27,20 +27,24 @@ from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import get, term
-from taso_mirage.optimize import check, passes, pipeline, search
+from taso_mirage.optimize import check, passes, search
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.available import Available
 from taso_mirage.optimize.check import difference, first_bad
+from taso_mirage.optimize.config import Config, Stop, measuring, quiet
 from taso_mirage.optimize.cost import Cost, CostCache, Roofline
 from taso_mirage.optimize.partition import LEAST, parts
 from taso_mirage.optimize.passes import Context, simplify
-from taso_mirage.optimize.pipeline import Config, Stop, optimize
 from taso_mirage.optimize.rewriter import Candidate, Rewriter
+from taso_mirage.optimize.rulesets import RuleSet
+from taso_mirage.optimize.rulesets import rules as all_rules
 from taso_mirage.optimize.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import CPU, CUDA, Target
 from taso_mirage.optimize.weights import fold_weights, holds
+from taso_mirage.pipeline import choice, optimize, problem
+from taso_mirage.pipeline.stage import Job
 from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
 from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
@@ -69,9 +73,11 @@ def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...], seed: int = 0) ->
 
 
 def searched(outputs: tuple[Node, ...], seconds: float = 20) -> tuple[Node, ...]:
-    rules = pipeline.rules()
+    rules = all_rules()
     cost = Cost(Roofline(CONTEXT))
-    found, _, _ = search_model(outputs, Rules(directions(rules)), Rules(rules), cost, CONTEXT, Budget(seconds))
+    found, _, _ = search_model(
+        outputs, Rules(directions(rules.equations)), Rules(rules), cost, CONTEXT, Budget(seconds)
+    )
     assert cost(topological(found)) <= cost(topological(outputs))
     return found
 
@@ -88,7 +94,7 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
     found = {
         graphs[name]: Found(path, 9.0, 9.0 - gain, 1, 1, "", finalists=((9.0, ()), (9.0 - gain, path)))
         for name, gain in gains.items()
-        for path in [(Rewrite("law", (term("abs", parts_of[name]),)),)]
+        for path in [(Rewrite(("law",), (term("abs", parts_of[name]),)),)]
     }
     asked: list[Node] = []
     budget = Budget(100.0)
@@ -138,7 +144,7 @@ def test_a_gain_that_may_be_chance_is_measured_again_in_new_sessions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
 ) -> None:
     """Nothing is predicted to gain here."""
-    monkeypatch.setattr(pipeline, "PROMISING", 0.0)
+    monkeypatch.setattr(choice, "PROMISING", 0.0)
     measured_again(monkeypatch, tmp_path, rounds, asked, kept)
 
 
@@ -166,7 +172,7 @@ def measured_again(
     result = optimize(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
     assert (len(seen), result.changed) == (asked, kept)
     assert len({id(s) for s in seen}) == asked
-    assert result.changed or pipeline.KEPT in result.notes[-1]
+    assert result.changed or choice.KEPT in result.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -175,13 +181,13 @@ def measured_again(
 def test_bad_luck_does_not_end_what_is_predicted_to_gain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rounds: list[list[float]], asked: int, kept: bool
 ) -> None:
-    monkeypatch.setattr(pipeline, "PROMISING", 2.0)
+    monkeypatch.setattr(choice, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, rounds, asked, kept)
 
 
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One more than had begun, where there would be two."""
-    monkeypatch.setattr(pipeline, "PROMISING", 2.0)
+    monkeypatch.setattr(choice, "PROMISING", 2.0)
     measured_again(monkeypatch, tmp_path, [[0.9], [1.005]], 2, False, Stop())
 
 
@@ -198,14 +204,17 @@ def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
 
     a = x(8, 8)
     slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
-    with pipeline.measuring(Config(budget=0.0, cache=tmp_path / "c.sqlite")) as (cache, executor):
-        job = pipeline._Job(slow, Config(budget=0.0), lambda *_: None, Stop(), cache, executor)
+    config = Config(budget=0.0, cache=tmp_path / "c.sqlite")
+    with measuring(config) as (cache, executor):
+        job = Job(config, quiet, Stop(), cache, executor)
+        posed = problem.pose(job, slow)
         other = replace(CPU, options=(("prefer_nhwc", "1"),))
         candidates = [Candidate("search", slow, (), 1.0, where) for where in (CPU, other)]
-        job.prepared = job._cases(opened(slow))
+        cases, feeds = problem.refer(job, posed, opened(slow))
         monkeypatch.setattr(runtime, "opened", refusing)
-        assert job._fastest(candidates, opened(slow)) == (None, None)
-    assert job.notes == [
+        choosing = choice.Choosing(job, posed, candidates[0], cases[0].inputs, feeds)
+        assert choosing.fastest(candidates, opened(slow)) == choice.Choice()
+    assert job.remarks == [
         "candidate 'search' was dropped: there is no kernel",
         "candidate 'search' prefer_nhwc=1 was dropped: there is no kernel",
     ]
@@ -399,44 +408,42 @@ def test_the_original_is_kept_when_nothing_is_faster() -> None:
 def test_measured_run_is_never_slower_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     a = x(8, 8)
     original = model((a,), (term("relu", term("relu", a)),))
-    monkeypatch.setattr(pipeline, "KEEP_BELOW", 1e9)
+    monkeypatch.setattr(choice, "KEEP_BELOW", 1e9)
     result = optimize(original, Config(seconds=0.1, budget=2))
     assert not result.changed
     assert result.model.graph == original.graph
     assert "times as fast" in result.notes[0]
 
 
-def test_a_wrong_rule_is_caught_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_caught_named_and_left_out() -> None:
     """The check fails, bisection finds the first rewrite that breaks the model, and the good ones before it stay."""
     wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
     good = parse_equation("relu(relu(x)) == relu(x)", name="good.0")
-    monkeypatch.setattr(pipeline, "laws", lambda: (good, wrong))
     a = x(4, 4)
     original = model((a,), (term("tanh", term("neg", term("relu", term("relu", a)))),))
-    result = optimize(original, Config(measure=False, budget=2))
+    result = optimize(original, Config(measure=False, budget=2, rules=RuleSet((good, wrong))))
     assert any("'wrong.0'" in note for note in result.notes)
     assert result.changed
     assert ops(result.model.graph.outputs) == ["neg", "relu", "tanh"]
     assert all(d.passed for d in result.differences)
-    assert pipeline.failed(result) is not None
+    assert result.failure is not None
 
 
-def test_a_wrong_rule_alone_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_alone_leaves_the_original() -> None:
     wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
-    monkeypatch.setattr(pipeline, "laws", lambda: (wrong,))
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
-    result = optimize(original, Config(measure=False, budget=2))
+    result = optimize(original, Config(measure=False, budget=2, rules=RuleSet((wrong,))))
     assert not result.changed
     assert result.model.graph == original.graph
 
 
-def test_a_wrong_law_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_law_does_not_apply() -> None:
     """It has no proof, so the check has nothing to find."""
-    monkeypatch.setattr(pipeline, "laws", lambda: (parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0"),))
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
-    result = optimize(original, Config(measure=False, budget=2))
+    wrong = RuleSet((parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0"),))
+    result = optimize(original, Config(measure=False, budget=2, rules=wrong))
     assert not result.changed
-    assert pipeline.failed(result) is None
+    assert result.failure is None
 
 
 def test_an_interrupt_keeps_the_best_found() -> None:
@@ -479,8 +486,8 @@ def test_what_the_runtime_lacks_is_not_made() -> None:
     product = term("mul", a, term("sigmoid", a))
     with_it = Context({"": 24}, {}, available=lambda node: node.op != "quick_gelu")
     without = Context({"": 24}, {}, available=lambda node: node.op not in ("swish", "quick_gelu"))
-    assert ops(simplify((product,), Rules(pipeline.rules()), with_it)[0]) == ["swish"]
-    assert ops(simplify((product,), Rules(pipeline.rules()), without)[0]) == ["mul", "sigmoid"]
+    assert ops(simplify((product,), Rules(all_rules()), with_it)[0]) == ["swish"]
+    assert ops(simplify((product,), Rules(all_rules()), without)[0]) == ["mul", "sigmoid"]
     asked = Available([product], Context({"": 24}, {}))
     assert asked(product)
     assert not asked(term("add", variable("a", Tensor("bfloat16", (2,))), variable("b", Tensor("bfloat16", (2,)))))
@@ -802,7 +809,7 @@ def test_random_graphs_keep_type_and_fingerprint(drawn: tuple[tuple[Node, ...], 
 def test_random_models_pass_the_check(drawn: tuple[tuple[Node, ...], tuple[Node, ...]]) -> None:
     inputs, outputs = drawn
     result = optimize(model(inputs, outputs), Config(measure=False, budget=1))
-    assert pipeline.failed(result) is None, result.notes
+    assert result.failure is None, result.notes
     Session(serialize(result.model))
 
 

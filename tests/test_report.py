@@ -31,12 +31,14 @@ from taso_mirage.ops import interpret, term
 from taso_mirage.optimize import html, report
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.changes import FOLDING, Change, changes
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.cost import Weighted
 from taso_mirage.optimize.explanations import Explanation, as_lines, measured_seconds, statement
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, optimize, rules
 from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.steps import Step
+from taso_mirage.pipeline import optimize
 from taso_mirage.text import parse_equation, show_graph
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"

@@ -19,12 +19,13 @@ from taso_mirage.ops import term
 from taso_mirage.optimize import html, report
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.cost import Cost, Roofline, Weighted
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, optimize
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.shapes import parse_shape, parse_shapes, workloads
 from taso_mirage.optimize.target import CUDA
+from taso_mirage.pipeline import optimize
 
 N, M = symbol("n"), symbol("m")
 SMALL, LARGE = {"n": 1}, {"n": 256}

@@ -33,8 +33,8 @@ from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, serialize
 from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
 from taso_mirage.ops import term
-from taso_mirage.optimize import pipeline
 from taso_mirage.optimize.passes import Context, can_shrink, simplify
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.search import directions, rewrites
 from taso_mirage.rules import Rules
 from taso_mirage.text import laws, parse_equation
@@ -243,7 +243,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_the_optimizer_reads_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: RULES)
-    assert pipeline.rules() == (*laws(), *(r.equation for r in RULES))
+    assert rules().equations == (*laws(), *(r.equation for r in RULES))
 
 
 def test_the_library_read_backwards_does_not_grow_a_graph() -> None:

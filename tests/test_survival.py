@@ -15,7 +15,8 @@ from taso_mirage.errors import RuntimeCrashed
 from taso_mirage.model import Model
 from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.pipeline import Config, optimize
+from taso_mirage.optimize.config import Config
+from taso_mirage.pipeline import optimize
 
 Opened = Callable[..., Any]
 

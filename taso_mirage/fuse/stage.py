@@ -12,13 +12,13 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from taso_mirage import __version__
-from taso_mirage.errors import InvalidOption, TasoMirageError
+from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.fuse import alone
 from taso_mirage.fuse.apart import taken_apart
 from taso_mirage.fuse.backend import BACKENDS, BATCH, Backend, Record, here
@@ -35,11 +35,11 @@ from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.check import compare, shown
+from taso_mirage.optimize.check import compare, passes_checker, shown
+from taso_mirage.optimize.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.optimize.draws import feed
 from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.pipeline import KEPT, Config, Stop, optimize, passes_checker
-from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.result import PlacedKernels, Result
 from taso_mirage.optimize.search import Budget
 from taso_mirage.optimize.session import Session, interleaved
 from taso_mirage.optimize.timing import Timing, compared
@@ -47,57 +47,38 @@ from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.toml import write_file
 
-Progress = Callable[[str, int, int], None]
-MODES = ("off", "cached", "search")
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
-SHARE = 0.4
-"""Of the budget."""
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
 as fast as the original is the result."""
 
 
-def nothing(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
-
-
 def check_mode(mode: str, measure: bool, target: str = "") -> None:
     """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none; and, if a target is named,
     RuntimeUnavailable where this machine cannot make kernels for it."""
-    if mode not in MODES:
-        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(MODES)}")
-    if mode != "off" and not measure:
+    if mode not in KERNELS:
+        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
+    if mode != OFF and not measure:
         raise InvalidOption(
             f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
         )
-    if mode != "off" and target in BACKENDS:
+    if mode != OFF and target in BACKENDS:
         here(target)
-
-
-def optimized(
-    model: Model, config: Config, mode: str, progress: Progress = nothing, stop: Stop | None = None
-) -> Result:
-    """`optimize`, and then `fused`: both share the budget of `config`, and kernels have SHARE of it at least."""
-    if mode == "off":
-        return optimize(model, config, progress, stop)
-    result = optimize(model, replace(config, budget=(1 - SHARE) * config.budget), progress, stop)
-    left = config.budget - result.seconds.get("search", 0.0)
-    return fused(result, replace(config, budget=max(left, SHARE * config.budget)), mode, progress, stop)
 
 
 def usual_mode(config: Config) -> str:
     """What is done where nothing was asked for: kernels are searched, unless nothing is measured here or the model is to be portable."""
-    return "off" if config.portable or not config.measure or config.scheduler is not None else "search"
+    return OFF if config.portable or not config.measure or config.scheduler is not None else SEARCH
 
 
 def fused(
     result: Result,
     config: Config,
     mode: str,
-    progress: Progress = nothing,
+    progress: Progress = quiet,
     stop: Stop | None = None,
 ) -> Result:
     """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
@@ -107,24 +88,20 @@ def fused(
     faster until then is kept.
     """
     check_mode(mode, config.measure)
-    if mode == "off" or not result.cases:  # without cases nothing can be checked, as a note says already
+    if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
         return result
     try:
         backend = here(result.target.name)
     except TasoMirageError as error:
-        return _noted(result, f"no kernels: {error}")
+        return result.noted(f"no kernels: {error}")
     stop = stop or Stop()
     if stop.asked:
-        return _noted(result, "interrupted: no kernels were tried")
+        return result.noted("interrupted: no kernels were tried")
     stop.budget = Budget(config.budget)
     try:
         return _Stage(result, config, mode, backend, progress, stop.budget).run()
     finally:
         stop.budget = None
-
-
-def _noted(result: Result, *notes: str) -> Result:
-    return replace(result, notes=(*result.notes, *notes))
 
 
 class _Ended(Exception):
@@ -143,6 +120,7 @@ class _Stage:
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
         self.cache = cache_path().parent / "kernels"
         self.notes: list[str] = []
+        self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
         self.prepared: dict[Graph, Prepared] = {}
         self.kinds = self._kinds()
@@ -163,7 +141,7 @@ class _Stage:
         self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
         if model is None:
             none = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
-            return _noted(self.result, *self.notes, none)
+            return self.result.noted(*self.notes, none)
         return self._checked(model)
 
     # ------------------------------------------------------------ kernels
@@ -233,7 +211,7 @@ class _Stage:
     def _searches(self) -> Searches:
         goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
         wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
-        ahead = wanted if self.mode == "search" else []
+        ahead = wanted if self.mode == SEARCH else []
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
 
@@ -261,7 +239,7 @@ class _Stage:
         was enough, or no less than half of that of now."""
         known = self._record(graph)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
-        if self.mode != "search" or share <= 0 or (enough and not anew):
+        if self.mode != SEARCH or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
         searched = self._searched(graph, share)
         return None if searched is None else (searched, True)
@@ -317,8 +295,7 @@ class _Stage:
             if timing.ratio >= KEEP and timing.certain:
                 session = tried
                 kept += trial
-                said = " and for ".join(f"{' '.join(k.operators)} in {len(k.spots)} places" for k in trial)
-                self.notes.append(f"kernel for {said}: the model is {timing.ratio:.3f} times as fast as before")
+                self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
             del tried  # a large model is not to be there more often than it must
         shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
         return (
@@ -375,17 +352,15 @@ class _Stage:
         differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
-            return _noted(result, f"the check failed with kernels ({bad}): they are left out, please report it")
+            why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
+            return replace(result, failure=why) if result.failure is None else result.noted(str(why))
         timing = self._whole(original, session, model)
         if timing.ratio < KEEP:
-            return _noted(
-                result, f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original"
-            )
+            return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
         there = self._elsewhere(original, without)
         elsewhere = there.ratio
         if there.slower:
-            return _noted(
-                result,
+            return result.noted(
                 f"no kernels: where their library is not registered the model would be {elsewhere:.3f} times as fast as the original",
             )
         self.notes.append(
@@ -396,8 +371,13 @@ class _Stage:
             self.notes.append(
                 f"kernels run at {shown(self.sizes)}; at all other sizes the model runs its own operators"
             )
-        notes = [n for n in result.notes if not n.endswith(KEPT)]
         made = replace(
-            self.base, model=model, changed=True, timing=timing, differences=tuple(differences), notes=tuple(notes)
+            self.base,
+            model=model,
+            changed=True,
+            kept=None,
+            kernels=tuple(self.made),
+            timing=timing,
+            differences=tuple(differences),
         )
-        return _noted(made, *self.notes)
+        return made.noted(*self.notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from taso_mirage.onnx_io.copies import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
-from taso_mirage.onnx_io.write import source_of, to_ir
+from taso_mirage.onnx_io.write import serialize, source_of, to_ir
 from taso_mirage.toml import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
@@ -47,13 +47,18 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
         raise InvalidModel(f"{path} is no regular file (a device, a pipe or a socket)")
     source = _read(path)
     source.meta[READ_FROM] = str(path.resolve())
+    return accepted(source, str(path), lambda tensor: _external(tensor, path), trust_kernels)
+
+
+def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_kernels: bool) -> Model:
+    """The terms of a model from outside, of which every tensor goes through `tensors`. InvalidModel begins with the name."""
     try:
         _validate(source)
-        change_tensors(source, lambda tensor: _external(tensor, path))
+        change_tensors(source, tensors)
         _sort(source)
         return from_ir(source, trust_kernels)
     except InvalidModel as error:
-        raise InvalidModel(f"{path}: {error}") from None
+        raise InvalidModel(f"{name}: {error}") from None
     except (
         ValueError,
         TypeError,
@@ -64,7 +69,38 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
         RuntimeError,
         OSError,
     ) as error:
-        raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {_first_line(error)}") from None
+        raise InvalidModel(f"{name} is damaged: {type(error).__name__}: {_first_line(error)}") from None
+
+
+def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) -> Model:
+    """The terms of a model that a program holds, which stays as it is. Weights in files are read where an onnx-ir model says which
+    folder they lie in; a ModelProto does not know its folder."""
+    if isinstance(given, ir.Model):
+        source = given.clone()
+        source.meta.update(given.meta)
+    elif not isinstance(given, onnx.ModelProto):
+        kinds = "an onnx.ModelProto, an onnx_ir.Model, or a path"
+        raise InvalidOption(f"{type(given).__name__} is no model; give {kinds}")
+    else:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(given)
+        source = from_proto(copy)
+    return accepted(source, "the model", _in_its_folder, trust_kernels)
+
+
+def _in_its_folder(tensor: Any) -> Any:
+    if isinstance(tensor, ir.ExternalTensor) and not str(tensor.base_dir):
+        raise InvalidModel(
+            f"the weight {tensor.name!r} lies in the file {tensor.location}; give the model's path instead"
+        )
+    return _external(tensor, Path(getattr(tensor, "base_dir", "")) / "model")
+
+
+def like(model: Model, given: onnx.ModelProto | ir.Model, source: bool = False) -> onnx.ModelProto | ir.Model:
+    """The model as an object of the kind that was given; with `source` as it was read."""
+    if isinstance(given, ir.Model):
+        return source_of(model) if source else to_ir(model)
+    return onnx.ModelProto.FromString(serialize(model, source))
 
 
 def _read(path: Path) -> ir.Model:

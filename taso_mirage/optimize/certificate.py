@@ -16,7 +16,6 @@ from taso_mirage.dims import Dim, Symbolic, bind
 from taso_mirage.equation import Equation
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable
 from taso_mirage.optimize.changes import FOLDING, Heights, Region, leaves_of, regions, with_leaves
-from taso_mirage.optimize.pipeline import rules
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.weights import HALVES
 from taso_mirage.text import show_graph
@@ -43,14 +42,13 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
         "inputs": [str(n.type) for n in result.original.graph.inputs],
         "equalities": book.equalities,
         "records": book.records,
-        "kernels": [n for n in result.notes if "kernel" in n],
+        "kernels": [str(each) for each in result.kernels],
     }
 
 
 def write(path: Path, result: Result, proofs: Proofs) -> None:
     """Write the certificate of a result, atomically."""
-    mutants = (m.equation for m in result.mutations.by_name.values())
-    made = certificate(result, {e.name: e for e in (*rules(), *mutants)}, proofs)
+    made = certificate(result, result.named, proofs)
     write_file(path, json.dumps(made, indent=1) + "\n")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
-from taso_mirage.equation import Equation, NoMatch, apply, matches
+from taso_mirage.equation import Equation, NoMatch, apply, directed, matches
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.model import Model
@@ -111,8 +111,9 @@ def regions(step: Step, equations: Mapping[str, Equation]) -> Iterator[Region]:
 
 
 def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
-    equation = equations.get(name.removesuffix("~"))
-    return _reversed(equation) if equation is not None and name.endswith("~") else equation
+    stated, backward = directed(name)
+    equation = equations.get(stated)
+    return _reversed(equation) if equation is not None and backward else equation
 
 
 @cache

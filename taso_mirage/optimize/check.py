@@ -340,3 +340,12 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
             passed = False
         good, bad = (middle, bad) if passed else (good, middle)
     return bad
+
+
+def passes_checker(model: Model, target: Target) -> bool:
+    """Whether onnx's checker takes the model as it was read."""
+    try:
+        opened(model, target, source=True, check=True)
+    except TasoMirageError:
+        return False
+    return True

@@ -14,8 +14,8 @@ from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.ir import Node, Tensor
 from taso_mirage.model import Model
 from taso_mirage.optimize.check import Case, Difference, cases, compare, repeatable
+from taso_mirage.optimize.config import Config, representative
 from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.pipeline import Config, representative
 from taso_mirage.optimize.session import original
 from taso_mirage.optimize.target import CPU, Target
 

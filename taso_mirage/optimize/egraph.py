@@ -15,7 +15,9 @@ from taso_mirage.ir import LEAVES, Attributes, Node, Type, topological
 
 Key: TypeAlias = tuple[str, Attributes, tuple[int, ...], Type]
 """An e-node: operator, attributes, the classes of its operands, and, for a named leaf, its type."""
-CONGRUENCE = ""
+Reason = tuple[str, ...]
+"""The equations by which two terms are equal."""
+CONGRUENCE: Reason = ()
 FOLDING = "constant folding"
 
 
@@ -32,7 +34,7 @@ class EGraph:
         self._best: dict[int, Node] = {}
         self._merged: list[int] = []
         self._improved: list[int] = []
-        self._proof: dict[Node, tuple[Node, str]] = {}
+        self._proof: dict[Node, tuple[Node, Reason]] = {}
 
     def __len__(self) -> int:
         """The number of e-nodes."""
@@ -116,16 +118,16 @@ class EGraph:
         for arg in key[2]:
             self._users[arg][key] = None
 
-    def union(self, a: Node, b: Node, reason: str) -> bool:
-        """Make two terms equal that were added; whether this is new. TypeError where their types differ."""
+    def union(self, a: Node, b: Node, *reasons: str) -> bool:
+        """Make two terms equal that were added, by the named equations; whether this is new. TypeError where their types differ."""
         if a.type != b.type:
             raise TypeError(
-                f"{a.op} of type {a.type} cannot equal {b.op} of type {b.type}; see the equation {reason!r}"
+                f"{a.op} of type {a.type} cannot equal {b.op} of type {b.type}; see the equation {', '.join(reasons)!r}"
             )
         kept, gone = self.find(a), self.find(b)
         if kept == gone:
             return False
-        self._connect(a, b, reason)
+        self._connect(a, b, reasons)
         if len(self._users[kept]) < len(self._users[gone]):
             kept, gone = gone, kept
         self._parent[gone] = kept
@@ -161,7 +163,7 @@ class EGraph:
             owner, term = self.find(owner), self._terms.pop(key)
             del self._members[owner][key[0]][key]
             if new in self._table:
-                self.union(term, self._terms[new], CONGRUENCE)
+                self.union(term, self._terms[new], *CONGRUENCE)
             else:
                 self._table[new], self._terms[new] = owner, term
                 self._members[owner][key[0]][new] = None
@@ -191,9 +193,9 @@ class EGraph:
 
     # ------------------------------------------------------------ proofs
 
-    def _connect(self, a: Node, b: Node, reason: str) -> None:
+    def _connect(self, a: Node, b: Node, reason: Reason) -> None:
         """A new edge of the forest: the tree of `a` is hung below `b`."""
-        below: tuple[Node, str] = b, reason
+        below: tuple[Node, Reason] = b, reason
         while True:
             above = self._proof.get(a)
             self._proof[a] = below
@@ -213,12 +215,12 @@ class EGraph:
             seen.add(pair)
             for left, right, reason in self._steps(*pair):
                 if reason != CONGRUENCE:
-                    names[reason] = None
+                    names.update(dict.fromkeys(reason))
                 else:
                     waiting += zip(left.args, right.args, strict=True)
         return tuple(names)
 
-    def _steps(self, a: Node, b: Node) -> list[tuple[Node, Node, str]]:
+    def _steps(self, a: Node, b: Node) -> list[tuple[Node, Node, Reason]]:
         """The edges on the path between two terms of one tree."""
         up, down = self._to_root(a), self._to_root(b)
         while up and down and up[-1] == down[-1]:
@@ -226,7 +228,7 @@ class EGraph:
             down.pop()
         return up + [(above, below, reason) for below, above, reason in reversed(down)]
 
-    def _to_root(self, node: Node) -> list[tuple[Node, Node, str]]:
+    def _to_root(self, node: Node) -> list[tuple[Node, Node, Reason]]:
         path = []
         while node in self._proof:
             above, reason = self._proof[node]

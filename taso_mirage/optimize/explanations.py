@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from taso_mirage import library, ops
-from taso_mirage.equation import work_terms
+from taso_mirage.equation import Equation, directed, work_terms
 from taso_mirage.explain import grounds
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph
 from taso_mirage.meanings.work import size, sized
 from taso_mirage.optimize.cache import proofs_path
-from taso_mirage.optimize.changes import FOLDING, Change, changes
+from taso_mirage.optimize.changes import FOLDING, Change
+from taso_mirage.optimize.config import Config, Progress, measuring
 from taso_mirage.optimize.cost import UNMEASURABLE, Cost, Weighted, Workloads
 from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.pipeline import Config, Progress, measuring, rules
 from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.weights import HALVES
 from taso_mirage.partial.source import Mutation
 from taso_mirage.text import laws, show_equation, show_graph
@@ -32,7 +32,6 @@ MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""
 EACH, LARGEST = 0.1, 1 << 29
 """Seconds that a change is measured, and bytes of operands up to which it is."""
-NO_MUTANTS: Mapping[str, Mutation] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,7 @@ class Explanation:
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
     """The distinct changes of a result, the largest predicted gain first. Measures for about `seconds` at most."""
-    mutants = result.mutations.by_name
-    found = changes(
-        result.original, result.steps, {e.name: e for e in (*rules(), *(m.equation for m in mutants.values()))}
-    )
+    found = result.changes
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
     proofs = Proofs(proofs_path())
@@ -148,33 +144,41 @@ def _statement(name: str, text: str, evidence: str) -> Statement:
     return Statement(name, body, guard, evidence)
 
 
-def statement(name: str, mutants: Mapping[str, Mutation] = NO_MUTANTS) -> Statement:
-    """The equation of a step's name; `name~` is the reverse of one. `mutants` are those of this model."""
+def statement(name: str, result: Result | None = None) -> Statement:
+    """The equation of a step's name, in the direction in which it was read. Mutants and the user's own rules are those of a result."""
+    mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
         return _of_mutant(mutants[name])
     if name == FOLDING:
         return Statement(name, "terms over weights alone become weights", "", "computed ahead in float64")
-    forward = statements().get(name.removesuffix("~"))
-    if forward is None:
+    stated, backward = directed(name)
+    equation = (known() if result is None else result.named).get(stated)
+    if equation is None:
         return Statement(name, "", "", "no equation of that name is known here")
-    if not name.endswith("~"):
+    own = _statement(stated, show_equation(equation), "a rule of yours, proved where it was applied")
+    forward = statements().get(stated, own)
+    reverse = equation.reverse() if backward else None
+    if reverse is None:
         return forward
-    backward = next(e for e in rules() if e.name == forward.name).reverse()
-    if backward is None:
-        return forward
-    return _statement(name, show_equation(backward), f"{forward.evidence} (read from right to left)")
+    return _statement(name, show_equation(reverse), f"{forward.evidence} (read from right to left)")
+
+
+@cache
+def known() -> Mapping[str, Equation]:
+    """All rules by name."""
+    return {each.name: each for each in rules()}
 
 
 # ---------------------------------------------------------------- as data and text
 
 
-def as_data(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO_MUTANTS) -> list[dict[str, Any]]:
+def as_data(listed: Sequence[Explanation], result: Result | None = None) -> list[dict[str, Any]]:
     """The changes as JSON data; seconds are of one place."""
     return [
         {
             "count": each.change.count,
             "places": list(each.change.places),
-            "equations": [_fields(statement(name, mutants)) for name in each.change.equations],
+            "equations": [_fields(statement(name, result)) for name in each.change.equations],
             "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
             "measured": None if each.measured is None else {"before": each.measured[0], "after": each.measured[1]},
             "ground": each.ground,
@@ -190,7 +194,7 @@ def _fields(each: Statement) -> dict[str, str]:
     return found | ({"right without correction": each.region} if each.region else {})
 
 
-def as_lines(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO_MUTANTS) -> Iterator[str]:
+def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Iterator[str]:
     """The changes as text; an equation is stated where it comes first."""
     total = sum(each.change.count for each in listed)
     yield (
@@ -208,7 +212,7 @@ def as_lines(listed: Sequence[Explanation], mutants: Mapping[str, Mutation] = NO
             yield f"   by {name}" + (" (above)" if name in stated else "")
             if name not in stated:
                 stated.add(name)
-                yield from (f"      {line}" for line in _stated(statement(name, mutants)))
+                yield from (f"      {line}" for line in _stated(statement(name, result)))
 
 
 def _stated(each: Statement) -> Iterator[str]:

@@ -211,10 +211,7 @@ def _drawing(side: Graph, label: str) -> str:
 
 
 def _equations(names: Sequence[str], result: Result) -> str:
-    listed = (
-        _equation(i, statement(name, result.mutations.by_name), result.equations.get(name, 0))
-        for i, name in enumerate(names, 1)
-    )
+    listed = (_equation(i, statement(name, result), result.equations.get(name, 0)) for i, name in enumerate(names, 1))
     return "\n".join(listed)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from taso_mirage import __version__
 from taso_mirage.console import Console
+from taso_mirage.equation import directed
 from taso_mirage.optimize.check import shown
 from taso_mirage.optimize.mutations import Mutations
 from taso_mirage.optimize.result import Result
@@ -23,6 +24,7 @@ from taso_mirage.optimize.search import Statistics
 from taso_mirage.optimize.timing import Timing
 from taso_mirage.partial.source import Mutation
 from taso_mirage.terminal import one_line
+from taso_mirage.text import show_equation
 
 
 class Stages:
@@ -156,7 +158,7 @@ def search_facts(result: Result) -> dict[str, str]:
         "parts": f"{statistics.parts}, {statistics.distinct} distinct",
         "e-nodes" if statistics.gaps else "states": str(statistics.states),
         "matches": str(statistics.matches),
-        "seconds": f"{result.seconds.get('search', 0.0):.2f}",
+        "seconds": f"{result.searched:.2f}",
     }
     if statistics.ended:
         facts["ended"] = ", ".join(f"{why} ({count})" for why, count in statistics.ended.items())
@@ -224,9 +226,11 @@ def _show_equations(console: Console, result: Result) -> None:
     table.add_column(justify="right")
     table.add_column()
     table.add_column(overflow="fold")
-    texts = _law_texts() | {name: _said(m) for name, m in result.mutations.by_name.items()}
+    texts = {each.name: show_equation(each) for each in result.rules} | {
+        name: _said(m) for name, m in result.mutations.by_name.items()
+    }
     for name, count in result.equations.items():
-        table.add_row(str(count), name, _shortened(texts.get(name.rstrip("~"), "weights computed ahead"), name))
+        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed ahead"), name))
     console.print(table, highlight=False, markup=False)
 
 
@@ -235,17 +239,10 @@ def _said(each: Mutation) -> str:
     return f"a mutant; {corrected}alone {each.seconds[0] / each.seconds[1]:.2f} times as fast"
 
 
-def _law_texts() -> dict[str, str]:
-    from taso_mirage.optimize.pipeline import rules
-    from taso_mirage.text import show_equation
-
-    return {each.name: show_equation(each) for each in rules()}
-
-
 def _shortened(text: str, name: str) -> str:
     """The equation without its guard, in the direction it was taken, at a length that a table bears."""
     equation = text.partition(" where ")[0]
-    if name.endswith("~"):
+    if directed(name)[1]:
         equation = " == ".join(reversed(equation.split(" == ")))
     return equation if len(equation) <= 150 else equation[:147] + "..."
 

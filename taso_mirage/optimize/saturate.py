@@ -77,10 +77,11 @@ def saturated(
 
     extracted, extraction = _extracted(growth, graph.outputs, cost, budget.alpha, over)
     ended = "interrupt" if whole and whole.stop and not growth.saturated else growth.ended()
-    prices, names = {graph.outputs: start}, {graph.outputs: ""}
+    prices = {graph.outputs: start}
+    names: dict[State, tuple[str, ...]] = {graph.outputs: ()}
     if seed.path:
         prices[seed.path[-1].outputs] = seed.after
-        names[seed.path[-1].outputs] = " + ".join(r.equation for r in seed.path)
+        names[seed.path[-1].outputs] = tuple(name for r in seed.path for name in r.equations)
     for outputs in extracted:
         if not all(context.legal(n) for n in topological(outputs) if n not in growth.legal):
             continue
@@ -88,7 +89,7 @@ def saturated(
         if smaller not in prices:
             prices[smaller] = cost(smaller)
             why = growth.graph.explain(zip(graph.outputs, outputs, strict=True))
-            names[smaller] = " + ".join([*why, *(e for s in steps for e in s.equations)])
+            names[smaller] = (*why, *(e for s in steps for e in s.equations))
     states = finalists_of(graph.outputs, prices, budget)
     finalists = tuple([(prices[s], () if s == graph.outputs else (Rewrite(names[s], s),)) for s in states])
     after, path = min(finalists, key=lambda each: each[0])
@@ -171,7 +172,7 @@ class _Growth:
         for rewrite in path:
             for old, new in zip(before, rewrite.outputs, strict=True):
                 self.graph.add(new)
-                self.graph.union(old, new, rewrite.equation)
+                self.graph.union(old, new, *rewrite.equations)
             before = rewrite.outputs
             self.legal.update(topological(before))
             self.given.append(before)

@@ -32,9 +32,9 @@ FINALISTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One way from a state to another: which equation, the outputs afterwards, and, where they are known, the single steps of it."""
+    """One way from a state to another: by which equations, the outputs afterwards, and, where they are known, the single steps of it."""
 
-    equation: str
+    equations: tuple[str, ...]
     outputs: State
     details: tuple[Step, ...] = ()
 
@@ -192,7 +192,7 @@ def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Ste
                 for d in rewrite.details
             )
             old, new = (tuple(pair[i] for pair in changed) for i in (0, 1))
-            yield Step(tuple(rewrite.equation.split(" + ")), old, new, details=details)
+            yield Step(rewrite.equations, old, new, details=details)
         before = after
     current.update(zip(originals, before, strict=True))
 
@@ -300,7 +300,7 @@ def _applied(
         return
     raw.add(outputs)
     smaller, steps = simplify(outputs, eager, context)
-    names = " + ".join([application.equation.name, *(e for s in steps for e in s.equations)])
+    names = (application.equation.name, *(e for s in steps for e in s.equations))
     yield Rewrite(names, smaller, (Step((application.equation.name,), found.outputs, results), *steps))
 
 
@@ -310,7 +310,7 @@ def _only_grows(application: Application) -> bool:
     A term over weights does not count, so enlarging a kernel is none.
     """
     equation, operands = application.equation, application.found.operands
-    if equation.evidence != LIBRARY or not equation.name.endswith("~"):
+    if equation.evidence != LIBRARY or not equation.backward:
         return False
     before, after = (work_terms(new_terms(side, operands)) for side in (application.found.outputs, application.results))
     return len(after) > len(before)

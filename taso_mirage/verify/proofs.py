@@ -21,6 +21,8 @@ from taso_mirage.verify.symbolic import Proved, prove_symbolic
 
 EVERY, HERE = "every size", "these sizes"
 """What a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
+PROVED_WHERE_APPLIED = ("law", "library")
+"""The evidence of equations that apply only in cases that are proved; mutants, whose boxes are verified, have another."""
 BUDGET = 40_000
 """Steps of one proof at an application."""
 ELEMENTS = 512
@@ -55,7 +57,7 @@ class Proofs:
         self._verdicts: dict[Instance, Verdict] = {}
 
     def __call__(self, application: Application) -> bool:
-        if application.equation.evidence not in ("law", "library"):
+        if application.equation.evidence not in PROVED_WHERE_APPLIED:
             return True
         return bool(self.of(application))
 

@@ -1,0 +1,148 @@
+"""The front door: `taso_mirage.optimize`, which the command line calls too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from taso_mirage.fuse import check_mode, usual_mode
+from taso_mirage.model import Model
+from taso_mirage.onnx_io.files import check_outputs, data_files, from_memory, like, load
+from taso_mirage.optimize import certificate as certificates
+from taso_mirage.optimize import html
+from taso_mirage.optimize.arrays import fitting, read_inputs
+from taso_mirage.optimize.cache import proofs_path
+from taso_mirage.optimize.child import LIMIT
+from taso_mirage.optimize.config import Config, Progress, Stop, quiet
+from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.rulesets import RuleSet, rules_of
+from taso_mirage.optimize.rulesets import rules as all_rules
+from taso_mirage.optimize.shapes import parse_shapes
+from taso_mirage.optimize.target import Target
+from taso_mirage.optimize.target import target as named
+from taso_mirage.pipeline import stages
+from taso_mirage.verify.proofs import PROVED_WHERE_APPLIED, Proofs
+
+Given = TypeVar("Given")
+"""A model as a user has it: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""
+
+
+@overload
+def optimize(model: Given, *, return_result: Literal[False] = False, **options: Any) -> Given: ...
+@overload
+def optimize(model: Given, *, return_result: Literal[True], **options: Any) -> tuple[Given, Result]: ...
+def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
+    """A model that computes the same and is no slower, of the kind that was given.
+
+    `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is written to `output`
+    (`MODEL.optimized.onnx` if left out), and its path is returned. The options have the names of the command line's:
+
+    output, target ("cpu" or "cuda"), portable, strategy ("best-first" or "saturate"), shape (texts like "batch:8"), inputs (paths
+    of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels ("off", "search", "cached"), partial, alpha,
+    measure, scheduler, explain, report and certificate (paths), trust_kernels, and rules: a RuleSet, or paths of rule files
+    that are added to all rules.
+
+    With `return_result` a pair is returned: the model, and a `Result` with its changes, times, evidence and notes. Where a rewrite
+    failed the check, it is left out; `result.failure` says which, and without `return_result` a warning does. Raises TasoMirageError.
+    """
+    found = _run(model, Options(**options))
+    if isinstance(model, str | Path):
+        written: Any = type(model)(found.written[0])
+    else:
+        written = like(found.model, model, source=not found.changed)
+    if return_result:
+        return written, found
+    if found.failure is not None:
+        warnings.warn(str(found.failure), stacklevel=2)
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`. `command` is what a report says to repeat;
+    `progress` is called with what is going on, `stop` ends the searches."""
+
+    output: str | Path | None = None
+    target: str | Target = "cpu"
+    portable: bool = False
+    strategy: str = "best-first"
+    shape: Sequence[str] = ()
+    inputs: Sequence[str | Path | Mapping[str, Any]] = ()
+    budget: float = 60.0
+    run_limit: float = LIMIT
+    kernels: str | None = None
+    partial: bool = True
+    alpha: float = 1.05
+    measure: bool = True
+    scheduler: str | None = None
+    explain: bool = False
+    report: str | Path | None = None
+    certificate: str | Path | None = None
+    trust_kernels: bool = False
+    rules: RuleSet | Sequence[str | Path] | None = None
+    progress: Progress = quiet
+    stop: Stop | None = None
+    command: Sequence[str] = ()
+
+    def config(self, model: Model) -> Config:
+        """The options of the pipeline for a model. Raises InvalidOption."""
+        target = self.target if isinstance(self.target, Target) else named(self.target)
+        if self.kernels is not None:
+            check_mode(self.kernels, self.measure, target.name)
+        config = Config(
+            budget=self.budget,
+            alpha=self.alpha,
+            measure=self.measure,
+            shapes=parse_shapes(model, self.shape),
+            inputs=tuple(_arrays(model, each) for each in self.inputs),
+            target=target,
+            strategy=self.strategy,
+            portable=self.portable,
+            scheduler=self.scheduler,
+            partial=self.partial,
+            run_limit=self.run_limit,
+            rules=None if self.rules is None else _to_be_proved(self.rules),
+            kernels=self.kernels or "off",
+            explain=self.explain or self.report is not None,
+        )
+        return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
+
+
+def _to_be_proved(given: RuleSet | Sequence[str | Path]) -> RuleSet:
+    """The set, or all rules with those of some files; none is taken on trust, whatever it says of its evidence."""
+    files = () if isinstance(given, RuleSet) else [rules_of(Path(file)) for file in given]
+    asked = given if isinstance(given, RuleSet) else reduce(RuleSet.__add__, files, all_rules())
+    return RuleSet(tuple(e if e.evidence in PROVED_WHERE_APPLIED else replace(e, evidence="law") for e in asked))
+
+
+def _arrays(model: Model, given: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    return fitting(model, given, "inputs") if isinstance(given, Mapping) else read_inputs(model, Path(given))
+
+
+def _run(given: Any, options: Options) -> Result:
+    """The result of a model as the user has it, with all files that were asked for."""
+    if isinstance(given, str | Path):
+        path = Path(given)
+        model = load(path, options.trust_kernels)
+        output: Path | None = Path(options.output or path.with_name(f"{path.stem}.optimized.onnx"))
+    else:
+        model = from_memory(given, options.trust_kernels)
+        path = Path(given.graph.name or "model")
+        output = None if options.output is None else Path(options.output)
+    page, certified = (None if each is None else Path(each) for each in (options.report, options.certificate))
+    read = {f"--inputs {file}": Path(file) for file in options.inputs if isinstance(file, str | Path)}
+    check_outputs(
+        {"--output": output, "--report": page, "--certificate": certified},
+        read | ({"the model": path} if isinstance(given, str | Path) else {}),
+        data_files(model),
+    )
+    result = stages.optimize(model, options.config(model), options.progress, options.stop, output)
+    if certified is not None:
+        certificates.write(certified, result, Proofs(proofs_path()))
+    if page is not None:
+        html.write(page, result, result.explanations, path, result.written, options.command)
+    return result

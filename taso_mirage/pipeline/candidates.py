@@ -1,0 +1,98 @@
+"""The stages that make candidates: passes, mutants, and the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from taso_mirage.model import Model
+from taso_mirage.optimize.cache import cache_path
+from taso_mirage.optimize.config import OFF, STRATEGIES
+from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
+from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
+from taso_mirage.optimize.search import Budget, Statistics
+from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.target import LAYOUT, Target
+from taso_mirage.pipeline.problem import Problem, rewriter_for
+from taso_mirage.pipeline.stage import Job
+
+KERNELS_SHARE = 0.4
+"""Of the budget, for kernels: at least so much is theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the search starts from: the model without the small fusions into the runtime's operators (`normal`), the steps to it,
+    and the model after all passes. `rewriters`: one for each set of the target's options that is searched. The `budget` is that of
+    mutants and search together; the passes have taken of it."""
+
+    normal: Model
+    steps: list[Step]
+    passed: Candidate
+    rewriters: list[Rewriter]
+    budget: Budget
+
+
+def passes(job: Job, problem: Problem) -> Start:
+    """The model after the passes, from which the search starts."""
+    budget = Budget(_of_graphs(job), alpha=job.config.alpha)
+    problem.rewriter.term.measure_until(budget.start + budget.seconds)
+    normal, steps, passed = problem.rewriter.passes()
+    others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
+    for each in others:
+        each.passing = problem.rewriter.passing
+        each.term.measure_until(budget.start + budget.seconds)
+    return Start(normal, steps, passed, others or [problem.rewriter], budget)
+
+
+def _of_graphs(job: Job) -> float:
+    """Seconds of the searches of graphs; the rest of the budget is for kernels."""
+    return job.config.budget * (1.0 if job.config.kernels == OFF else 1 - KERNELS_SHARE)
+
+
+def mutate(job: Job, start: Start) -> Mutations:
+    """The mutants that pay, within a share of the budget."""
+    config, rewriter = job.config, start.rewriters[0]
+    if not config.partial:
+        return NONE
+    share = job.stop.budget = Budget(SHARE * start.budget.left())
+    folder = (config.cache or cache_path()).parent / "mutants" if config.measure else None
+    store = Store(folder, rewriter.term.device())
+    found = mutations(
+        start.normal.graph.outputs, rewriter.cost, rewriter.term, share, store, partial(job.progress, "mutants")
+    )
+    job.stop.budget = start.budget  # an interrupt from here on ends the whole search
+    start.budget.stop |= share.stop
+    return found
+
+
+def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[Candidate], Statistics]:
+    """The model after the passes, and after passes, search and passes again; only those that differ from the original.
+
+    Where the provider has options that suit some convolutions, every such set of options is searched, and the original is tried.
+    """
+    candidates, statistics = [start.passed], Statistics()
+    for target in variants(job, problem):
+        candidates += [
+            replace(start.passed, target=target),
+            Candidate("original", problem.model, (), start.passed.cost, target),
+        ]
+    made = [m.equation for m in found.found]
+    progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
+    for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):
+        job.stop.budget = share
+        candidate, looked = rewriter.search(start.normal, start.steps, strategy, share, progress, made)
+        statistics += looked
+        candidates += [candidate] if candidate is not None else []
+    job.stop.budget = None
+    if start.budget.stop:
+        job.remarks.append("interrupted: the search ended early, with the best found so far")
+    distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}
+    unchanged = (problem.model.graph, problem.target)
+    return [c for key, c in distinct.items() if key != unchanged], statistics
+
+
+def variants(job: Job, problem: Problem) -> tuple[Target, ...]:
+    """The target with other options, where they can be measured and some operator is run in another way with them."""
+    suited = job.config.measure and any(n.op in LAYOUT for n in problem.model.nodes())
+    return problem.target.variants if suited else ()

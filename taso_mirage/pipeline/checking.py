@@ -1,0 +1,87 @@
+"""The stage that checks the chosen candidate against the original's float64 reference, and finds the first rewrite that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.model import Model
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.check import Case, Difference, compare, first_bad
+from taso_mirage.optimize.native import Arrays
+from taso_mirage.optimize.rewriter import Candidate
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.steps import Step
+from taso_mirage.optimize.target import Target
+from taso_mirage.pipeline.candidates import Start
+from taso_mirage.pipeline.choice import Choice, choose
+from taso_mirage.pipeline.problem import Problem
+from taso_mirage.pipeline.stage import Job
+
+Differences = tuple[Difference, ...]
+
+
+def check(
+    job: Job,
+    problem: Problem,
+    start: Start,
+    original: Session,
+    valid: bool,
+    cases: Sequence[Case],
+    feeds: Sequence[Arrays],
+    choice: Choice,
+) -> tuple[Choice, Differences]:
+    """The choice if it passes the check; else the longest prefix of its steps that does, if that is measured faster too."""
+    if choice.candidate is None:
+        return choice, ()
+    checking = _Checking(job, problem, valid, cases)
+    differences = checking.differences(choice.candidate.model, choice.candidate.target)
+    bad = next((d for d in differences if not d.passed), None)
+    if bad is None:
+        return choice, differences
+    good, differences = checking.fallen_back(choice.candidate, bad)
+    if good is None:
+        return Choice(), ()
+    fallen = choose(job, problem, start, original, cases, feeds, [good])
+    return Choice(fallen.candidate, fallen.timing), differences
+
+
+class _Checking:
+    def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[Case]) -> None:
+        self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
+
+    def differences(self, model: Model, target: Target) -> Differences:
+        """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
+        try:
+            session = runtime.opened(model, target, check=self.valid)
+        except TasoMirageError as error:
+            return (Difference(str(error), "any", np.inf, 0.0, 0.0),)
+        return tuple(compare(self.problem.model, session, self.cases))
+
+    def fallen_back(self, chosen: Candidate, bad: Difference) -> tuple[Candidate | None, Differences]:
+        """Name the first step that breaks the model, and keep the steps before it."""
+        if not chosen.steps:  # the same graph with other options
+            self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
+            return None, ()
+        k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        culprit = ", ".join(chosen.steps[k - 1].equations)
+        self.job.failure = (
+            f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
+        )
+        return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
+
+    def _passes(self, steps: Sequence[Step], target: Target) -> bool:
+        return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
+
+    def _kept(self, chosen: Candidate, before: Sequence[Step]) -> tuple[Candidate | None, Differences]:
+        """The candidate of the steps before the first bad one, if they change the model and it passes."""
+        problem = self.problem
+        good, steps = problem.after(before)
+        problem.weights.update(good.weights)
+        differences = self.differences(good, chosen.target)
+        if good.graph == problem.model.graph or not all(d.passed for d in differences):
+            return None, ()
+        cost = problem.cost(good.graph.outputs)
+        return Candidate("the steps before the first bad one", good, steps, cost, chosen.target), differences

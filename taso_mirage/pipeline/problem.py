@@ -1,0 +1,102 @@
+"""What is optimized: the original with its sizes, the rewriter for its target, and the inputs and references that check a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.model import Model, Weight
+from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.optimize import session as runtime
+from taso_mirage.optimize.cache import proofs_path
+from taso_mirage.optimize.check import Case, cases, passes_checker, repeatable
+from taso_mirage.optimize.config import weighted_sizes
+from taso_mirage.optimize.cost import Cost, Workloads
+from taso_mirage.optimize.draws import feed
+from taso_mirage.optimize.native import Arrays
+from taso_mirage.optimize.reference import NoReference
+from taso_mirage.optimize.rewriter import Rewriter
+from taso_mirage.optimize.session import Session
+from taso_mirage.optimize.steps import Step, replay
+from taso_mirage.optimize.target import Target
+from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
+from taso_mirage.pipeline.stage import Job, Kept
+from taso_mirage.verify.proofs import Proofs
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The original at the sizes that weigh most. `weights` gets every folded one, so that any prefix of steps can be replayed."""
+
+    model: Model
+    target: Target
+    workloads: Workloads
+    weights: dict[str, Weight]
+    proofs: Proofs
+    rewriter: Rewriter
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.workloads[0][0]
+
+    @property
+    def cost(self) -> Cost:
+        return self.rewriter.cost
+
+    def after(self, steps: Sequence[Step]) -> tuple[Model, tuple[Step, ...]]:
+        """The model after steps, and the steps to it."""
+        return after(self.model, self.weights, steps)
+
+
+def after(model: Model, weights: Mapping[str, Weight], steps: Sequence[Step]) -> tuple[Model, tuple[Step, ...]]:
+    """A model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
+    only is folded, though the step that does so may be a later one."""
+    outputs = replay(model.graph.outputs, steps)
+    made, folded = fold_weights(model.with_graph(outputs, weights), weights, INITIALIZERS)
+    return made, (*steps, *folded)
+
+
+def pose(job: Job, model: Model) -> Problem:
+    """The problem of a model that was read."""
+    config = job.config
+    workloads = weighted_sizes(model, config)
+    model = replace(model, sizes=workloads[0][0])
+    weights, proofs = dict(model.weights), Proofs(proofs_path(config.cache))
+    cache = job.cache if config.measure else None
+    equations = config.applied.equations
+    rewriter = Rewriter(model, config.target, workloads, equations, weights, cache, job.executor, proofs)
+    said = dropped(model.header)
+    job.remarks += [] if said is None else [said]
+    return Problem(model, config.target, workloads, weights, proofs, rewriter)
+
+
+def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
+    """The rewriter of the same problem for a target with other options."""
+    cache = job.cache if job.config.measure else None
+    equations, weights = problem.rewriter.equations, problem.weights
+    return Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
+
+
+def load(job: Job, problem: Problem) -> tuple[Session, bool]:
+    """A session on the original, and whether onnx's checker takes it."""
+    return runtime.original(problem.model, problem.target), passes_checker(problem.model, problem.target)
+
+
+def refer(job: Job, problem: Problem, original: Session) -> tuple[list[Case], list[Arrays]]:
+    """The cases of the check, with their float64 references, and the inputs that are timed. Raises Kept where nothing can be checked."""
+    config = job.config
+    try:
+        prepared = prepared_cases(job, problem, original)
+    except NoReference as error:
+        raise Kept(f"{error}; so no change can be checked: the model is kept as it is") from None
+    feeds = [feed(problem.model, config.inputs, sizes) for sizes, _ in problem.workloads] if config.measure else []
+    if not repeatable(original, prepared[0]):
+        raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
+    return prepared, feeds
+
+
+def prepared_cases(job: Job, problem: Problem, original: Session) -> list[Case]:
+    """The cases on which the original runs, at every set of sizes."""
+    others = [sizes for sizes, _ in problem.workloads[1:]]
+    fixed = {name for sizes, _ in job.config.shapes for name in sizes}
+    return list(cases(problem.model, original, problem.sizes, job.config.inputs, others, fixed, job.remarks))

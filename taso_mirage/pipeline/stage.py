@@ -1,0 +1,68 @@
+"""A stage of the pipeline as a value, and the run of several in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.config import Config, Progress, Stop
+
+Values = Mapping[str, Any]
+"""What stages gave so far, by name."""
+
+
+class Kept(Exception):
+    """Raised by a stage that finds why the original's graph has to be kept; the stages after it do not run."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What all stages of one optimization share: the options, progress, interrupts, the cache of measurements, and the executor whose
+    machines measure. `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph is kept; `seconds`
+    are those of each stage."""
+
+    config: Config
+    progress: Progress
+    stop: Stop
+    cache: CostCache
+    executor: Executor | None = None
+    remarks: list[str] = field(default_factory=list)
+    failure: str | None = None
+    kept: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage. `work` gets the job and the values that `takes` names, and returns those that `gives` names, in this order (one value
+    alone, or a tuple). A stage runs where all that it takes is there."""
+
+    name: str
+    work: Callable[..., Any]
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+    def __call__(self, job: Job, values: Values) -> dict[str, Any]:
+        """The values that the stage gives; its seconds are noted."""
+        job.progress(self.name, 0, 0)
+        start = time.perf_counter()
+        made = self.work(job, *(values[name] for name in self.takes))
+        job.seconds[self.name] = time.perf_counter() - start
+        return dict(zip(self.gives, made if len(self.gives) != 1 else (made,), strict=True))
+
+
+def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
+    """All values after the stages, `given` among them. Where a stage raises Kept, the later ones find nothing to take."""
+    values = dict(given)
+    for stage in stages:
+        if all(name in values for name in stage.takes):
+            try:
+                values |= stage(job, values)
+            except Kept as why:
+                job.kept = str(why)
+                break
+    return values

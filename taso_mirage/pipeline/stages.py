@@ -1,0 +1,125 @@
+"""The pipeline: the list of all stages, in the order in which they run (docs/design.md, "Optimize")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from taso_mirage.equation import work_terms
+from taso_mirage.errors import CheckFailed
+from taso_mirage.fuse import fused
+from taso_mirage.model import Model
+from taso_mirage.onnx_io import save
+from taso_mirage.optimize.check import Case, Difference
+from taso_mirage.optimize.child import child
+from taso_mirage.optimize.config import OFF, Config, Progress, Stop, measuring, quiet
+from taso_mirage.optimize.explanations import explained
+from taso_mirage.optimize.mutations import NONE, Mutations
+from taso_mirage.optimize.result import Result
+from taso_mirage.optimize.search import Statistics
+from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
+from taso_mirage.pipeline.checking import check
+from taso_mirage.pipeline.choice import Choice, choose
+from taso_mirage.pipeline.problem import Problem, load, pose, refer
+from taso_mirage.pipeline.stage import Job, Stage, Values, run
+
+
+def conclude(
+    job: Job,
+    problem: Problem,
+    cases: Sequence[Case] = (),
+    mutations: Mutations = NONE,
+    statistics: Statistics | None = None,
+    choice: Choice | None = None,
+    differences: tuple[Difference, ...] = (),
+) -> Result:
+    """The result of the stages so far; those that did not run gave nothing."""
+    choice = choice or Choice()
+    before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
+    kept = Result(
+        original=problem.model,
+        model=problem.model,
+        steps=(),
+        weights=problem.weights,
+        changed=False,
+        terms_before=terms,
+        terms_after=terms,
+        cost_before=before,
+        cost_after=before,
+        timing=None if choice.candidate is None else choice.timing,
+        equations={},
+        differences=differences,
+        statistics=statistics or Statistics(),
+        seconds=job.seconds,
+        workloads=tuple(problem.workloads),
+        remarks=tuple(job.remarks),
+        kept=job.kept,
+        failure=None if job.failure is None else CheckFailed(job.failure),
+        target=problem.target,
+        mutations=mutations,
+        rules=job.config.applied,
+        cases=tuple(cases),
+        normal=choice.normal,
+    )
+    return kept if choice.candidate is None else kept.of(choice.candidate)
+
+
+def fuse(job: Job, result: Result) -> Result:
+    """The result with searched kernels where they make the whole model faster. They have what is left of the budget."""
+    config = job.config
+    if config.kernels == OFF:
+        return result
+    left = max(config.budget - result.searched, KERNELS_SHARE * config.budget)
+    return fused(result, replace(config, budget=left), config.kernels, job.progress, job.stop)
+
+
+def explain(job: Job, result: Result) -> Result:
+    """The result with an explanation of every change, where that was asked for."""
+    if not job.config.explain:
+        return result
+    return replace(result, explanations=tuple(explained(result, job.config, job.progress)))
+
+
+def write(job: Job, result: Result, output: Path) -> Result:
+    """The result with the files that the model was written to."""
+    return replace(result, written=tuple(save(result.model, output, source=not result.changed)))
+
+
+SEARCH = (
+    Stage("read", pose, ("model",), ("problem",)),
+    Stage("load the original", load, ("problem",), ("original", "valid")),
+    Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
+    Stage("passes", passes, ("problem",), ("start",)),
+    Stage("mutants", mutate, ("start",), ("mutations",)),
+    Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics")),
+    Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("choice",)),
+    Stage(
+        "check",
+        check,
+        ("problem", "start", "original", "valid", "cases", "feeds", "choice"),
+        ("choice", "differences"),
+    ),
+)
+"""From a model to a checked choice. A stage that finds that the original has to be kept ends these."""
+FINISH = (
+    Stage("kernels", fuse, ("result",), ("result",)),
+    Stage("explain", explain, ("result",), ("result",)),
+    Stage("write", write, ("result", "output"), ("result",)),
+)
+"""What follows on the result."""
+CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences")
+
+
+def optimize(
+    model: Model, config: Config, progress: Progress = quiet, stop: Stop | None = None, output: Path | None = None
+) -> Result:
+    """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""
+    child().limit = config.run_limit
+    with measuring(config) as (cache, executor):
+        job = Job(config, progress, stop or Stop(), cache, executor)
+        values: Values = run(SEARCH, job, {"model": model})
+        result = conclude(job, **{name: values[name] for name in CONCLUDED if name in values})
+    given = {"result": result} | ({} if output is None else {"output": output})
+    found: Result = run(FINISH, job, given)["result"]
+    return found
