@@ -357,7 +357,7 @@ def test_names_from_a_model_are_escaped(tmp_path: Path) -> None:
 
 
 def test_a_kept_model_has_a_page_too(mini: Result) -> None:
-    kept = replace(mini, steps=(), changed=False, model=mini.original, differences=(), notes=("no equation <applies>",))
+    kept = replace(mini, steps=(), changed=False, model=mini.original, differences=(), kept="no equation <applies>")
     content = html.page(kept, [], Path("m.onnx"), [], ["taso-mirage"], {})
     assert "kept as it was" in "".join(Page(content).text)
     assert "no equation &lt;applies&gt;" in content
