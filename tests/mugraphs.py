@@ -1,4 +1,4 @@
-"""The best known muGraphs of the workloads (FACTS, section 3), written by hand: each builder gives (muGraph, goal).
+"""The best known muGraphs of Mirage's workloads (OSDI'25, section 8), written by hand: each builder gives (muGraph, goal).
 
 Sizes, grid and loop are parameters, so that tests can keep every size apart and back ends can take real ones.
 """

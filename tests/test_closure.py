@@ -1,4 +1,4 @@
-"""The first half of the kernel search: labels, normal forms, pruning, the closure and its verified edges (KERNELS.md)."""
+"""The first half of the kernel search: labels, normal forms, pruning, the closure and its verified edges."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ TABLE = [
     ("lora", None, 10, 12),
     ("attention", None, 9, 10),
     ("attention", ("V", 1), 15, 21),
-    # The prototype had 17/21 and 23/32: it had exp(scale * QK) * exp(mask), where scale * QK + mask is one value here.
+    # scale * QK + mask is one value; with exp(scale * QK) * exp(mask) there would be 17/21 and 23/32.
     ("attention+scale+mask", None, 15, 18),
     ("attention+scale+mask", ("V", 1), 21, 29),
     ("qknorm", None, 30, 44),
@@ -177,7 +177,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("name", "split", "classes", "edges"), TABLE)
-def test_counts_are_those_of_the_prototype(name: str, split: tuple[str, int] | None, classes: int, edges: int) -> None:
+def test_counts_of_classes_and_edges(name: str, split: tuple[str, int] | None, classes: int, edges: int) -> None:
     part = None if split is None else reduced(name, split[1], split[0])
     found = close(label(graph(GOALS[name]()), part)).statistics
     assert (found["classes"], found["edges"], found["wrong"]) == (classes, edges, 0)
@@ -211,7 +211,7 @@ def _operators(closure: Closure, args: Sequence[int]) -> Iterator[str]:
 
 
 def test_the_best_structures_known_are_there() -> None:
-    """FACTS section 3: division after the product, the split sums and their combination."""
+    """Mirage's best kernels: division after the product, the split sums and their combination."""
     rmsnorm = close(label(graph(GOALS["rmsnorm+linear"]())))
     assert {("div", "dot,map,"), ("dot", "div,input,")} <= derivations(rmsnorm, rmsnorm.targets[0])
     split = close(label(graph(GOALS["attention"]()), reduced("attention", 1, "V")))
@@ -505,7 +505,7 @@ def extent(x: Node, axis: int) -> int:
 
 
 def rewritten(node: Node) -> Iterator[Node]:
-    """The axioms of FACTS section 3 at one term."""
+    """Mirage's axioms of abstract expressions (OSDI'25, section 4) at one term."""
     op, (a, *rest) = node.op, node.args
     b = rest[0] if rest else a
     axis = node.attr("axes")[0] if op == "reduce_sum" else 0

@@ -138,7 +138,7 @@ def test_one_kernel_with_accumulators(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"norm": True}, {"scale": True, "mask": True}], ids=str)
 def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool]) -> None:
-    """FACTS of Mirage: two kernels, partial sums over the keys, then combine; here with a running maximum."""
+    """Mirage's best kernels (OSDI'25): partial sums over the keys, then combine; here with a running maximum."""
     keys = 1 if options.get("norm") else 2
     first = {("Q", (0, 1), -1), ("K", (0, keys), keys), ("V", (0, 1), 1)}
     first |= {("M", (0, 1), 1)} if options.get("mask") else set()

@@ -1,4 +1,8 @@
-"""Ahead of time: a generated program's kernels as cubins, without a GPU; with all that a launch by hand needs (FACTS, section 4)."""
+"""Ahead of time: a generated program's kernels as cubins, without a GPU, with all that a launch by hand needs.
+
+Triton adds two hidden pointers after a kernel's own parameters (global and profile scratch memory);
+who launches a kernel passes null for both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules with several outputs: joins of single equations that share what they compute (TASO section 2.2; GENERATOR, "Joins").
+"""Rules with several outputs: joins of single equations that share what they compute (TASO, SOSP'19, section 2.2).
 
 A join (l1, l2) = (r1, r2) is *essential* if some r has a variable that its own l lacks and the other l has: conv(x, v) and conv(x, w)
 become the halves of conv(x, concat(v, w)). Any other join is its single equations, applied one after the other. Only joins that cut their

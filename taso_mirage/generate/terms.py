@@ -1,4 +1,4 @@
-"""Bottom-up enumeration of the terms of a family, in columns, with one fingerprint class a hash (TASO section 2; GENERATOR's algorithm).
+"""Bottom-up enumeration of the terms of a family, in columns, with one fingerprint class a hash (TASO, SOSP'19, section 2).
 
 A *term* is a directed graph over inputs with one output; its size counts distinct operator nodes (both halves of a split are one).
 Terms whose size is the least of their class are *kept*: all of them are extended, in all namings of the inputs. The others are

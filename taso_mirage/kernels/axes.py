@@ -1,4 +1,4 @@
-"""Axis classes by unification: axes that must be one get one label (einsum letters found for a whole graph; KERNELS.md, step 1).
+"""Axis classes by unification: axes that must be one get one label (einsum letters found for a whole graph).
 
 A dim is a tuple of labels, outermost first: one as a rule, none for a dim of size 1, several where a reshape merges or splits dims.
 Labels that stand side by side in one tensor never become one: then an operand is renamed, and its inputs are used under two views.

@@ -1,4 +1,6 @@
-"""The closure of a goal over its sub-expressions, with all derivations of each: an AND-OR graph (Mirage, OSDI'25, section 4; KERNELS.md).
+"""The closure of a goal over its sub-expressions, with all derivations of each: an AND-OR graph.
+
+It takes the place of Mirage's enumeration of kernels (OSDI'25, section 4), pruned by the same abstract expressions.
 
 A class is a sketch that is part of the goal; an edge derives it from others by one operator. Everything that a kernel may compute on
 its way to the goal is in it once, whatever the sizes, the grid or the loop.

@@ -1,4 +1,6 @@
-"""Every edge of a closure checked in the field against the goal's own operators (Mirage, OSDI'25, section 5; KERNELS.md, step 5).
+"""Every edge of a closure checked in the field against the goal's own operators (Mirage, OSDI'25, section 5).
+
+Edges are checked instead of whole muGraphs: there are few of them, and all muGraphs share them.
 
 Leaves are independent random residues at small sizes that tell labels apart. A class that is a term of the goal has the value that the
 goal's operators give it, any other the value of its first derivation; an edge that gives another value is wrong. So every

@@ -1,4 +1,4 @@
-"""A goal of ordinary operators over named axes: a label for every axis class, and the sketch of every result (KERNELS.md, step 1).
+"""A goal of ordinary operators over named axes: a label for every axis class, and the sketch of every result.
 
 Nothing is listed by operator: an operator that is defined over others is replaced by them; a function of one tensor, element by
 element, is an atom of its own (unless it is exp, sqrt or arithmetic with a constant); everything else is read off its definition by

@@ -1,4 +1,4 @@
-"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by degrees (KERNELS.md, step 8).
+"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by degrees.
 
 exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A value of degree d is computed times
 exp(-d m), m the maximum of s over the labels that are summed away, so nothing overflows; a result has degree 0, where m cancels.

@@ -1,4 +1,4 @@
-"""`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage, OSDI'25; organised as KERNELS.md says).
+"""`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage, OSDI'25).
 
 Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role of every axis, then sizes; what is
 returned was verified as a whole.

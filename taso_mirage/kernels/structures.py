@@ -148,8 +148,8 @@ class Limits:
 def plans(closure: Closure, limits: Limits, keep: Callable[[Body], bool] = lambda body: True) -> Iterator[Plan]:
     """muGraphs, those of fewer kernels first; `keep` tells which bodies are wanted for a first kernel.
 
-    A split reduction (KERNELS.md: split-K, split-KV) takes two kernels or more: some compute one part in each block, and a later one
-    combines the partial results.
+    A reduction that is split over the grid (split-K of a product, split-KV of attention) takes two
+    kernels or more: some compute one part in each block, and a later one combines the parts.
     """
     made = _Plans(closure, limits, keep)
     short = [made.ending(closure.targets, 1)] + ([made.two(closure.targets)] if limits.kernels > 1 else [])

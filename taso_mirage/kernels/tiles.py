@@ -1,4 +1,4 @@
-"""Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU (KERNELS.md, step 7).
+"""Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU.
 
 A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its operations, and the latency of its
 iterations; plus what a launch costs, and the start of blocks that do not iterate. Moving and computing overlap in a loop. It ranks;

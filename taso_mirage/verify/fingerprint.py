@@ -1,4 +1,4 @@
-"""Fingerprints: two graphs evaluated on the same independent random residues (DESIGN: rung 1 of the evidence ladder)."""
+"""Fingerprints: two graphs evaluated on the same independent random residues, the first rung of the evidence ladder."""
 
 from __future__ import annotations
 
