@@ -294,8 +294,27 @@ def soundness(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{found['device']}, {size}, onnxruntime {found['versions']['onnxruntime']}."]
 
 
+def extraction(found: dict[str, Any]) -> list[str]:
+    """Both on each e-graph; costs as a share of what ours finds, and seconds of the processor."""
+    heads = ["part, seconds of saturation", "classes, options", "cost, milp / ours", "gap, ours", "gap, milp"]
+    heads += ["s, ours", "s, milp", "s, milp for one graph"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in found["rows"]:
+        both = row["ours"], row["milp"]
+        gaps = ["exact" if each["exact"] else f"{each['gap']:.3f}" for each in both]
+        times = [f"{row[k]['processor']:.2f}" for k in ("ours", "milp", "one")]
+        cost = f"{both[1]['cost'] / both[0]['cost']:.4f}"
+        size = f"{row['classes']}, {row['options']}"
+        lines.append(f"| {' | '.join([row['case'], size, cost, *gaps, *times])} |")
+    exact = [sum(row[k]["exact"] for row in found["rows"]) for k in ("ours", "milp")]
+    count = len(found["rows"])
+    said = f"Exact of {count}: ours {exact[0]}, milp {exact[1]}."
+    return [*lines, "", f"{said} {found['device']}, scipy {found['versions']['scipy']}."]
+
+
 PAGES = ("README.md", "bench/README.md")
 TABLES = {
+    "extraction-cpu2": extraction,
     "soundness-cpu2": soundness,
     "search_time-cpu2": search_time,
     "partial-cpu2": partial,

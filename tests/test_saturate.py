@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from scripts import script
 from test_optimize import CONTEXT, F, graphs, ops, w, x
 
 from taso_mirage.ir import Graph, Node, Tensor, constant, topological
@@ -205,6 +206,29 @@ def test_extraction_is_exact(seed: int) -> None:
             assert min(costs, default=float("inf")) == cheapest(options, roots)
             assert costs == sorted(costs)
             assert all(cost <= slack * costs[0] for cost in costs)
+
+
+def test_an_integer_program_finds_graphs_of_the_same_cost() -> None:
+    """What `bench/extraction.py` compares with, on random problems, most with cycles: it is exact too, and so are its next graphs."""
+    integer = script("extraction_milp")
+    rng = random.Random(0)
+    for _ in range(40):
+        n = rng.randint(2, 7)
+        options = {
+            c: [Option(rng.randint(0, 9), tuple(rng.sample(range(n), rng.randint(0, min(3, n))))) for _ in range(ways)]
+            for c, ways in enumerate(rng.randint(1, 3) for _ in range(n))
+        }
+        roots = rng.sample(range(n), rng.randint(1, 2))
+        for keep, slack in ((1, 1.0), (8, 1.5)):
+            ours, other = (
+                extract(options, roots, keep=keep, slack=slack),
+                integer.extract(options, roots, (), keep, slack),
+            )
+            costs = [cost for cost, _ in other.found]
+            assert other.exact
+            assert costs[:1] == [cost for cost, _ in ours.found[:1]]
+            assert len(costs) >= len(ours.found)
+            assert all(a <= b for a, (b, _) in zip(costs, ours.found, strict=False))
 
 
 def test_without_steps_the_best_known_graph_is_kept_and_said_to_be_so() -> None:
