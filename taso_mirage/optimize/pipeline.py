@@ -18,6 +18,7 @@ from taso_mirage.equation import Equation, work_terms
 from taso_mirage.errors import CheckFailed, TasoMirageError
 from taso_mirage.model import Model
 from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.ops import traits
 from taso_mirage.optimize import remote
 from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.cache import CostCache, cache_path, proofs_path
@@ -37,9 +38,9 @@ from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.shapes import workloads
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.survival import surviving
-from taso_mirage.optimize.target import CPU, LAYOUT, Target
+from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.optimize.timing import Timing, compared
-from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
+from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.text import laws
 from taso_mirage.verify.proofs import Proofs
 
@@ -243,7 +244,7 @@ class _Job:
 
     def _variants(self) -> tuple[Target, ...]:
         """The target with other options, where they can be measured and some operator is run in another way with them."""
-        suited = self.config.measure and any(n.op in LAYOUT for n in self.model.nodes())
+        suited = self.config.measure and any(traits(n).layout for n in self.model.nodes())
         return self.target.variants if suited else ()
 
     # ------------------------------------------------------------ choice
@@ -381,7 +382,7 @@ class _Job:
         """The model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
         only is folded, though the step that does so may be a later one."""
         outputs = replay(self.model.graph.outputs, steps)
-        model, folded = fold_weights(self.model.with_graph(outputs, self.weights), self.weights, INITIALIZERS)
+        model, folded = fold_weights(self.model.with_graph(outputs, self.weights), self.weights, needed=True)
         return model, (*steps, *folded)
 
     # ------------------------------------------------------------ result
