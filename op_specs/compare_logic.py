@@ -87,7 +87,7 @@ def never(x):
     return np.zeros(np.shape(x), bool)
 
 
-@op(onnx="Where", since=9, selects=True)
+@op(onnx="Where", since=9)
 def where(xp, condition, a, b):
     """c, x, y -> x where c, else y"""
     return xp.map(np.where, _boolean(xp, condition), a, b)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.typed import Typed
 from taso_mirage.ops import Example, Op, load_specs
 from taso_mirage.text import parse_type
 
-EACH = frozenset({"map", "cast", "scalar"})
+EACH = frozenset({"map", "choice", "cast", "scalar"})
 """Primitives of which an element of the result hangs on the same element of each operand alone."""
+COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
+"""Primitives of which every element of the result is one of an operand's, or a constant."""
 
 
 class _Primitives(Typed[None]):
@@ -22,7 +26,9 @@ class _Primitives(Typed[None]):
         self.used: set[str] = set()
 
     def note(self, primitive: str, fn: Any, notes: Sequence[None], operands: Sequence[Tensor], result: Tensor) -> None:
-        self.used.add("scalar" if primitive == "constant" and result.shape == () else primitive)
+        special = {"constant": ("scalar", result.shape == ()), "map": ("choice", fn is np.where)}
+        name, holds = special.get(primitive, ("", False))
+        self.used.add(name if holds else primitive)
 
 
 @cache
@@ -41,7 +47,7 @@ def _used(op: Op, example: Example) -> frozenset[str]:
 def _noted(operand: str | Sequence[Any] | None) -> tuple[Tensor, None] | None:
     if operand is None:
         return None
-    return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", (len(operand),))), None
+    return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", np.shape(operand))), None
 
 
 def elementwise(name: str) -> bool:
@@ -54,3 +60,9 @@ def multiplies(name: str) -> bool:
     """Whether an operator sums products of its operands' elements: a matrix product, a convolution."""
     used = primitives(name)
     return used is not None and "contract" in used
+
+
+def selects(name: str) -> bool:
+    """Whether an operator computes nothing: every element of its result is one of an operand's, or a constant."""
+    used = primitives(name)
+    return used is not None and used <= COPIES

@@ -118,6 +118,8 @@ class Node:
 
 
 LEAVES = frozenset({"input", "weight"})
+KINDS = LEAVES | {"constant", "splat", "extents", "absent", "opaque", "item"}
+"""What terms need besides operators: leaves, numbers of a pattern, nodes without a definition, and one of several results."""
 
 
 def variable(name: str, type: Tensor | None = None) -> Node:

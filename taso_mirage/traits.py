@@ -60,7 +60,7 @@ class Traits:
     `layout`: a runtime may run it with channels last, or by another algorithm of the device's library.
     `joins`: the attribute with the axis along which its operands lie one behind the other.
     `parts`: the attribute with the sizes of its results, which are parts of its operand.
-    `selects`: every element of the result is one of an operand's. `converts`: it changes the dtype of its operand, which may round.
+    `converts`: it changes the dtype of its operand, which may round.
     `rounds`: the runtime computes it on integers through doubles.
     `domains`: how attributes are drawn: a name of `verify.attributes`, or a function. The name of the attribute decides about others.
     """
@@ -71,10 +71,9 @@ class Traits:
     layout: bool = False
     joins: str | None = None
     parts: str | None = None
-    selects: bool = False
     converts: bool = False
     rounds: bool = False
-    domains: Mapping[str, Domain] = field(default_factory=dict)
+    domains: dict[str, Domain] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     restrict: Restrict | None = None
     resize: Resize | None = None
@@ -91,6 +90,15 @@ class Traits:
         def register(mutate: Mutate) -> Mutate:
             self.families.append(Family(name, mutate, of))
             return mutate
+
+        return register
+
+    def domain(self, attribute: str) -> Callable[[Domain], Domain]:
+        """State how an attribute is drawn: a function of `verify.attributes.Spot`."""
+
+        def register(hook: Domain) -> Domain:
+            self.domains[attribute] = hook
+            return hook
 
         return register
 

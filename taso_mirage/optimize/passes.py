@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
+from taso_mirage.derived import selects
 from taso_mirage.equation import Equation, Match
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
@@ -75,7 +76,7 @@ class Context:
     def _rounds_a_weight(self, node: Node) -> bool:
         """Whether a term combines weights in half precision, and is large or shown to be off: scales multiplied ahead may underflow."""
         half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
-        counted = self.work(node) if half and is_weight(node) and not traits(node).selects else None
+        counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
         return counted.flops > FEW or not (holds(node, self.weights) or self.hopeful)
