@@ -54,13 +54,13 @@ def placed(node: Node) -> tuple[Node, Box]:
 
 
 def joined(node: Node) -> int | None:
-    """The axis along which a term's operands lie one behind the other; None where it is no concatenation."""
+    """The axis along which a term concatenates its operands; None where it does not."""
     name = traits(node).joins
     return None if name is None else int(node.attr(name))
 
 
 def margin(node: Node) -> Margin | None:
-    """What lies around the operand of a pad; None where a term is none, or not of one value."""
+    """What a term puts around its operand; None where it puts nothing, or several values."""
     hook = traits(node).margin
     return None if hook is None else hook(node)
 

@@ -14,9 +14,9 @@ from taso_mirage.ops import Example, Op, load_specs
 from taso_mirage.text import parse_type
 
 EACH = frozenset({"map", "choice", "cast", "scalar"})
-"""Primitives of which an element of the result hangs on the same element of each operand alone."""
+"""Primitives that compute an element from the same element of each operand."""
 COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
-"""Primitives of which every element of the result is one of an operand's, or a constant."""
+"""Primitives that only move elements of their operands, or constants."""
 
 
 class _Primitives(Typed[None]):
@@ -33,7 +33,10 @@ class _Primitives(Typed[None]):
 
 @cache
 def primitives(name: str) -> frozenset[str] | None:
-    """Which primitives the definition of an operator uses at any of its examples; None where there is no operator or no example."""
+    """The primitives that an operator's definition uses at its examples.
+
+    None where there is no such operator, or no example of it.
+    """
     op = load_specs().get(name)
     return frozenset.union(*[_used(op, each) for each in op.examples]) if op is not None and op.examples else None
 
@@ -51,7 +54,10 @@ def _noted(operand: str | Sequence[Any] | None) -> tuple[Tensor, None] | None:
 
 
 def elementwise(name: str) -> bool:
-    """Whether an element of the result hangs on the same element of each operand alone, dims of 1 broadcast."""
+    """Whether an operator computes each element from the same element of each operand.
+
+    Operands broadcast.
+    """
     used = primitives(name)
     return used is not None and used <= EACH
 
@@ -63,6 +69,6 @@ def multiplies(name: str) -> bool:
 
 
 def selects(name: str) -> bool:
-    """Whether an operator computes nothing: every element of its result is one of an operand's, or a constant."""
+    """Whether an operator only moves elements of its operands, or constants."""
     used = primitives(name)
     return used is not None and used <= COPIES

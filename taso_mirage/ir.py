@@ -119,7 +119,7 @@ class Node:
 
 LEAVES = frozenset({"input", "weight"})
 KINDS = LEAVES | {"constant", "splat", "extents", "absent", "opaque", "item"}
-"""What terms need besides operators: leaves, numbers of a pattern, nodes without a definition, and one of several results."""
+"""The kinds of nodes that are no operators. A `splat` is a number in a pattern."""
 
 
 def variable(name: str, type: Tensor | None = None) -> Node:

@@ -1,4 +1,4 @@
-"""Operators state what the engine asks of them: no module names one, and a new operator is one file of `op_specs/`."""
+"""Operators state their traits: no module names one, and a new operator is one file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Found = tuple[int, str]
 
 
 def named(source: str) -> list[Found]:
-    """Where an operator's name is compared with a string, matched or looked for, and where names of operators are listed."""
+    """Where a module compares an operator's name with a string, matches it, or lists names."""
     tree = ast.parse(source)
     found = [*_compared(tree), *_matched(tree), *_searched(tree), *_listed(tree)]
     return sorted(set(found))
@@ -68,7 +68,7 @@ def _searched(tree: ast.AST) -> Iterator[Found]:
 
 
 def _listed(tree: ast.AST) -> Iterator[Found]:
-    """Collections of names and of nothing else: two or more, or one in a set, or in a text that is split into them."""
+    """Collections of names and of nothing else: of two or more, or a set; also as one text."""
     apart = {
         e for n in ast.walk(tree) if isinstance(n, ast.Compare) and not _speaks_of_operators(n) for e in ast.walk(n)
     }

@@ -12,8 +12,11 @@ from taso_mirage.optimize.weights import fold_weights
 
 
 def taken_apart(model: Model, sizes: Mapping[str, int]) -> Model:
-    """The model with what each fused term is taken apart into (`Traits.decomposition`), if there are kernels for its products at these
-    sizes of its symbols; the same model where there is none."""
+    """The model with fused terms taken apart (`Traits.decomposition`).
+
+    Each becomes its products and the rest, if there are kernels for the products at these sizes of
+    the symbols. The result is the same model where there is no such term.
+    """
     done: dict[Node, Node] = {}
     for node in model.nodes():
         done[node] = new = with_args(node, tuple([done[a] for a in node.args]))

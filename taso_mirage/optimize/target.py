@@ -47,7 +47,7 @@ class Target:
 
 
 def _vary(operators: Iterable[str]) -> bool:
-    """Whether a variant of a target changes the layout of any of these, or which of cuDNN's algorithms runs it."""
+    """Whether a variant of a target runs any of these operators in another way."""
     specs = load_specs()
     return any(name in specs and specs[name].traits.layout for name in operators)
 

@@ -52,8 +52,9 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
 def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[Step]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype; if `needed`, only what a
-    runtime takes as an initializer only.
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+
+    `needed`: Compute only those that the runtime takes as initializers only.
 
     New weights get names that are neither in the model nor in `taken`.
     """
@@ -105,8 +106,11 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:
-    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up; below an operator with a
-    kernel whatever its size: one with zeros for other groups was chosen because it is faster."""
+    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up.
+
+    What an operator with a kernel reads is folded whatever its size: the search chose a kernel with
+    zeros for other groups because it is faster.
+    """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     for node in model.nodes():

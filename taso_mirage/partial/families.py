@@ -1,6 +1,7 @@
 """Mutants: programs of the same type that may agree on a part (PET, OSDI'21, sections 3 and 4): compound steps around one operator.
 
-The families stand beside their operators, in `op_specs/`. None of them claims anything: where they are right is found by `agreement`.
+The families stand beside their operators, in `op_specs/`. None of them claims anything:
+`agreement` finds out where they are right.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ def _steps(outputs: tuple[Node, ...]) -> Iterator[tuple[str, tuple[Node, ...]]]:
 
 
 def families() -> dict[str, Family]:
-    """All families by their names, which are in no two operators."""
+    """All families by their names."""
     return {f.name: f for op in load_specs().values() for f in op.traits.families}
 
 
 def begins(node: Node) -> frozenset[Node]:
-    """The terms that the families at a term are about: itself, and its operands if it is beside each other's; none where none begins."""
+    """The terms that the families at a term rewrite: the term, and its operands if a family reads them.
+
+    Empty where no family begins.
+    """
     found = [f for f in traits(node).families if _about(f, node)]
     beside = any(f.of is not None for f in found)
     return frozenset({node, *node.args} if beside else {node} if found else ())

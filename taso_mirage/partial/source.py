@@ -60,7 +60,10 @@ def programs(outputs: Sequence[Node]) -> list[Graph]:
 
 
 def counted(outputs: Sequence[Node]) -> Mapping[Graph, int]:
-    """Every term of fixed sizes at which mutants begin (a concatenation with its convolutions) over leaves of its own, and how many."""
+    """Every term of fixed sizes at which mutants begin, over leaves of its own; and how many there are.
+
+    A concatenation of convolutions comes with them.
+    """
     found: Counter[Graph] = Counter()
     for node in topological(outputs):
         inside = begins(node)

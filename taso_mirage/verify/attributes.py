@@ -215,5 +215,5 @@ DRAWN: dict[str, Callable[[Spot], Any]] = {
     "transA": _binary,
     "transB": _binary,
 }
-"""How an attribute is drawn, by its domain if its operator states one (`Traits.domains`), else by its name; others come from the
-operator's examples."""
+"""How an attribute is drawn, by the domain that its operator states (`Traits.domains`), else by its
+name. Others come from the operator's examples."""

@@ -174,7 +174,10 @@ def different(agreed: Sequence[Typing], wanted: int = CHOSEN) -> list[Typing]:
 
 
 def _structural(node: Node) -> tuple[Any, ...]:
-    """The attributes that are no sizes; of an operator with sizes that follow its operands', how many those are, and its other tuples."""
+    """The attributes that are no sizes.
+
+    If an operator's sizes follow its operands', how many there are counts, and its other tuples.
+    """
     if traits(node).resize is None:
         return tuple(v for _, v in node.attrs)
     sized = get(node.op).sized
