@@ -34,13 +34,18 @@ def thresholded_relu(xp, x, *, alpha: float = 1.0):
     return xp.map(np.where, xp.map(np.greater, x, xp.literal(alpha, x)), x, xp.literal(0, x))
 
 
-@op(onnx="Shrink", since=9)
+@op(onnx="Shrink", since=9, rounds=True)
 def shrink(xp, x, *, bias: float = 0.0, lambd: float = 0.5):
     """x -> x + bias below -lambd, x - bias above lambd, else 0"""
     above = xp.map(
         np.where, xp.map(np.greater, x, xp.literal(lambd, x)), xp.sub(x, xp.literal(bias, x)), xp.literal(0, x)
     )
     return xp.map(np.where, xp.map(np.less, x, xp.literal(-lambd, x)), xp.add(x, xp.literal(bias, x)), above)
+
+
+@shrink.traits.exactness
+def _(numbers, below: int) -> bool:
+    return False  # a fraction is taken off
 
 
 @op(onnx="Clip", since=6)

@@ -1,6 +1,6 @@
 """Elementwise arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
@@ -41,6 +41,11 @@ def div(xp, a, b):
         return xp.div(a, b)
     unsigned = numpy_dtype(xp.dtype(a)).kind == "u"
     return xp.map(np.floor_divide if unsigned else truncated_divide, a, b)
+
+
+@div.traits.exactness
+def _divides(numbers, below: int) -> bool:
+    return 0 not in numbers[1] and max(max(map(abs, each)) for each in numbers) < below
 
 
 @op(onnx="Neg", since=6)
@@ -99,10 +104,29 @@ def pow_(xp, x, y):
     return result if xp.dtype(y) == xp.dtype(x) else xp.cast(result, xp.dtype(x))
 
 
+@pow_.traits.exactness
+def _(numbers, below: int) -> bool:
+    largest = [max(map(abs, each)) for each in numbers]
+    return min(numbers[1]) >= 0 and product_below([largest[0]] * min(largest[1], 64), below) < below
+
+
+def product_below(numbers: Sequence[int], enough: int) -> int:
+    """The product of numbers as if none were 0, up to where it is large enough."""
+    found = 1
+    for number in numbers:
+        found *= max(number, 1)
+        if found >= enough:
+            break
+    return found
+
+
 @op(onnx="Mod", since=10, truncates=True)
 def mod(xp, a, b, *, fmod: int = 0):
     """x, y -> the remainder, with the sign of y; of x if fmod"""
     return xp.map(np.fmod if fmod else np.remainder, a, b)
+
+
+mod.traits.exactness(_divides)
 
 
 @op(onnx="Floor", since=6)

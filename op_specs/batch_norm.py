@@ -7,7 +7,7 @@ from taso_mirage.ir import Node
 from taso_mirage.ops import Call, op
 
 
-@op(onnx="BatchNormalization", since=7)
+@op(onnx="BatchNormalization", since=7, layout=True)
 def batch_norm(xp, x, scale, bias, mean, variance, *, epsilon: float = 1e-5):
     """(n,c,...), (c), (c), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel"""
     for values in (scale, bias, mean, variance):

@@ -22,7 +22,7 @@ DTYPES = {
 """ONNX's numbers of the dtypes that convert as C does."""
 
 
-@op(onnx="Cast", since=6)
+@op(onnx="Cast", since=6, converts=True)
 def cast(xp, x, *, to: str):
     """x -> x in the dtype `to`"""
     return xp.cast(x, to)

@@ -1,11 +1,12 @@
 """Concatenation."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
+from taso_mirage.copies import join, sizes
 from taso_mirage.errors import Unsupported
 from taso_mirage.ops import Call, op
 
 
-@op(onnx="Concat", since=4)
+@op(onnx="Concat", since=4, joins="axis")
 def concat(xp, *xs, axis: int):
     """(...,n,...), (...,m,...), ... -> (...,n+m+...,...) along `axis`"""
     return xp.concat(xs, axis)
@@ -17,6 +18,18 @@ def _(call: Call):
         raise Unsupported("Concat of nothing")
     axis = call.attrs["axis"]
     return concat.term(*call.args, axis=axis + call.arg(0).tensor.rank if axis < 0 else axis)
+
+
+@concat.traits.restriction
+def _(inner, node, box):
+    axis, start, parts = node.attr("axis"), 0, []
+    for x in node.args:
+        n = sizes(x)[axis]
+        low, high = max(box[axis][0] - start, 0), min(box[axis][1] - start, n)
+        if low < high:
+            parts.append(inner(x, (*box[:axis], (low, high), *box[axis + 1 :])))
+        start += n
+    return join(parts, axis)
 
 
 concat.example("float32[2,3]", "float32[1,3]", axis=0)

@@ -2,12 +2,13 @@
 
 from op_specs.arithmetic import add, div, mul, sub
 from op_specs.reshape import reshape
+from taso_mirage.copies import cut, needed, padded, sizes, whole
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, Dims, Ints, op
 
 
-@op(onnx="Conv", since=1)
+@op(onnx="Conv", since=1, windowed=True, kernel=1, layout=True)
 def conv(xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, group: int = 1):
     """(n,g*c,h,w), (g*o,c,i,j), (g*o) -> (n,g*o,h',w'); one to three axes; pads are (low..., high...)"""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "group": group}
@@ -85,6 +86,47 @@ def _(node, opset: int) -> Call:
     if any(p < 0 for p in node.attr("pads")):
         raise Unsupported(f"Conv with pads {node.attr('pads')}")
     return Call("Conv", node.args, {"kernel_shape": node.args[1].shape[2:], **dict(node.attrs)}, opset)
+
+
+@conv.traits.batching
+def _(node) -> bool:
+    """Images."""
+    return True
+
+
+@conv.traits.absorbing
+def _(node, data, margin):
+    """Zeros around the axes of the image."""
+    if margin.value != 0 or min(*margin.low, *margin.high) < 0 or any((*margin.low[:2], *margin.high[:2])):
+        return None
+    sums = [p + q for p, q in zip(node.attr("pads"), (*margin.low[2:], *margin.high[2:]), strict=True)]
+    return conv.term(data, *node.args[1:], **{**dict(node.attrs), "pads": sums})
+
+
+@conv.traits.restriction
+def _(inner, node, box):
+    """Pads become an explicit `pad` of what is cut, so that corrections at different borders have one shape."""
+    x, w, *bias = node.args
+    groups, rows = node.attr("group"), box[1]
+    out, each = sizes(w)[0] // groups, sizes(w)[1]
+    first, last = rows[0] // out, -(-rows[1] // out)
+    if last - first > 1 and (rows[0] % out or rows[1] % out):
+        aligned = (first * out, last * out)
+        inside = [(0, b - a) for a, b in box]
+        inside[1] = (rows[0] - aligned[0], rows[1] - aligned[0])
+        return cut(inner(node, (box[0], aligned, *box[2:])), tuple(inside))
+    around, low, high = seen(node, box, sizes(w)[2:])
+    part = padded(inner(x, (box[0], (first * each, last * each), *around)), (0, 0, *low), (0, 0, *high))
+    kernel = inner(w, (rows, *whole(w)[1:]))
+    shift = [inner(b, (rows,)) for b in bias]
+    return conv.term(part, kernel, *shift, **{**dict(node.attrs), "pads": (0,) * (2 * len(low)), "group": last - first})
+
+
+def seen(node, box, kernel):
+    """What the windows of a box see: intervals of the image, and the padding before and after."""
+    attrs = (node.attr(name) for name in ("strides", "dilations", "pads"))
+    found = [needed(*row) for row in zip(sizes(node.args[0])[2:], box[2:], kernel, *attrs, strict=False)]
+    return [f[0] for f in found], [f[1] for f in found], [f[2] for f in found]
 
 
 conv.example("float32[2,3,5,5]", "float32[4,3,3,3]", strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))

@@ -7,7 +7,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ops import Call, Ints, op
 
 
-@op(onnx="ConvTranspose", since=1)
+@op(onnx="ConvTranspose", since=1, windowed=True, kernel=1, layout=True)
 def conv_transpose(
     xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, output_padding: Ints, group: int = 1
 ):

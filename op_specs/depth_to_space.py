@@ -7,7 +7,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, op
 
 
-@op(onnx="DepthToSpace", since=1)
+@op(onnx="DepthToSpace", since=1, layout=True)
 def depth_to_space(xp, x, *, blocksize: int, mode: str = "DCR"):
     """(n,b*b*c,h,w) -> (n,c,b*h,b*w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode CRD"""
     n, channels, h, w = xp.shape(x)
@@ -36,7 +36,7 @@ depth_to_space.example("float32[2,8,2,3]", blocksize=2, mode="CRD")
 depth_to_space.example("float32[1,9,1,2]", blocksize=3, mode="CRD")
 
 
-@op(onnx="SpaceToDepth", since=1)
+@op(onnx="SpaceToDepth", since=1, layout=True)
 def space_to_depth(xp, x, *, blocksize: int, mode: str = "DCR"):
     """(n,c,b*h,b*w) -> (n,b*b*c,h,w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode CRD"""
     n, c, height, width = xp.shape(x)

@@ -1,12 +1,13 @@
 """Broadcasting to a shape."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
+from taso_mirage.copies import sizes, under
 from taso_mirage.dims import Symbolic, broadcast_shapes
 from taso_mirage.errors import IllTyped
 from taso_mirage.ops import Call, Dims, extents, op
 
 
-@op(onnx="Expand", since=8)
+@op(onnx="Expand", since=8, domains={"shape": "wider"})
 def expand(xp, x, *, shape: Dims):
     """(...) -> shape, the whole result's; ONNX's may hold a 1 where the operand has more"""
     return xp.expand(x, shape)
@@ -27,6 +28,24 @@ def _(node, opset: int) -> Call:
     have = (1,) * (len(shape) - x.tensor.rank) + x.shape
     written = [1 if isinstance(n, Symbolic) and n == m else n for n, m in zip(shape, have, strict=True)]
     return Call("Expand", (x, extents(written)), {}, opset)
+
+
+@expand.traits.restriction
+def _(inner, node, box):
+    (x,) = node.args
+    part = inner(x, under(x, box))
+    shape = [b - a for a, b in box]
+    return part if list(sizes(part)) == shape else expand.term(part, shape=shape)
+
+
+@expand.traits.resizing
+def _(attrs, old, new, names):
+    shape = list(attrs["shape"])
+    behind = len(shape) - len(old[0])
+    for k, (n, m) in enumerate(zip(old[0], new[0], strict=True)):
+        if n == shape[behind + k] and n != 1:
+            shape[behind + k] = m
+    return {"shape": tuple(names.get(n, n) if n != 1 else n for n in shape)}
 
 
 expand.example("float32[3,1]", shape=(3, 4))

@@ -7,6 +7,7 @@ from op_specs.attention import attention
 from op_specs.matmul import matmul
 from op_specs.slice import slice_
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Node
 from taso_mirage.ops import Call, op
 
@@ -65,6 +66,23 @@ def packed_attention(xp, x, w, b, mask=None, *, num_heads: int, scale: float | N
     ends = ((0, width), (width, width + width), (width + width, width * 3))
     q, k, v = (slice_(xp, packed, starts=(i,), ends=(j,), axes=(2,), steps=(1,)) for i, j in ends)
     return attention(xp, q, k, v, mask, scale=scale, q_num_heads=num_heads, kv_num_heads=num_heads)
+
+
+@packed_attention.traits.decomposition
+def _(node: Node) -> Node | None:
+    """softmax(q k) v of the three parts of x w + b, where w and b can be cut before the run."""
+    x, w, b, *mask = node.args
+    if not (is_weight(w) and is_weight(b)):
+        return None
+    width = int(b.shape[0]) // 3
+
+    def part(of: Node, i: int) -> Node:
+        axis = len(of.shape) - 1
+        return slice_.term(of, starts=(i * width,), ends=((i + 1) * width,), axes=(axis,), steps=(1,))
+
+    parts = [add.term(matmul.term(x, part(w, i)), part(b, i)) for i in range(3)]
+    bias = (ABSENT, *mask) if mask else ()
+    return multi_head_attention.term(*parts, *bias, **dict(node.attrs))
 
 
 @packed_attention.importer

@@ -8,7 +8,7 @@ from taso_mirage.ir import Node
 from taso_mirage.ops import Call, Ints, Op, op
 
 
-@op(onnx="LayerNormalization", since=17)
+@op(onnx="LayerNormalization", since=17, domains={"axis": "any axis"})
 def layer_norm(xp, x, scale, bias=None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
     """x -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on"""
     wide = _widened(xp, x, stash_type)
@@ -18,7 +18,7 @@ def layer_norm(xp, x, scale, bias=None, *, axis: int = -1, epsilon: float = 1e-5
     return _scaled(xp, _back(xp, normal, x), scale, bias)
 
 
-@op(onnx="RMSNormalization", since=23)
+@op(onnx="RMSNormalization", since=23, domains={"axis": "any axis"})
 def rms_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
     """x -> x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on"""
     normal = _normalised(xp, _widened(xp, x, stash_type), range(axis % xp.rank(x), xp.rank(x)), epsilon)

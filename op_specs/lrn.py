@@ -5,7 +5,7 @@ import numpy as np
 from taso_mirage.ops import op
 
 
-@op(onnx="LRN", since=1)
+@op(onnx="LRN", since=1, layout=True)
 def lrn(xp, x, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0):
     """(n,c,...) -> x / (bias + alpha/size * sum of x^2 over `size` channels around)^beta"""
     others = [0] * (xp.rank(x) - 2)

@@ -1,7 +1,11 @@
 """Matrix products."""
 
+from math import prod
+
 from op_specs.arithmetic import add, div, mul, sub
-from taso_mirage.ops import op
+from taso_mirage.copies import sizes, under, whole
+from taso_mirage.errors import Unsupported
+from taso_mirage.ops import op, term
 
 
 @op(onnx="MatMul", since=1)
@@ -12,6 +16,49 @@ def matmul(xp, a, b):
     if xp.rank(a) == 1:
         return xp.contract(f"{left},{right}->" + ("" if right == "k" else "...n"), a, b)
     return xp.contract(f"{left},{right}->" + ("...m" if right == "k" else "...mn"), a, b)
+
+
+@matmul.traits.batching
+def _(node) -> bool:
+    """Rows; of a product with a matrix."""
+    return len(sizes(node.args[1])) == 2 < 1 + len(sizes(node))
+
+
+@matmul.traits.restriction
+def _(inner, node, box):
+    a, b = node.args
+    if min(len(sizes(a)), len(sizes(b))) < 2:
+        raise Unsupported("a product with a vector has no restriction; make it a matrix")
+    *batch, rows, columns = box
+    left, right = (under(x, (*batch, (0, 1), (0, 1)))[:-2] for x in (a, b))
+    return matmul.term(inner(a, (*left, rows, whole(a)[-1])), inner(b, (*right, whole(b)[-2], columns)))
+
+
+@matmul.traits.mutant("matmul to batched")
+def _(node):
+    """The rows, or the columns, of one product as a batch of products."""
+    if any(len(a.shape) != 2 for a in node.args):
+        return
+    (a, b), (m, n) = node.args, sizes(node)
+    k = sizes(a)[1]
+    for f in (2, 4, 8):
+        if m % f == 0 and m > f:
+            rows = term("reshape", a, shape=(f, m // f, k))
+            yield term("reshape", matmul.term(rows, b), shape=(m, n))
+        if n % f == 0 and n > f:
+            columns = term("transpose", term("reshape", b, shape=(k, f, n // f)), perm=(1, 0, 2))
+            product = matmul.term(a, columns)
+            yield term("reshape", term("transpose", product, perm=(1, 0, 2)), shape=(m, n))
+
+
+@matmul.traits.mutant("batched to matmul")
+def _(node):
+    """A batch of products with one matrix as one product."""
+    if len(node.args[0].shape) < 3 or len(node.args[1].shape) != 2:
+        return
+    a, b = node.args
+    *batch, k = sizes(a)
+    yield term("reshape", matmul.term(term("reshape", a, shape=(prod(batch), k)), b), shape=sizes(node))
 
 
 matmul.example("float32[3,4]", "float32[4,5]")

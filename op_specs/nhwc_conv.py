@@ -12,7 +12,7 @@ FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Permutations that bring the channels of an image to the front, and to the end."""
 
 
-@op(onnx="NhwcConv", domain="com.microsoft", since=1)
+@op(onnx="NhwcConv", domain="com.microsoft", since=1, kernel=1, initializer=True, layout=True)
 def nhwc_conv(xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, group: int = 1):
     """(n,h,w,g*c), (g*o,i,j,c), (g*o) -> (n,h',w',g*o); attributes as of conv"""
     if xp.rank(x) != 4:

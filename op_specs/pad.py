@@ -1,12 +1,14 @@
 """Padding."""
 
+from taso_mirage.copies import needed, padded, sizes
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import constant
 from taso_mirage.ops import Call, Dims, extents, op
+from taso_mirage.traits import Margin
 
 
-@op(onnx="Pad", since=2)
+@op(onnx="Pad", since=2, domains={"pads": "margins"})
 def pad(xp, x, *, pads: Dims, value: float = 0.0, mode: str = "constant"):
     """(n,...) -> (n + pads[0] + pads[rank], ...): first what comes before each axis, then what comes after each
 
@@ -105,6 +107,25 @@ def _(node, opset: int) -> Call:
         return Call("Pad", (x,), {"pads": pads, "mode": mode, "value": value}, opset)
     fill = (constant(value, x.dtype),) if value != 0 and mode == "constant" else ()
     return Call("Pad", (x, extents(pads), *fill), {"mode": mode}, opset)
+
+
+@pad.traits.margins
+def _(node):
+    """Where the border is not read again."""
+    if node.attr("mode") != "constant":
+        return None
+    pads, rank = node.attr("pads"), node.tensor.rank
+    return Margin(pads[:rank], pads[rank:], node.attr("value"))
+
+
+@pad.traits.restriction
+def _(inner, node, box):
+    (x,), pads = node.args, [int(p) for p in node.attr("pads")]
+    if node.attr("mode") != "constant":
+        raise Unsupported(f"pad of mode {node.attr('mode')} has no restriction")
+    found = [needed(n, interval, 1, 1, 1, low) for n, interval, low in zip(sizes(x), box, pads, strict=False)]
+    part = inner(x, tuple(f[0] for f in found))
+    return padded(part, [f[1] for f in found], [f[2] for f in found], node.attr("value"))
 
 
 pad.example("float32[2,3]", pads=(0, 1, 2, 0))

@@ -2,15 +2,16 @@
 
 import numpy as np
 
-from op_specs.conv import windows
+from op_specs.conv import seen, windows
 from op_specs.reductions import reduce_l2, reduce_max, reduce_mean
+from taso_mirage.copies import sizes
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import is_float, numpy_dtype
-from taso_mirage.ops import Call, Dims, Ints, op
+from taso_mirage.ir import constant, is_float, numpy_dtype
+from taso_mirage.ops import Call, Dims, Ints, op, term
 
 
-@op(onnx="MaxPool", since=1)
+@op(onnx="MaxPool", since=1, windowed=True, layout=True)
 def max_pool(xp, x, *, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints):
     """(n,c,h,w) -> (n,c,h',w'), the largest of each window; padding is below everything"""
     views = _windows(xp, x, kernel, strides, pads, dilations, _lowest(xp.dtype(x)))
@@ -114,7 +115,7 @@ max_pool.example(
 )
 
 
-@op(onnx="AveragePool", since=1)
+@op(onnx="AveragePool", since=1, windowed=True, layout=True)
 def average_pool(
     xp,
     x,
@@ -164,6 +165,33 @@ def _(node, opset: int) -> Call:
     return _pool_call("AveragePool", node, opset, 19, **more)
 
 
+@average_pool.traits.restriction
+def _(inner, node, box):
+    """Pads stay pads: whether they count is the operator's affair. What was `extra` stays that."""
+    attrs = dict(node.attrs)
+    n = len(attrs["kernel"])
+    around, low, high = seen(node, box, attrs["kernel"])
+    if min(low + high) < 0:
+        raise Unsupported("average_pool over nothing but padding has no restriction")
+    padding = [min(h, p) for h, p in zip(high, attrs["pads"][n:], strict=True)]
+    extra = [h - p for h, p in zip(high, padding, strict=True)]
+    part = inner(node.args[0], (*box[:2], *around))
+    return average_pool.term(part, **{**attrs, "pads": (*low, *padding), "extra": extra})
+
+
+@average_pool.traits.mutant("pool to convolution")
+def _(node):
+    """A mean as a convolution of every channel with equal weights; wrong at a border that does not count."""
+    if any(node.attr("extra")):
+        return
+    (x,), kernel = node.args, node.attr("kernel")
+    c = sizes(x)[1]
+    share = constant(np.prod(kernel), x.dtype)
+    weights = term("div", term("expand", constant(1.0, x.dtype), shape=(c, 1, *kernel)), share)
+    attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations")}
+    yield term("conv", x, weights, **attrs, group=c)
+
+
 _POOL = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "extra": (0, 0)}
 average_pool.example("float32[2,3,5,5]", **_POOL)
 average_pool.example("float32[2,3,5,5]", **_POOL, count_include_pad=1)
@@ -173,7 +201,7 @@ average_pool.example("float32[1,2,7,7]", **{**_POOL, "kernel": (2, 2), "pads": (
 average_pool.example("float32[1,2,6]", kernel=(3,), strides=(2,), pads=(1, 1), dilations=(1,), extra=(0,))
 
 
-@op(onnx="LpPool", since=2)
+@op(onnx="LpPool", since=2, windowed=True)
 def lp_pool(xp, x, *, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, p: int = 2):
     """(n,c,h,w) -> (n,c,h',w'): the p-norm of each window"""
     views = _windows(xp, xp.map(np.abs, x), kernel, strides, pads, dilations)
@@ -209,13 +237,13 @@ def _spatial(xp, x) -> tuple[int, ...]:
     return tuple(range(2, xp.rank(x)))
 
 
-@op(onnx="GlobalAveragePool", since=1)
+@op(onnx="GlobalAveragePool", since=1, layout=True)
 def global_average_pool(xp, x):
     """(n,c,h,w) -> (n,c,1,1), the mean"""
     return reduce_mean(xp, x, axes=_spatial(xp, x), keepdims=1)
 
 
-@op(onnx="GlobalMaxPool", since=1)
+@op(onnx="GlobalMaxPool", since=1, layout=True)
 def global_max_pool(xp, x):
     """(n,c,h,w) -> (n,c,1,1), the largest"""
     return reduce_max(xp, x, axes=_spatial(xp, x), keepdims=1)

@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from op_specs.arithmetic import abs_, add, exp, log, mul, sqrt, sub
+from op_specs.arithmetic import abs_, add, exp, log, mul, product_below, sqrt, sub
+from taso_mirage.copies import sizes
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node
-from taso_mirage.ops import Call, Ints, Op, extents, op
+from taso_mirage.ops import Call, Ints, Op, extents, get, op
 
 
-@op(onnx="ReduceSum", since=1)
+@op(onnx="ReduceSum", since=1, rounds=True)
 def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the sum over `axes`"""
     return xp.sum(x, axes, bool(keepdims))
@@ -32,19 +33,19 @@ def reduce_min(xp, x, *, axes: Ints, keepdims: int = 1):
     return xp.reduce(np.minimum, x, axes, bool(keepdims))
 
 
-@op(onnx="ReduceProd", since=1)
+@op(onnx="ReduceProd", since=1, rounds=True)
 def reduce_prod(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the product over `axes`"""
     return xp.reduce(np.multiply, x, axes, bool(keepdims))
 
 
-@op(onnx="ReduceL1", since=1)
+@op(onnx="ReduceL1", since=1, rounds=True)
 def reduce_l1(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> sum(|x|)"""
     return reduce_sum(xp, abs_(xp, x), axes=axes, keepdims=keepdims)
 
 
-@op(onnx="ReduceSumSquare", since=1)
+@op(onnx="ReduceSumSquare", since=1, rounds=True)
 def reduce_sum_square(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> sum(x^2)"""
     return reduce_sum(xp, mul(xp, x, x), axes=axes, keepdims=keepdims)
@@ -68,6 +69,27 @@ def reduce_log_sum_exp(xp, x, *, axes: Ints, keepdims: int = 1):
     shifted = exp(xp, sub(xp, x, reduce_max(xp, x, axes=axes)))
     largest = reduce_max(xp, x, axes=axes, keepdims=keepdims)
     return add(xp, largest, log(xp, reduce_sum(xp, shifted, axes=axes, keepdims=keepdims)))
+
+
+@reduce_prod.traits.exactness
+def _(numbers, below: int) -> bool:
+    return product_below(list(map(abs, numbers[0])), below) < below
+
+
+@reduce_sum_square.traits.exactness
+def _(numbers, below: int) -> bool:
+    return sum(v * v for each in numbers for v in each) < below
+
+
+def _restricted(inner, node, box):
+    """A fold is over whole axes; along the others it is as many folds."""
+    (x,) = node.args
+    axes, kept = node.attr("axes"), list(box)
+    around = []
+    for i, n in enumerate(sizes(x)):
+        own = kept.pop(0) if node.attr("keepdims") or i not in axes else (0, n)
+        around.append((0, n) if i in axes else own)
+    return get(node.op).term(inner(x, tuple(around)), **dict(node.attrs))
 
 
 def _read(op_: Op, moved: int, call: Call) -> Node:
@@ -95,6 +117,7 @@ _folds = (reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
 _norms = (reduce_l1, reduce_l2, reduce_sum_square, reduce_log_sum, reduce_log_sum_exp)
 for each in (*_folds, *_norms):
     moved = 13 if each is reduce_sum else 18
+    each.traits.restriction(_restricted)
     each.importer(lambda call, each=each, moved=moved: _read(each, moved, call))
     each.exporter(lambda node, opset, each=each, moved=moved: _write(each, moved, node, opset))
     each.example("float32[2,3,4]", axes=(1,))

@@ -1,12 +1,21 @@
 """Reshape, and the three operators that are a reshape: flatten, squeeze, unsqueeze."""
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.dims import Symbolic, product
+from taso_mirage.copies import cut, join, sizes, whole
+from taso_mirage.dims import Dim, Symbolic, product, symbol
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.meanings.boxes import regrouped_runs
 from taso_mirage.ops import Call, Dims, Ints, extents, op
+from taso_mirage.traits import Box, Interval
 
 
-@op(onnx="Reshape", since=5)
+@op(onnx="Reshape", since=5, domains={"shape": "regrouped"})
 def reshape(xp, x, *, shape: Dims):
     """(...) -> shape, of as many elements; `shape` holds neither 0 for a copied dim nor -1"""
     return xp.reshape(x, shape)
@@ -48,6 +57,111 @@ def _written(have: Dims, want: Dims) -> Dims:
     if sum(isinstance(n, Symbolic) for n in written) > 1:
         return want
     return tuple(-1 if isinstance(n, Symbolic) else n for n in written)
+
+
+@reshape.traits.restriction
+def _(inner, node, box):
+    """The smallest boxes of both shapes that hold the same elements; what is too much is cut away from the result. A range that crosses
+    rows of the operand is its first row, whole rows and its last row, beside each other."""
+    (x,) = node.args
+    around, result = list(whole(x)), list(box)
+    for old, new in regrouped_runs(sizes(x), sizes(node)):
+        shapes = [sizes(x)[i] for i in old], [sizes(node)[i] for i in new]
+        left, right = _matching(*shapes, [box[i] for i in new])
+        if right != tuple(box[i] for i in new):
+            for at, cuts in _rows(*shapes, [box[i] for i in new]):
+                ends = pairwise((box[new[at]][0], *cuts, box[new[at]][1]))
+                return join([inner(node, (*box[: new[at]], e, *box[new[at] + 1 :])) for e in ends], new[at])
+        for i, interval in zip(old, left, strict=True):
+            around[i] = interval
+        for i, interval in zip(new, right, strict=True):
+            result[i] = interval
+    part = reshape.term(inner(x, tuple(around)), shape=[b - a for a, b in result])
+    return cut(part, tuple((a - c, b - c) for (a, b), (c, _) in zip(box, result, strict=True)))
+
+
+def _rows(old: Sequence[int], new: Sequence[int], box: Sequence[Interval]) -> Iterator[tuple[int, list[int]]]:
+    """For dims whose interval crosses rows of the other shape, the longest rows first: where the first ends and the last begins."""
+    for row in (prod(old[i:]) for i in range(1, len(old))):
+        for at, (a, b) in enumerate(box):
+            step, rest = divmod(row, prod(new[at + 1 :]))
+            if rest or step <= 1:
+                continue
+            first, last = a + -a % step, b - b % step
+            if cuts := sorted({c for c in (first, last) if a < c < b}):
+                yield at, cuts
+
+
+def _matching(old: Sequence[int], new: Sequence[int], box: Sequence[Interval]) -> tuple[Box, Box]:
+    right: Box = tuple(box)
+    while True:
+        left = _enclosing(new, right, old)
+        if prod(b - a for a, b in left) == prod(b - a for a, b in right):
+            return left, right
+        right = _enclosing(old, left, new)
+
+
+def _enclosing(shape: Sequence[int], box: Box, other: Sequence[int]) -> Box:
+    """The smallest box of another shape that has all elements of a box of `shape`."""
+    flat = np.zeros([1] * len(shape), np.int64)
+    for axis, (a, b) in enumerate(box):
+        at = np.arange(a, b) * prod(shape[axis + 1 :])
+        flat = flat + at.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    places = np.unravel_index(flat.reshape(-1), tuple(other)) if other else ()
+    return tuple((int(p.min()), int(p.max()) + 1) for p in places)
+
+
+@reshape.traits.resizing
+def _(attrs, old, new, names):
+    return {"shape": _regrouped(old[0], new[0], attrs["shape"])}
+
+
+def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided among the new ones."""
+    result: list[Dim] = list(want)
+    i = j = 0
+    while i < len(have) or j < len(want):
+        a, b = i, j
+        left = have[i] if i < len(have) else 1
+        right = want[j] if j < len(want) else 1
+        i, j = min(i + 1, len(have)), min(j + 1, len(want))
+        while left != right:
+            if left < right and i < len(have):
+                left, i = left * have[i], i + 1
+            elif j < len(want):
+                right, j = right * want[j], j + 1
+            else:
+                raise IllTyped("no regrouping")
+        result[b:j] = _shared(lifted[a:i], have[a:i], want[b:j])
+    return tuple(result)
+
+
+def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...]) -> list[Dim]:
+    total = product(lifted)
+    wide = [k for k, n in enumerate(want) if n != 1]
+    kept = [m for m, n in zip(lifted, have, strict=True) if n != 1]
+    if len(wide) <= 1 or total == product(have):
+        return [total if wide and k == wide[0] and total != product(have) else n for k, n in enumerate(want)]
+    if [n for n in have if n != 1] == [want[k] for k in wide]:
+        values = iter(kept)
+        return [next(values) if k in wide else n for k, n in enumerate(want)]
+    if isinstance(total, Symbolic) and len(wide) == 2 and len(total.terms) == 1:
+        atoms = [symbol(str(a)) for a, _ in total.terms[0][0]]
+        if len(atoms) == 2 and total == atoms[0] * atoms[1]:
+            values = iter(atoms)
+            return [next(values) if k in wide else n for k, n in enumerate(want)]
+    known: list[Dim] = list(want)
+    for old, new in zip(have, lifted, strict=True):  # a dim that is there before and after keeps its symbol
+        if isinstance(new, Symbolic) and old in want and known.count(old) == 1:
+            known[known.index(old)] = new
+    if product(known) == total:
+        return known
+    for k in reversed(wide):
+        rest = product(n for m, n in enumerate(known) if m != k)
+        found = total // rest
+        if found * rest == total:
+            return [found if m == k else n for m, n in enumerate(known)]
+    raise IllTyped("no sharing")
 
 
 reshape.example("float32[2,3,4]", shape=(6, 4))

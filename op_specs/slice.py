@@ -1,6 +1,7 @@
 """Slices along several axes at once."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
+from taso_mirage.copies import whole
 from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ops import Call, Dims, Ints, extents, op
@@ -109,6 +110,47 @@ def _written(n, at):
     if not isinstance(n, Symbolic) or not isinstance(at, Symbolic) or not isinstance(n - at, int):
         return at
     return at - n if n != at else 2**63 - 1
+
+
+@slice_.traits.placing
+def _(node):
+    """Where the steps are 1."""
+    if set(node.attr("steps")) != {1}:
+        return None
+    box = list(whole(node.args[0]))
+    for axis, start, end in zip(node.attr("axes"), node.attr("starts"), node.attr("ends"), strict=True):
+        box[axis] = (int(start), int(end))
+    return tuple(box)
+
+
+@slice_.traits.restriction
+def _(inner, node, box):
+    (x,) = node.args
+    around, starts, ends = list(box), [], []
+    axes, steps = node.attr("axes"), node.attr("steps")
+    for axis, start, step in zip(axes, node.attr("starts"), steps, strict=True):
+        first, last = (int(start) + i * step for i in (box[axis][0], box[axis][1] - 1))
+        low, high = min(first, last), max(first, last) + 1
+        around[axis] = (low, high)
+        starts.append(0 if step > 0 else high - low - 1)
+        ends.append(high - low if step > 0 else -1)
+    part = inner(x, tuple(around))
+    return part if set(steps) <= {1} else slice_.term(part, starts=starts, ends=ends, axes=axes, steps=steps)
+
+
+@slice_.traits.resizing
+def _(attrs, old, new, names):
+    found: dict = {"starts": [], "ends": []}
+    for start, end, axis in zip(attrs["starts"], attrs["ends"], attrs["axes"], strict=True):
+        n, m = old[0][axis], new[0][axis]
+        if n == m:
+            found["starts"].append(start)
+            found["ends"].append(end)
+            continue
+        cut = [names.get(v, v) if v > 1 else v for v in (start, end)]
+        found["starts"].append(m - (n - start) if start == n - 1 and end == -1 else cut[0])
+        found["ends"].append(m if end == n else cut[1])
+    return {k: tuple(v) for k, v in found.items()}
 
 
 slice_.example("float32[4,5]", starts=(1,), ends=(3,), axes=(0,), steps=(1,))

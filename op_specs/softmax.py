@@ -7,7 +7,7 @@ from taso_mirage.ir import Node
 from taso_mirage.ops import Call, Op, op
 
 
-@op(onnx="Softmax", since=1)
+@op(onnx="Softmax", since=1, domains={"axis": "any axis"})
 def softmax(xp, x, *, axis: int = -1):
     """x -> e^x / sum(e^x) along `axis`; the maximum is taken off first, so that nothing overflows"""
     axis = _legal(xp, x, axis)

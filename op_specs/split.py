@@ -6,7 +6,7 @@ from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ops import Call, Dims, extents, op
 
 
-@op(onnx="Split", since=2)
+@op(onnx="Split", since=2, parts="split")
 def split(xp, x, *, axis: int, split: Dims):
     """(...,n+m+...,...) -> ((...,n,...), (...,m,...), ...), the parts along `axis`"""
     total, whole = sum(split), xp.shape(x)[axis]
@@ -58,6 +58,26 @@ def _(node, opset: int) -> Call:
     if any(isinstance(n, Symbolic) for n in parts):
         raise Unsupported(f"Split into parts of computed sizes {parts} begins at opset 13")
     return Call("Split", (x,), {"axis": axis, "split": parts}, opset, outputs=len(parts))
+
+
+@split.traits.restriction
+def _(inner, node, box):
+    (parts,) = node.args
+    axis = parts.attr("axis")
+    start = sum(int(n) for n in parts.attr("split")[: node.attr("index")])
+    return inner(parts.args[0], (*box[:axis], (box[axis][0] + start, box[axis][1] + start), *box[axis + 1 :]))
+
+
+@split.traits.resizing
+def _(attrs, old, new, names):
+    axis, parts = attrs["axis"], list(attrs["split"])
+    n, m = old[0][axis], new[0][axis]
+    if n == m:
+        return {}
+    lifted = [names.get(v, v) for v in parts]
+    if sum(lifted[1:], lifted[0]) != m:
+        lifted = [*lifted[:-1], m - sum(lifted[:-1])]
+    return {"split": tuple(lifted)}
 
 
 split.example("float32[5,2]", axis=0, split=(2, 3))

@@ -16,6 +16,13 @@ def _(call: Call):
     return transpose.term(x, perm=call.attrs.get("perm", range(x.tensor.rank)[::-1]))
 
 
+@transpose.traits.restriction
+def _(inner, node, box):
+    perm = node.attr("perm")
+    around = tuple(box[perm.index(i)] for i in range(len(perm)))
+    return transpose.term(inner(node.args[0], around), perm=perm)
+
+
 transpose.example("float32[2,3]", perm=(1, 0))
 transpose.example("float32[2,3,4]", perm=(2, 0, 1))
 transpose.example("float32[2,3,4]", perm=(0, 1, 2))

@@ -160,11 +160,14 @@ class _Listed:
 
     def lines(self) -> Iterator[str]:
         from taso_mirage.optimize.explanations import duration
+        from taso_mirage.partial.families import begins
 
         if not self.parts:
             yield f"{self.about.title}: no costly part, which is a convolution, a matmul or an average pool of floats"
             return
-        apart = [(p, s) for p, s in self.parts if p.program.outputs[0].op != "concat"]  # whose parts are parts, too
+        apart = [
+            (p, s) for p, s in self.parts if len(begins(p.program.outputs[0])) == 1
+        ]  # else its operands are parts, too
         yield (
             f"{self.about.title}: {_counted(len(self.parts), 'costly part')} in "
             f"{_counted(sum(len(p.nodes) for p, _ in self.parts), 'place')}, {sum(self.share(*r) for r in apart):.0%} of "
@@ -333,11 +336,11 @@ def _outline(program: Graph) -> str:
     """What runs: the products and pools with their shapes, and how many of the rest."""
     from taso_mirage.expressions import is_weight
     from taso_mirage.ir import topological
-    from taso_mirage.partial.source import COSTLY
+    from taso_mirage.partial.families import begins
 
     runs = [n for n in topological(program.outputs) if n.args and not is_weight(n)]
-    main = Counter(_operator(n) for n in runs if n.op in COSTLY)
-    rest = Counter(n.op for n in runs if n.op not in COSTLY)
+    main = Counter(_operator(n) for n in runs if begins(n) == {n})
+    rest = Counter(n.op for n in runs if begins(n) != {n})
     texts = [[text if n == 1 else f"{n} {text}" for text, n in each.items()] for each in (main, rest)]
     return "; ".join(text for text in (" + ".join(texts[0]), ", ".join(texts[1])) if text)
 

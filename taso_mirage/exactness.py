@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir import ABSENT, Node, Tensor, is_float
-from taso_mirage.ops import get
+from taso_mirage.ops import get, traits
 
-ROUNDED = frozenset({"reduce_sum", "reduce_prod", "reduce_l1", "reduce_sum_square", "shrink"})
-"""Operators that the runtime computes through doubles on int32 and int64 (1.31); `truncates` names those that are no ring arithmetic."""
 EXACT = 1 << 53
 """Every integer below is a double."""
 
@@ -26,7 +24,7 @@ def differs(node: Node) -> bool:
     integer is divided by -1."""
     if not _of_integers(node):
         return False
-    return node.op in ROUNDED or get(node.op).truncates
+    return traits(node).rounds or get(node.op).truncates
 
 
 def truncates(node: Node) -> bool:
@@ -46,23 +44,9 @@ def agrees(node: Node, operands: Sequence[Any]) -> bool:
         return True
     numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]
     below = min(EXACT, 2 if node.dtype == "bool" else np.iinfo(node.dtype).max + 1)
-    if node.op == "shrink" or not all(numbers):  # a fraction is taken off; a mean of nothing
-        return False
-    largest = [max(map(abs, each)) for each in numbers]
-    if node.op == "pow":
-        return min(numbers[1]) >= 0 and _product([largest[0]] * min(largest[1], 64), below) < below
-    if node.op in ("div", "mod"):
-        return 0 not in numbers[1] and max(largest) < below
-    if node.op == "reduce_prod":
-        return _product(list(map(abs, numbers[0])), below) < below
-    return sum(v * v if node.op == "reduce_sum_square" else abs(v) for each in numbers for v in each) < below
+    return all(numbers) and (traits(node).exact or _sums)(numbers, below)  # none at all: a mean of nothing
 
 
-def _product(numbers: Sequence[int], enough: int) -> int:
-    """The product of numbers as if none were 0, up to where it is large enough."""
-    found = 1
-    for number in numbers:
-        found *= max(number, 1)
-        if found >= enough:
-            break
-    return found
+def _sums(numbers: Sequence[Sequence[int]], below: int) -> bool:
+    """Of an operator that adds them, in any order."""
+    return sum(abs(v) for each in numbers for v in each) < below

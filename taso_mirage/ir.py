@@ -118,6 +118,8 @@ class Node:
 
 
 LEAVES = frozenset({"input", "weight"})
+KINDS = LEAVES | {"constant", "splat", "extents", "absent", "opaque", "item"}
+"""The kinds of nodes that are no operators. A `splat` is a number in a pattern."""
 
 
 def variable(name: str, type: Tensor | None = None) -> Node:

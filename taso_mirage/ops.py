@@ -20,6 +20,7 @@ from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupport
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.traits import NONE, Traits
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
@@ -103,6 +104,7 @@ class Op:
     law_texts: list[str] = field(default_factory=list)
     law_typings: dict[int, str] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
+    traits: Traits = field(default_factory=Traits)
     import_hook: Importer | None = None
     export_hook: Exporter | None = None
 
@@ -135,6 +137,11 @@ class Op:
                 raise IllTyped(f"{self.name} needs the attribute {name}")
             values[name] = value if value is None or isinstance(value, Opaque) else kind(value)
         return values
+
+    @property
+    def sized(self) -> frozenset[str]:
+        """The attributes that hold several sizes, which may be symbolic."""
+        return frozenset(name for name, (kind, _) in self.attributes.items() if kind is _KINDS[Dims])
 
     def infer(self, args: Sequence[Node], attrs: Mapping[str, Any]) -> Type:
         """The type of a term by the meaning `shapes`; None when an operand or attribute is a pattern's variable."""
@@ -246,7 +253,9 @@ def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
     `onnx`, `domain`, `since`, `until`: the ONNX operator and the opsets at which the mapping holds;
     `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for two operands; `truncates` where the
     definition on integers is no ring arithmetic (a quotient), so that laws over the reals do not hold there.
+    Other names are those of `Traits`.
     """
+    traits = Traits(**{name: mapping.pop(name) for name in mapping.keys() & Traits.__dataclass_fields__.keys()})
 
     def register(body: Callable[..., Any]) -> Op:
         hints = typing.get_type_hints(body, include_extras=True)
@@ -259,6 +268,7 @@ def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
             operands=tuple(p.name for p in operands if p.kind is not p.VAR_POSITIONAL),
             variadic=any(p.kind is p.VAR_POSITIONAL for p in operands),
             attributes=attributes,
+            traits=traits,
             **mapping,
         )
         if created.name in REGISTRY:
@@ -312,6 +322,12 @@ def get(name: str) -> Op:
     return registry[name]
 
 
+def traits(node: Node) -> Traits:
+    """The traits of a term's operator; leaves and opaque terms have none."""
+    op = load_specs().get(node.op)
+    return NONE if op is None else op.traits
+
+
 @cache
 def by_onnx() -> Mapping[tuple[str, str], tuple[Op, ...]]:
     """The operators of an ONNX (domain, op type)."""
@@ -345,23 +361,7 @@ class Terms(Meaning[Node]):
 
 
 _PRIMITIVES = frozenset(
-    [
-        "iota",
-        "map",
-        "cast",
-        "contract",
-        "reduce",
-        "cumulate",
-        "reshape",
-        "transpose",
-        "expand",
-        "concat",
-        "slice",
-        "pad",
-        "window",
-        "take",
-        "take_along",
-    ]
+    "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along".split()
 )
 TERMS = Terms()
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from taso_mirage.copies import sizes
 from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.ops import term
-from taso_mirage.partial.copies import sizes
 
 Draw = np.random.Generator
 

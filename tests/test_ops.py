@@ -23,7 +23,6 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import Op, get, interpret, load_specs, run
 from taso_mirage.optimize.session import Session, working_providers
 from taso_mirage.optimize.target import CPU, CUDA
-from taso_mirage.optimize.weights import INITIALIZERS
 from taso_mirage.text import parse_graph, parse_type, show_graph
 
 NEWEST = 26  # the newest opset that ONNX Runtime 1.31 loads
@@ -140,7 +139,7 @@ def test_the_reals_are_what_onnx_runtime_computes(op: Op, i: int) -> None:
     feed = {n.attr("name"): v for n, v in use.values.items()}
     if op.name in ON_A_GPU and CUDA.provider not in working_providers():
         pytest.skip("the runtime has this operator on a GPU only")
-    if op.name in INITIALIZERS:
+    if op.traits.initializer:
         content = with_initializers(content, feed)
     session = Session(content, CUDA if op.name in ON_A_GPU else CPU)
     half = any(n.dtype in ("float16", "bfloat16") for n in (*use.values, *use.outputs))

@@ -16,15 +16,16 @@ from taso_mirage.equation import apply, match
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field, P
-from taso_mirage.ops import Op, term
+from taso_mirage.ops import Op, get, term
 from taso_mirage.partial import agreement as partial_agreement
 from taso_mirage.partial.agreement import Agreement, agreement, compared, leaves_of
-from taso_mirage.partial.cells import Box, splits
+from taso_mirage.partial.cells import splits
 from taso_mirage.partial.correct import correct
 from taso_mirage.partial.pieces import merged, pieces
-from taso_mirage.partial.restrict import RULES, Restriction
+from taso_mirage.partial.restrict import Restriction
 from taso_mirage.partial.whole import Total, total, verified
 from taso_mirage.text import parse_equation, show_equation
+from taso_mirage.traits import Box, Inner
 from taso_mirage.verify.refused import Refused
 
 
@@ -222,15 +223,16 @@ def test_points_draw_what_is_read_with_steps() -> None:
 
 
 def test_a_wrong_restriction_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_border(inner: Restriction, node: Node, box: Box) -> Node:
+    def without_border(inner: Inner, node: Node, box: Box) -> Node:
         right = conv_rule(inner, node, box)
         x, *rest = right.args
         pads = x.attr("pads")
         turned = term("pad", *x.args, pads=(*pads[:3], pads[7], *pads[4:7], pads[3]))
         return term("conv", turned, *rest, **dict(right.attrs))
 
-    conv_rule = RULES["conv"]
-    monkeypatch.setitem(RULES, "conv", without_border)
+    conv_rule = get("conv").traits.restrict
+    assert conv_rule is not None
+    monkeypatch.setattr(get("conv").traits, "restrict", without_border)
     made = total(graph(conv(X, W)), graph(side_by_side(X, W)))
     assert isinstance(made, Refused)
     assert "in the field" in made.reason

@@ -36,8 +36,8 @@ LETTERS = {
     },
 }
 """The names that attributes get, those first that no variable has."""
-GROUPED, CHANNELS = ("conv", "conv_transpose"), 4
-"""Operators with groups; and what a letter that counts them is in the rule's own typing."""
+CHANNELS = 4
+"""What a letter that counts groups is in the rule's own typing."""
 TOGETHER = 3
 """So many dims at most get a new letter at once."""
 KEPT = frozenset({"index", "to", "stash_type", "mode", "approximate"})
@@ -73,7 +73,8 @@ class Concrete:
 
     def _counted(self) -> list[str]:
         """Letters that are numbers of groups: a term cannot have a symbolic one."""
-        groups = [n.attr("group") for n in (*self.equation.lhs_terms, *self.equation.rhs_terms) if n.op in GROUPED]
+        terms = (*self.equation.lhs_terms, *self.equation.rhs_terms)
+        groups = [v for n in terms for k, v in n.attrs if k == "group"]
         found = {s for g in groups if isinstance(g, Expr) for s in symbols(g(self.env))}
         return sorted(found)
 
@@ -267,7 +268,7 @@ def _sort(spot: Spot) -> str:
     node, key = spot
     if key in ("axis", "axes"):
         return "axis"
-    return f"{node.op}.{key}" if node.op in ("pad", "reshape", "expand", "slice") else key
+    return f"{node.op}.{key}" if key in get(node.op).sized else key
 
 
 def _unit(spot: Spot, value: Any) -> Any:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.generate.equations import Classes, Pairs, Tree, Trees
 from taso_mirage.generate.terms import Table
+from taso_mirage.ops import traits
 
 Join = tuple[Tree, Tree, Tree, Tree]
 """Both left-hand sides and both right-hand sides, in canonical names."""
@@ -170,7 +171,7 @@ def _concatenated(table: Table, term: int) -> bool:
     if columns.op[place] < 0:
         return True
     pattern = table.family.operators[int(columns.op[place])].pattern
-    return pattern.outputs[0].op == "concat" and int(columns.size[place]) == 1
+    return traits(pattern.outputs[0]).joins is not None and int(columns.size[place]) == 1
 
 
 def _prefix(table: Table, one: _Merge, two: _Merge) -> bool:

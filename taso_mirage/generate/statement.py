@@ -12,6 +12,7 @@ from taso_mirage.expressions import Expr, splat_value
 from taso_mirage.generate.family import Operator
 from taso_mirage.generate.terms import INPUT, Table
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable
+from taso_mirage.ops import traits
 from taso_mirage.text import show_equation
 
 Given = tuple[tuple[str, Tensor], ...]
@@ -121,7 +122,7 @@ def _untyped(term: Node, operands: Mapping[str, Node], parts: tuple[str, str] | 
 
 
 def _attribute(node: Node, key: str, value: Any, parts: tuple[str, str] | None) -> Any:
-    if node.op == "split" and key == "split" and parts is not None:
+    if parts is not None and key == traits(node).parts:
         return Expr(f"({parts[0]}, {parts[1]})")
     if isinstance(value, Symbolic):
         return Expr(str(value))

@@ -8,14 +8,13 @@ from functools import cached_property
 
 from taso_mirage.ir import Node, Tensor
 from taso_mirage.onnx_io import serialize
-from taso_mirage.ops import get
+from taso_mirage.ops import get, traits
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.optimize.cost import FREE, UNMEASURABLE
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.settings import Setting, alone, description
-from taso_mirage.optimize.target import LAYOUT
 
 
 class Available:
@@ -41,7 +40,7 @@ class Available:
         if _is_standard(node):
             return (wide,)
         exact = f"available {description(Setting(node), self.context)}"
-        return (exact, wide) if node.op in LAYOUT else (exact,)
+        return (exact, wide) if traits(node).layout else (exact,)
 
     def __call__(self, node: Node) -> bool:
         try:

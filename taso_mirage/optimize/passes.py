@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
+from taso_mirage.derived import selects
 from taso_mirage.equation import Equation, Match
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.expressions import is_weight
@@ -16,9 +17,9 @@ from taso_mirage.folding import fold_small
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, users, with_args
 from taso_mirage.meanings.work import Work, work
 from taso_mirage.model import Weight
-from taso_mirage.ops import get
+from taso_mirage.ops import get, traits
 from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import CPU, LAYOUT, Target
+from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.optimize.weights import holds
 from taso_mirage.rules import Application, Keep, Rules
 
@@ -75,7 +76,7 @@ class Context:
     def _rounds_a_weight(self, node: Node) -> bool:
         """Whether a term combines weights in half precision, and is large or shown to be off: scales multiplied ahead may underflow."""
         half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
-        counted = self.work(node) if half and is_weight(node) and node.op != "where" else None
+        counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
         return counted.flops > FEW or not (holds(node, self.weights) or self.hopeful)
@@ -136,7 +137,7 @@ def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equ
 
 
 def _changes_layout(equation: Equation) -> bool:
-    return len(equation.lhs_terms) == 1 and equation.lhs_terms[0].op in LAYOUT and not can_shrink(equation)
+    return len(equation.lhs_terms) == 1 and traits(equation.lhs_terms[0]).layout and not can_shrink(equation)
 
 
 @cache

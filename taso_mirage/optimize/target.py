@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import InvalidOption
-
-LAYOUT = frozenset(
-    (
-        "conv nhwc_conv conv_transpose max_pool average_pool global_max_pool global_average_pool batch_norm lrn "
-        "depth_to_space space_to_depth"
-    ).split()
-)
-"""Operators that the runtime may run with channels last (`cuda_nhwc_onnx_ops` of ONNX Runtime), and the convolution that always is: a
-variant of a target changes the layout of these, or which of cuDNN's algorithms runs them."""
+from taso_mirage.ops import load_specs
 
 CHANNELS_LAST = ("prefer_nhwc", "1")
 
@@ -47,11 +39,17 @@ class Target:
     def running(self, operators: Iterable[str]) -> Target:
         """The target without the options that change nothing for these operators, so that variants share what is measured."""
         base = TARGETS.get(self.name, self)
-        return base if self in base.variants and LAYOUT.isdisjoint(operators) else self
+        return base if self in base.variants and not _vary(operators) else self
 
     @property
     def gpu(self) -> bool:
         return self.provider == "CUDAExecutionProvider"
+
+
+def _vary(operators: Iterable[str]) -> bool:
+    """Whether a variant of a target runs any of these operators in another way."""
+    specs = load_specs()
+    return any(name in specs and specs[name].traits.layout for name in operators)
 
 
 CPU = Target("cpu", "CPUExecutionProvider")

@@ -15,17 +15,13 @@ from taso_mirage.ir import ABSENT, Node, Tensor, is_float, numpy_dtype, substitu
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Array, Model, Weight
-from taso_mirage.ops import get, interpret
+from taso_mirage.ops import get, interpret, traits
 from taso_mirage.optimize.steps import Step
 
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
-KERNELS = frozenset({"conv", "conv_transpose", "nhwc_conv"})
-"""What hangs below these is folded whatever its size: a kernel with zeros for other groups was chosen because it is faster."""
-INITIALIZERS = frozenset({"nhwc_conv"})
-"""Of these a runtime takes the kernel as an initializer only."""
 HALVED = 1 << 22
 """Weights of more bytes are not looked at for equal halves: tables of angles are small."""
 
@@ -54,14 +50,15 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
 
 
 def fold_weights(
-    model: Model, taken: Mapping[str, Any] | None = None, below: frozenset[str] = frozenset()
+    model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[Step]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype; if operators are named, only
-    what they are given.
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+
+    `needed`: Compute only those that the runtime takes as initializers only.
 
     New weights get names that are neither in the model nor in `taken`.
     """
-    targets = _foldable(model, below)
+    targets = _foldable(model, needed)
     if not targets:
         return model, []
     leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
@@ -108,18 +105,22 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
     return replace(model, names=names)
 
 
-def _foldable(model: Model, below: frozenset[str]) -> list[Node]:
-    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up."""
+def _foldable(model: Model, needed: bool) -> list[Node]:
+    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up.
+
+    What an operator with a kernel reads is folded whatever its size: the search chose a kernel with
+    zeros for other groups because it is faster.
+    """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
     for node in model.nodes():
-        if is_weight(node) or (below and node.op not in below):
+        if is_weight(node) or (needed and not traits(node).initializer):
             continue
         for arg in node.args:
             if arg.args and arg is not ABSENT and is_weight(arg):
-                found.update(dict.fromkeys([arg] if node.op in KERNELS else _worth_folding(arg, seen)))
+                found.update(dict.fromkeys([arg] if traits(node).kernel is not None else _worth_folding(arg, seen)))
     for output in model.graph.outputs:
-        if output.args and is_weight(output) and not below:
+        if output.args and is_weight(output) and not needed:
             found.update(dict.fromkeys(_worth_folding(output, seen)))
     return list(found)
 

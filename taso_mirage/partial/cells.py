@@ -8,9 +8,7 @@ from itertools import pairwise, product
 from taso_mirage.ir import Node, topological
 from taso_mirage.meanings.boxes import BOXES, Cut, Splits
 from taso_mirage.ops import interpret
-
-Box = tuple[tuple[int, int], ...]
-"""For each dim the first position and the one after the last."""
+from taso_mirage.traits import Box
 
 
 def splits(outputs: Sequence[Node], env: Mapping[Node, Cut] | None = None) -> list[Splits]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from taso_mirage.copies import cut, join, margin, padded, sizes
+from taso_mirage.derived import multiplies
 from taso_mirage.errors import Unsupported
 from taso_mirage.expressions import is_weight
 from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
 from taso_mirage.meanings.work import work
-from taso_mirage.ops import get, term
+from taso_mirage.ops import get, traits
 from taso_mirage.partial.agreement import Agreement
-from taso_mirage.partial.copies import cut, join, padded, sizes
 from taso_mirage.partial.pieces import Piece, pieces
 from taso_mirage.partial.restrict import Restriction
 
@@ -50,7 +51,7 @@ def _worth(original: Graph, mutant: Graph, corrected: Sequence[Node]) -> None:
 
 def products(nodes: Iterable[Node]) -> int:
     """Operations of the terms that multiply, but for those that are known before the run."""
-    return sum(work(n, {}).flops for n in nodes if n.op in ("conv", "matmul") and not is_weight(n))
+    return sum(work(n, {}).flops for n in nodes if multiplies(n.op) and not is_weight(n))
 
 
 # ---------------------------------------------------------------- what is shared
@@ -67,8 +68,8 @@ def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:
 def _alike(outputs: Sequence[Node]) -> Iterator[list[Node]]:
     groups: dict[object, list[Node]] = {}
     for node in topological(outputs):
-        batched = node.op == "conv" or (node.op == "matmul" and len(sizes(node.args[1])) == 2 < 1 + len(sizes(node)))
-        if batched and not is_weight(node):
+        batch = traits(node).batch
+        if batch is not None and batch(node) and not is_weight(node):
             groups.setdefault((node.op, node.args[1:], node.attrs, sizes(node.args[0])[1:]), []).append(node)
     for group in groups.values():
         apart = [n for i, n in enumerate(group) if not set(group[:i]) & set(topological([n]))]
@@ -90,36 +91,25 @@ def _as_one(group: Sequence[Node]) -> dict[Node, Node]:
 
 def _along_batch(parts: Sequence[Node]) -> Node:
     """Equal pads are made once."""
-    pads = {(p.op, p.attrs) for p in parts}
-    if len(pads) > 1 or parts[0].op != "pad" or parts[0].attr("mode") != "constant":
+    first, *rest = map(margin, parts)
+    if first is None or any(each != first for each in rest) or first.low[0] or first.high[0]:
         return join(parts, 0)
-    given, rank = parts[0].attr("pads"), len(sizes(parts[0]))
-    if given[0] or given[rank]:
-        return join(parts, 0)
-    return padded(join([p.args[0] for p in parts], 0), given[:rank], given[rank:], parts[0].attr("value"))
+    return padded(join([p.args[0] for p in parts], 0), first.low, first.high, first.value)
 
 
 def _folded(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Pads that one convolution alone uses are its own again."""
+    """Pads that one operator alone uses, and that it can say, are its own again."""
     order = topological(outputs)
     uses = users(order)
     done: dict[Node, Node] = {}
     for node in order:
         new = with_args(node, tuple([done[a] for a in node.args]))
-        lone = node.op == "conv" and _absorbs(node.args[0]) and len(uses[node.args[0]]) == 1
-        done[node] = _with_pads(new) if lone else new
+        done[node] = _absorbed(new) if node.args and len(uses[node.args[0]]) == 1 else new
     return tuple([done[o] for o in outputs])
 
 
-def _absorbs(x: Node) -> bool:
-    if x.op != "pad" or x.attr("mode") != "constant" or x.attr("value") != 0:
-        return False
-    pads, rank = x.attr("pads"), len(sizes(x))
-    return min(pads) >= 0 and not any((*pads[:2], *pads[rank : rank + 2]))
-
-
-def _with_pads(node: Node) -> Node:
-    x, *rest = node.args
-    pads, rank = x.attr("pads"), len(sizes(x))
-    sums = [p + q for p, q in zip(node.attr("pads"), (*pads[2:rank], *pads[rank + 2 :]), strict=True)]
-    return term("conv", x.args[0], *rest, **{**dict(node.attrs), "pads": sums})
+def _absorbed(node: Node) -> Node:
+    absorb, around = traits(node).absorb, margin(node.args[0])
+    if absorb is None or around is None:
+        return node
+    return absorb(node, node.args[0].args[0], around) or node

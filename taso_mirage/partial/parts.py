@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -13,10 +13,11 @@ from taso_mirage.ir import ABSENT, LEAVES, Graph, Node, topological, users, vari
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.work import sized
 from taso_mirage.model import Model
-from taso_mirage.ops import get, interpret
+from taso_mirage.ops import get, interpret, load_specs
 from taso_mirage.partial.agreement import leaves_of
 from taso_mirage.partial.cells import splits
-from taso_mirage.partial.source import COSTLY, programs
+from taso_mirage.partial.families import begins
+from taso_mirage.partial.source import programs
 
 NEAREST = 3
 """So many names are offered in place of one that does not do."""
@@ -63,17 +64,17 @@ def names(model: Model, node: Node) -> list[str]:
 
 
 def _program(node: Node, sizes: Mapping[str, int]) -> Graph | None:
-    beside = node.op == "concat" and all(a.op == "conv" for a in node.args)
-    if is_weight(node) or not (node.op in COSTLY or beside):
+    inside = begins(node)
+    if is_weight(node) or not inside:
         return None
     try:
-        found = list(programs([_at_sizes(node, {*node.args} if beside else set(), sizes)]))
+        found = list(programs([_at_sizes(node, inside - {node}, sizes)]))
     except UNSIZED:
         return None
     return found[-1] if found else None
 
 
-def _at_sizes(node: Node, inside: set[Node], sizes: Mapping[str, int]) -> Node:
+def _at_sizes(node: Node, inside: Collection[Node], sizes: Mapping[str, int]) -> Node:
     """A term over leaves of fixed sizes; `inside` are the operands that stay what they are."""
     done: dict[Node, Node] = {}
     for each in (n for n in topological([node]) if n in inside or n is node):
@@ -121,7 +122,16 @@ def _reason(model: Model, node: Node, sizes: Mapping[str, int]) -> str:
         return f"{node.op} of {node.type} has a size that only the run shows, and a part needs fixed ones ({error})"
     if (nonlinear := _nonlinear(alone)) is not None:
         return f"{node.op} ends a part: {nonlinear}"
-    return f"no mutant begins at {node.op}, only at {', '.join(sorted(COSTLY))} of floats, and at a concat of conv"
+    return f"no mutant begins at {node.op}, only at {_beginnings()}"
+
+
+def _beginnings() -> str:
+    """Where mutants begin, in words."""
+    found = [(op.name, f.of) for op in load_specs().values() for f in op.traits.families]
+    alone = sorted({name for name, of in found if of is None})
+    return " and at ".join(
+        [f"{', '.join(alone)} of floats,", *sorted({f"a {name} of {of}" for name, of in found if of})]
+    )
 
 
 def _nonlinear(alone: Node) -> str | None:

@@ -12,13 +12,12 @@ from taso_mirage.expressions import is_weight
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.meanings.work import work
 from taso_mirage.partial.candidates import Candidate, made_whole
-from taso_mirage.partial.families import mutants
+from taso_mirage.partial.families import begins, mutants
 from taso_mirage.partial.picture import picture
 from taso_mirage.partial.whole import equation, verified
 from taso_mirage.text import show_graph
 from taso_mirage.verify.refused import Refused
 
-COSTLY = frozenset({"conv", "matmul", "average_pool"})
 PAYS = 0.97
 """The part of a program's seconds that a corrected mutant may take, at most."""
 Seconds = Callable[[Graph], float]
@@ -61,14 +60,15 @@ def programs(outputs: Sequence[Node]) -> list[Graph]:
 
 
 def counted(outputs: Sequence[Node]) -> Mapping[Graph, int]:
-    """Every costly term of fixed sizes over leaves of its own, and every concatenation of convolutions; of each how many there are."""
+    """Every term of fixed sizes at which mutants begin, over leaves of its own; and how many there are.
+
+    A concatenation of convolutions comes with them.
+    """
     found: Counter[Graph] = Counter()
     for node in topological(outputs):
-        beside = node.op == "concat" and all(a.op == "conv" for a in node.args)
-        if (node.op in COSTLY or beside) and not is_weight(node):
-            inside = {node, *node.args} if beside else {node}
-            if all(_fixed(n) for each in inside for n in (each, *each.args)):
-                found[alone(node, inside)] += 1
+        inside = begins(node)
+        if inside and not is_weight(node) and all(_fixed(n) for each in inside for n in (each, *each.args)):
+            found[alone(node, inside)] += 1
     return found
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from taso_mirage.model import Model
+from taso_mirage.ops import traits
 from taso_mirage.optimize.cache import cache_path
 from taso_mirage.optimize.config import OFF, STRATEGIES
 from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
 from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
 from taso_mirage.optimize.search import Budget, Statistics
 from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import LAYOUT, Target
+from taso_mirage.optimize.target import Target
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.stage import Job
 
@@ -94,5 +95,5 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:
     """The target with other options, where they can be measured and some operator is run in another way with them."""
-    suited = job.config.measure and any(n.op in LAYOUT for n in problem.model.nodes())
+    suited = job.config.measure and any(traits(n).layout for n in problem.model.nodes())
     return problem.target.variants if suited else ()

@@ -19,7 +19,7 @@ from taso_mirage.optimize.rewriter import Rewriter
 from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.steps import Step, replay
 from taso_mirage.optimize.target import Target
-from taso_mirage.optimize.weights import INITIALIZERS, fold_weights
+from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.verify.proofs import Proofs
 
@@ -52,7 +52,7 @@ def after(model: Model, weights: Mapping[str, Weight], steps: Sequence[Step]) ->
     """A model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
     only is folded, though the step that does so may be a later one."""
     outputs = replay(model.graph.outputs, steps)
-    made, folded = fold_weights(model.with_graph(outputs, weights), weights, INITIALIZERS)
+    made, folded = fold_weights(model.with_graph(outputs, weights), weights, needed=True)
     return made, (*steps, *folded)
 
 

@@ -15,6 +15,9 @@ from taso_mirage.expressions import Expr
 from taso_mirage.ir import Node, Tensor
 from taso_mirage.ops import Op, get
 
+REGROUPED = "regrouped"
+"""The domain of a shape of as many elements as the operand has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -57,7 +60,8 @@ def _order(key: str) -> tuple[bool, str]:
 
 
 def _drawn(spot: Spot, key: str) -> Any:
-    how = DRAWN.get(f"{spot.op.name}.{key}") or DRAWN.get(key)
+    domain = spot.op.traits.domains.get(key, key)
+    how = domain if callable(domain) else DRAWN.get(domain)
     return how(spot) if how else _from_examples(spot, key)
 
 
@@ -190,9 +194,7 @@ def _binary(spot: Spot) -> int:
 
 DRAWN: dict[str, Callable[[Spot], Any]] = {
     "axis": _axis,
-    "softmax.axis": _any_axis,
-    "layer_norm.axis": _any_axis,
-    "rms_norm.axis": _any_axis,
+    "any axis": _any_axis,
     "axes": _axes,
     "perm": _perm,
     "strides": _per_axis(1, 3),
@@ -200,11 +202,11 @@ DRAWN: dict[str, Callable[[Spot], Any]] = {
     "kernel": _per_axis(1, 4),
     "extra": _per_axis(0, 1, change=0.1),
     "pads": _per_axis(0, 2, times=2),
-    "pad.pads": _pads,
+    "margins": _pads,
     "group": _group,
     "split": _parts,
-    "shape": _shape,
-    "expand.shape": _wider,
+    REGROUPED: _shape,
+    "wider": _wider,
     "starts": lambda spot: tuple(b - 1 if spot.rng.random() < 0.5 and b > 1 else 0 for b in _bounds(spot, "starts")),
     "ends": lambda spot: _bounds(spot, "ends"),
     "steps": lambda spot: tuple(spot.rng.choice((1, 1, 2)) for _ in spot.known["axes"]),
@@ -213,4 +215,5 @@ DRAWN: dict[str, Callable[[Spot], Any]] = {
     "transA": _binary,
     "transB": _binary,
 }
-"""How an attribute is drawn, by operator and name or by name; others come from the operator's examples."""
+"""How an attribute is drawn, by the domain that its operator states (`Traits.domains`), else by its
+name. Others come from the operator's examples."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.derived import multiplies
 from taso_mirage.dims import Dim, Symbolic, evaluate, fixed, product, symbols
 from taso_mirage.equation import Equation, instantiate
 from taso_mirage.expressions import Expr
 from taso_mirage.ir import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.ops import traits
 from taso_mirage.verify.attributes import draw_attributes
 
 Sizes = dict[str, int]
@@ -25,7 +27,6 @@ FEW = (1, 2, 2, 3)
 """Sizes that meet by chance, so that a wrong rule has a type on both sides."""
 LARGE = tuple(range(1, 25))
 NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
-WINDOWED = ("conv", "max_pool", "average_pool", "lp_pool", "conv_transpose")
 
 
 class Draws:
@@ -39,7 +40,7 @@ class Draws:
         self.ranks = {n: len(shape) for n, _, shape in self.given}
         self.free = [n for n in equation.lhs_terms if any(isinstance(v, Expr) and v.name for _, v in n.attrs)]
         self.kernels = _kernels(equation)
-        self.windowed = any(n.op in WINDOWED for n in equation.lhs_terms)
+        self.windowed = any(traits(n).windowed for n in equation.lhs_terms)
         found: dict[str, None] = {}
         for _, _, shape in self.given:
             for dim in shape:
@@ -131,12 +132,13 @@ def _at(dim: Any, sizes: Sizes) -> int:
 def _kernels(equation: Equation) -> tuple[str, ...]:
     """The variables below the kernels of convolutions."""
     found: dict[str, None] = {}
-    stack = [n.args[1] for n in (*equation.lhs_terms, *equation.rhs_terms) if n.op in ("conv", "conv_transpose")]
+    terms = [(n, traits(n)) for n in (*equation.lhs_terms, *equation.rhs_terms)]
+    stack = [n.args[t.kernel] for n, t in terms if t.windowed and t.kernel is not None]
     while stack:
         node = stack.pop()
         if node.op == "input":
             found[node.attr("name")] = None
-        elif node.op not in ("conv", "matmul"):
+        elif not multiplies(node.op):
             stack += node.args
     return tuple(n.attr("name") for n in equation.lhs.inputs if n.attr("name") in found)
 

@@ -15,7 +15,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
-from taso_mirage.ops import interpret
+from taso_mirage.ops import interpret, traits
 from taso_mirage.rules import Application
 from taso_mirage.text import show_graph
 from taso_mirage.verify.counterexample import Counterexample
@@ -100,7 +100,7 @@ def application(statement: Statement, typing: Typing) -> Application:
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
     """Inputs on which the sides differ: floats in float64, integers as their machine has them. None where none was found."""
     leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
-    converts = any(n.op == "cast" for n in topological((*typing.lhs, *typing.rhs)))
+    converts = any(traits(n).converts for n in topological((*typing.lhs, *typing.rhs)))
     meanings: tuple[tuple[Reals, float], ...] = ((EXACT, APART), (REALS, ROUNDED)) if converts else ((EXACT, APART),)
     for (low, high), i in product(RANGES, range(TRIES)):
         rng = Random(f"{seed} {low} {high} {i}")

@@ -16,8 +16,9 @@ from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.expressions import Expr
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
 from taso_mirage.meanings.field import Field
-from taso_mirage.ops import Example, get
+from taso_mirage.ops import Example, get, traits
 from taso_mirage.text import parse_type
+from taso_mirage.verify.attributes import REGROUPED
 from taso_mirage.verify.counterexample import find
 from taso_mirage.verify.draws import NUMBERS, Draws, Given
 from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
@@ -93,8 +94,19 @@ def _right(equation: Equation, names: Mapping[str, Any], lhs: tuple[Node, ...]) 
 
 def _runs(node: Node) -> bool:
     """No empty tensors; and as ONNX asks, no window of a pool is all padding."""
-    if node.op not in ("max_pool", "average_pool", "lp_pool"):
-        return not isinstance(node.type, Tensor) or 0 not in (node.type.shape or ())
+    if pools(node):
+        return windows_meet_data(node)
+    return not isinstance(node.type, Tensor) or 0 not in (node.type.shape or ())
+
+
+def pools(node: Node) -> bool:
+    """Whether it slides windows without a kernel."""
+    own = traits(node)
+    return own.windowed and own.kernel is None
+
+
+def windows_meet_data(node: Node) -> bool:
+    """Whether no window of a pool is all padding."""
     pads, kernel = node.attr("pads"), node.attr("kernel")
     sizes = zip(node.args[0].shape[2:], node.attr("dilations"), strict=True)
     return all(p < k for p, k in zip(pads, (*kernel, *kernel), strict=True)) and all(n >= d for n, d in sizes)
@@ -170,11 +182,12 @@ def _draw_fitting_attributes(node: Node, names: dict[str, Any], rng: np.random.G
     if not node.args or not any(isinstance(v, Expr) for _, v in node.attrs):
         return
     first = instantiate(Graph((), node.args[:1]), names)[0]
-    if node.op == "reshape":
+    regrouped = next((k for k, v in get(node.op).traits.domains.items() if v == REGROUPED), None)
+    if regrouped is not None:
         earlier = [v for v in names.values() if isinstance(v, tuple) and product(v) == product(first.shape)]
         again = bool(earlier) and rng.random() < 0.5
         shape = earlier[rng.integers(len(earlier))] if again else _reshaped(first.shape, rng)
-        names.setdefault(str(dict(node.attrs)["shape"]), shape)
+        names.setdefault(str(node.attr(regrouped)), shape)
         return
     examples = [e for e in get(node.op).examples if _ranks(e)[:1] == [len(first.shape)]]
     if examples:

@@ -28,7 +28,7 @@ from taso_mirage.ir import (
     variable,
 )
 from taso_mirage.verify.admitted import admitted
-from taso_mirage.verify.fuzz import ILLEGAL, Typing, typings
+from taso_mirage.verify.fuzz import ILLEGAL, Typing, pools, typings, windows_meet_data
 
 FLOATS = ("float16", "float64", "bfloat16")
 INTEGERS = ("int64", "int32", "int8", "uint8", "int16", "uint64", "uint32", "uint16")
@@ -82,11 +82,7 @@ def _sized(node: Node) -> bool:
 
 
 def _pools(node: Node) -> bool:
-    if node.op not in ("max_pool", "average_pool", "lp_pool"):
-        return True
-    pads, kernel = node.attr("pads"), node.attr("kernel")
-    sizes = zip(node.args[0].shape[2:], node.attr("dilations"), strict=True)
-    return all(p < k for p, k in zip(pads, (*kernel, *kernel), strict=True)) and all(n >= d for n, d in sizes)
+    return not pools(node) or windows_meet_data(node)
 
 
 def _changed(equation: Equation, names: Names, rng: Random, edges: Sequence[float]) -> Typing | None:

@@ -12,6 +12,7 @@ from taso_mirage.dims import Symbolic
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import LEAVES, Node, topological
 from taso_mirage.library import Evidence, Proof, Rejected, Rule
+from taso_mirage.ops import get, traits
 from taso_mirage.text import show_equation
 from taso_mirage.verify.bounded import prove_bounded
 from taso_mirage.verify.cases import Instance
@@ -173,7 +174,11 @@ def different(agreed: Sequence[Typing], wanted: int = CHOSEN) -> list[Typing]:
 
 
 def _structural(node: Node) -> tuple[Any, ...]:
-    """The attributes that are no sizes."""
-    if node.op in ("reshape", "expand", "split"):
-        return tuple(len(v) for _, v in node.attrs if isinstance(v, tuple))
-    return tuple(v for k, v in node.attrs if k not in ("starts", "ends"))
+    """The attributes that are no sizes.
+
+    If an operator's sizes follow its operands', how many there are counts, and its other tuples.
+    """
+    if traits(node).resize is None:
+        return tuple(v for _, v in node.attrs)
+    sized = get(node.op).sized
+    return tuple(len(v) if k in sized else v for k, v in node.attrs if isinstance(v, tuple))

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from taso_mirage.dims import Dim, Symbolic, evaluate, product, symbol, symbols
+from taso_mirage.dims import Dim, Symbolic, evaluate, symbol, symbols
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir import ABSENT, LEAVES, Node, Tensor, topological
-from taso_mirage.ops import get
+from taso_mirage.ops import get, traits
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 Place = tuple[Node, int]
 """A leaf and one of its axes."""
 TRIES = 200
+SQUARE = "blocksize"
+"""The attribute that is the side of a square of channels."""
 PROBE = 20
 """Sizes above this are taken to tell symbols apart from the numbers of a typing."""
 
@@ -102,7 +104,7 @@ class _Search:
         args = tuple([done[a] for a in node.args])
         if args == node.args:
             return node
-        if node.op in _LIFTED:
+        if traits(node).resize is not None:
             return _typed(node, args, dims)
         key = (node, args)
         if key not in self.known:
@@ -124,10 +126,9 @@ def _factors(order: Sequence[Node]) -> list[int]:
     """The numbers in attributes that could divide a size: heads, groups, dims of a reshape."""
     found: set[int] = set()
     for node in order:
-        for _, value in node.attrs if node.op not in (*LEAVES, "constant") else ():
-            parts = value if isinstance(value, tuple) else (value,)
-            found |= {v for v in parts if isinstance(v, int) and v > 1}
-            found |= {v * v for v in parts if isinstance(v, int) and v > 1 and node.op.endswith(("depth", "space"))}
+        for key, value in node.attrs if node.op not in (*LEAVES, "constant") else ():
+            parts = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int) and v > 1]
+            found |= {*parts, *(v * v for v in parts if key == SQUARE)}
     return sorted(found)
 
 
@@ -167,105 +168,11 @@ def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
 def _typed(node: Node, args: tuple[Node, ...], dims: Mapping[Place, Dim]) -> Node | None:
     """The term over other operands, its attributes that hold sizes with them; None where it has no type."""
     old, new = ([a.shape if isinstance(a.type, Tensor) else () for a in some] for some in (node.args, args))
-    lifted = _LIFTED.get(node.op)
+    resize = traits(node).resize
     try:
         attrs = dict(node.attrs)
-        return get(node.op).term(*args, **(attrs if lifted is None else {**attrs, **lifted(attrs, old, new, dims)}))
+        if resize is not None:
+            attrs |= resize(attrs, old, new, {_size(p): d for p, d in dims.items()})
+        return get(node.op).term(*args, **attrs)
     except ILLEGAL:
         return None
-
-
-Shapes = list[tuple[Dim, ...]]
-
-
-def _reshape(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
-    return {"shape": _regrouped(old[0], new[0], attrs["shape"])}
-
-
-def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided among the new ones."""
-    result: list[Dim] = list(want)
-    i = j = 0
-    while i < len(have) or j < len(want):
-        a, b = i, j
-        left: Any = have[i] if i < len(have) else 1
-        right: Any = want[j] if j < len(want) else 1
-        i, j = min(i + 1, len(have)), min(j + 1, len(want))
-        while left != right:
-            if left < right and i < len(have):
-                left, i = left * have[i], i + 1
-            elif j < len(want):
-                right, j = right * want[j], j + 1
-            else:
-                raise IllTyped("no regrouping")
-        result[b:j] = _shared(lifted[a:i], have[a:i], want[b:j])
-    return tuple(result)
-
-
-def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...]) -> list[Dim]:
-    total = product(lifted)
-    wide = [k for k, n in enumerate(want) if n != 1]
-    kept = [m for m, n in zip(lifted, have, strict=True) if n != 1]
-    if len(wide) <= 1 or total == product(have):
-        return [total if wide and k == wide[0] and total != product(have) else n for k, n in enumerate(want)]
-    if [n for n in have if n != 1] == [want[k] for k in wide]:
-        values = iter(kept)
-        return [next(values) if k in wide else n for k, n in enumerate(want)]
-    if isinstance(total, Symbolic) and len(wide) == 2 and len(total.terms) == 1:
-        atoms = [symbol(str(a)) for a, _ in total.terms[0][0]]
-        if len(atoms) == 2 and total == atoms[0] * atoms[1]:
-            values = iter(atoms)
-            return [next(values) if k in wide else n for k, n in enumerate(want)]
-    known: list[Dim] = list(want)
-    for old, new in zip(have, lifted, strict=True):  # a dim that is there before and after keeps its symbol
-        if isinstance(new, Symbolic) and old in want and known.count(old) == 1:
-            known[known.index(old)] = new
-    if product(known) == total:
-        return known
-    for k in reversed(wide):
-        rest = product(n for m, n in enumerate(known) if m != k)
-        found = total // rest
-        if found * rest == total:
-            return [found if m == k else n for m, n in enumerate(known)]
-    raise IllTyped("no sharing")
-
-
-def _expand(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
-    shape = list(attrs["shape"])
-    behind = len(shape) - len(old[0])
-    for k, (n, m) in enumerate(zip(old[0], new[0], strict=True)):
-        if n == shape[behind + k] and n != 1:
-            shape[behind + k] = m
-    names = {_size(p): d for p, d in dims.items()}
-    return {"shape": tuple(names.get(n, n) if n != 1 else n for n in shape)}
-
-
-def _slice(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
-    names = {_size(p): d for p, d in dims.items()}
-    found: dict[str, list[Dim]] = {"starts": [], "ends": []}
-    for start, end, axis in zip(attrs["starts"], attrs["ends"], attrs["axes"], strict=True):
-        n, m = old[0][axis], new[0][axis]
-        if n == m:
-            found["starts"].append(start)
-            found["ends"].append(end)
-            continue
-        cut = [names.get(v, v) if v > 1 else v for v in (start, end)]
-        found["starts"].append(m - (n - start) if start == n - 1 and end == -1 else cut[0])
-        found["ends"].append(m if end == n else cut[1])
-    return {k: tuple(v) for k, v in found.items()}
-
-
-def _split(attrs: Mapping[str, Any], old: Shapes, new: Shapes, dims: Mapping[Place, Dim]) -> dict[str, Any]:
-    axis, parts = attrs["axis"], list(attrs["split"])
-    n, m = old[0][axis], new[0][axis]
-    if n == m:
-        return {}
-    names = {_size(p): d for p, d in dims.items()}
-    lifted = [names.get(v, v) for v in parts]
-    if sum(lifted[1:], lifted[0]) != m:
-        lifted = [*lifted[:-1], m - sum(lifted[:-1])]
-    return {"split": tuple(lifted)}
-
-
-_LIFTED = {"reshape": _reshape, "expand": _expand, "slice": _slice, "split": _split}
-"""Operators with attributes that hold sizes; those of the others are numbers."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso_mirage.ir import Node, constant
-from taso_mirage.ops import term
-from taso_mirage.partial.cells import Box
+from taso_mirage.ops import term, traits
+from taso_mirage.traits import Box, Interval, Margin
 
 
 def sizes(node: Node) -> tuple[int, ...]:
@@ -24,8 +24,8 @@ def cut(node: Node, box: Box) -> Node:
         return node
     if node.op == "constant":
         return constant(node.attr("value").numpy()[tuple(slice(*interval) for interval in box)])
-    if node.op == "concat":
-        return join(_parts(node, box), node.attr("axis"))
+    if (axis := joined(node)) is not None:
+        return join(_parts(node, box, axis), axis)
     base, own = placed(node)
     if base is not node:
         return cut(base, tuple((a + low, b + low) for (a, b), (low, _) in zip(box, own, strict=True)))
@@ -34,8 +34,8 @@ def cut(node: Node, box: Box) -> Node:
     return term("slice", node, starts=starts, ends=ends, axes=axes, steps=[1] * len(axes))
 
 
-def _parts(node: Node, box: Box) -> list[Node]:
-    axis, start, found = node.attr("axis"), 0, []
+def _parts(node: Node, box: Box, axis: int) -> list[Node]:
+    start, found = 0, []
     first, last = box[axis]
     for part in node.args:
         n = sizes(part)[axis]
@@ -48,13 +48,21 @@ def _parts(node: Node, box: Box) -> list[Node]:
 
 def placed(node: Node) -> tuple[Node, Box]:
     """What a slice of steps 1 is cut from, and where; any other term is all of itself."""
-    if node.op != "slice" or set(node.attr("steps")) != {1}:
-        return node, whole(node)
-    (base,) = node.args
-    box = list(whole(base))
-    for axis, start, end in zip(node.attr("axes"), node.attr("starts"), node.attr("ends"), strict=True):
-        box[axis] = (int(start), int(end))
-    return base, tuple(box)
+    place = traits(node).place
+    own = None if place is None else place(node)
+    return (node, whole(node)) if own is None else (node.args[0], own)
+
+
+def joined(node: Node) -> int | None:
+    """The axis along which a term concatenates its operands; None where it does not."""
+    name = traits(node).joins
+    return None if name is None else int(node.attr(name))
+
+
+def margin(node: Node) -> Margin | None:
+    """What a term puts around its operand; None where it puts nothing, or several values."""
+    hook = traits(node).margin
+    return None if hook is None else hook(node)
 
 
 def join(parts: Sequence[Node], axis: int) -> Node:
@@ -69,11 +77,7 @@ def join(parts: Sequence[Node], axis: int) -> Node:
 
 
 def _flat(parts: Sequence[Node], axis: int) -> list[Node]:
-    return [p for part in parts for p in (part.args if _is_concat(part, axis) else [part])]
-
-
-def _is_concat(node: Node, axis: int) -> bool:
-    return node.op == "concat" and node.attr("axis") == axis
+    return [p for part in parts for p in (part.args if joined(part) == axis else [part])]
 
 
 def _merged(left: Node, right: Node, axis: int) -> Node | None:
@@ -87,3 +91,18 @@ def _merged(left: Node, right: Node, axis: int) -> Node | None:
 def padded(node: Node, low: Sequence[int], high: Sequence[int], value: float = 0.0) -> Node:
     """`value` around `node`; a negative pad crops."""
     return term("pad", node, pads=(*low, *high), value=value) if any((*low, *high)) else node
+
+
+def under(operand: Node, box: Box) -> Box:
+    """The part of an operand, aligned at the right, that is broadcast to `box`."""
+    own = sizes(operand)
+    return tuple((0, 1) if n == 1 else interval for n, interval in zip(own, box[len(box) - len(own) :], strict=True))
+
+
+def needed(n: int, interval: Interval, size: int, stride: int, dilation: int, low: int) -> tuple[Interval, int, int]:
+    """Which of `n` positions the windows of an interval see, and how much padding before and after. With nothing but padding, one
+    position is cropped away again by negative pads."""
+    first = interval[0] * stride - low
+    last = (interval[1] - 1) * stride - low + (size - 1) * dilation + 1
+    start, stop = min(max(first, 0), n - 1), max(min(last, n), 1)
+    return (start, stop), start - first, last - stop
