@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.kernels import derivations
 from taso_mirage.kernels.atoms import LEVELS, Atom, Form, Sketch
-from taso_mirage.kernels.derivations import COMPOUNDS, REDUCTIONS, Edge, Kind
+from taso_mirage.kernels.derivations.base import Edge, Kind
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, SQRT, SUB, UNARY
 from taso_mirage.kernels.derivations.function import Function
@@ -120,7 +121,7 @@ class _Closing:
         self.index: dict[Sketch, int] = {}
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
-        self.compounds = [each(self) for each in COMPOUNDS]
+        self.compounds = [each(self) for each in derivations.COMPOUNDS]
 
     def run(self, progress: Progress | None) -> None:
         for name, sketch in self.goal.views.items():
@@ -171,7 +172,7 @@ class _Closing:
 
     def _reduced(self, i: int) -> None:
         for label in sorted(self.free[i] & self.wanted.reduced):
-            for kind in REDUCTIONS:
+            for kind in derivations.REDUCTIONS:
                 made = kind.derived(self.wanted, self.classes[i], label)
                 if made is not None:
                     self.put(made, Edge(kind, (i,), label), self.free[i] - {label})

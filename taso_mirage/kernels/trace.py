@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, Node, Tensor, is_float
+from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import Axes, Axis, Label, Unifier
-from taso_mirage.kernels.derivations import REDUCTIONS, Kind
+from taso_mirage.kernels.derivations.base import Kind
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ARITHMETIC, RECIPROCAL, SQRT, SQUARE
 from taso_mirage.kernels.derivations.folds import MEAN, SUM
@@ -33,8 +35,27 @@ _POWERS: dict[float, Kind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT, -1.0: RE
 """What is a power with a constant exponent; of 1 its operand."""
 
 
+class Moving:
+    """A primitive that moves elements between axes: it raises Unsupported."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise Unsupported(f"{self.name} moves elements between axes")
+
+
 class Labels(Meaning[Value]):
-    """Primitives that move elements (concat, slice, take, window...) have no meaning here: they raise Unsupported."""
+    """Primitives that move elements have no meaning here."""
+
+    iota: Any = Moving()
+    cumulate: Any = Moving()
+    concat: Any = Moving()
+    slice: Any = Moving()
+    pad: Any = Moving()
+    window: Any = Moving()
+    take: Any = Moving()
+    take_along: Any = Moving()
 
     def __init__(self, unifier: Unifier) -> None:
         self.unifier = unifier
@@ -153,7 +174,7 @@ class Labels(Meaning[Value]):
         return self.made(Term(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
 
     def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
-        kind = next((each for each in REDUCTIONS if each.fold is fn), None)
+        kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])
@@ -172,11 +193,3 @@ class Labels(Meaning[Value]):
         axes = ((),) * (len(shape) - len(a.axes)) + a.axes
         wide = tuple([axis or self.unifier.fresh(int(n)) for axis, n in zip(axes, shape, strict=True)])
         return self.made(a.term, wide, a.dtype)
-
-    def __getattribute__(self, name: str) -> object:
-        if name in _NONE:
-            raise Unsupported(f"{name} moves elements between axes")
-        return super().__getattribute__(name)
-
-
-_NONE = frozenset({"iota", "cumulate", "concat", "slice", "pad", "window", "take", "take_along"})

@@ -135,6 +135,9 @@ class Kind:
     """Whether it is the largest of its operand's elements over its label."""
     exponential: ClassVar[bool] = False
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def reads(self) -> str | None:
         """The view or the constant that a derivation without operands reads."""
