@@ -14,11 +14,6 @@ Ints = tuple[int, ...]
 Maps = tuple[Ints, ...]
 
 
-def kernels(outputs: Iterable[Node]) -> list[Node]:
-    """The kernels of a muGraph, in the order of their runs."""
-    return [node for node in topological(outputs) if node.op == "kernel"]
-
-
 class Stage(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
@@ -37,6 +32,11 @@ class Batch:
 
     dims: int
     inputs: tuple[bool, ...]
+
+
+def kernels(outputs: Iterable[Node]) -> list[Node]:
+    """The kernels of a muGraph, in the order of their runs."""
+    return [node for node in topological(outputs) if node.op == "kernel"]
 
 
 def stages(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, Stage]:

@@ -1,4 +1,7 @@
-"""A derivation kind is one object: the kernel search names none of them, nor an operator, and a new reduction is one object more."""
+"""A derivation kind is one object: no module of the kernel search tells kinds or operators by names.
+
+A new reduction is one object more.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,13 @@ def told(node: ast.AST) -> bool:
 
 
 def compared(tree: ast.AST) -> Iterator[int]:
-    """The lines in which what something is called is compared with strings, or looked up in a table of them."""
+    """The lines in which a name is compared with strings, or looked up in a table of them."""
+    operators = load_specs().keys()
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            if any(map(told, sides)) and any(map(texts, sides)):
+            found = {text for side in sides for text in texts(side)}
+            if (found and any(map(told, sides))) or not operators.isdisjoint(found):
                 yield node.lineno
         elif isinstance(node, ast.Match) and told(node.subject):
             yield node.lineno
@@ -80,6 +85,7 @@ def listed(tree: ast.AST) -> Iterator[int]:
         ('atom.name.endswith("!")', True),
         ('{"mul": 1}.get(term.op)', True),
         ('match node.op:\n    case "add":\n        pass', True),
+        ('called == "matmul"', True),
         ("edge.kind is SUM", False),
         ("node.op in LEAVES", False),
         ('node.dtype == "bool"', False),

@@ -45,7 +45,10 @@ INPUT, NUMBER, SHARE, SIZE, EXP, FUNCTION, POLY, WHOLE, SUM, FOLD = Form
 
 
 class Atom(NamedTuple):
-    """`labels`: an input's own, or those bound here. `exponential`: of a function, whether the field knows its value mod p alone."""
+    """`labels`: an input's own, or those bound here.
+
+    `exponential`: of a function, whether the field knows its value mod p alone.
+    """
 
     form: Form
     name: str = ""

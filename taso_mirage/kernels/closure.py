@@ -24,8 +24,6 @@ from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
 from taso_mirage.kernels.sketch import Algebra
 
-__all__ = ["Closure", "Edge", "close"]
-
 Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""
 

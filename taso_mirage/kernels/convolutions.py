@@ -129,7 +129,10 @@ def is_convolution(node: Node) -> bool:
 
 
 def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution | None:
-    """A convolution with what follows, of a kernel with tiles, with stride 1, no dilation and no negative pads; None for others."""
+    """A convolution with what follows; None for other terms.
+
+    It is of a kernel with tiles, with stride 1, no dilation and no negative pads.
+    """
     names = next((found for each in CONVOLVED if (found := each.match(node)) is not None), None)
     if names is None or min(names["pads"]) < 0:
         return None

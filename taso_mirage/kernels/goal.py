@@ -58,5 +58,5 @@ class Labelled:
         return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
 
     def whole(self, label: str) -> tuple[str, ...]:
-        """The labels that a fold over one is about: of the grid part of a split label both parts."""
+        """The labels that a fold over one is about: both parts for the grid part of a split one."""
         return next((pair for pair in self.split.values() if pair[0] == label), (label,))

@@ -1,4 +1,4 @@
-"""The form of a goal, written as a side of a law is: which term, over which operands and attributes."""
+"""The form of a term, written as a side of a law is: operators over operands and attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taso_mirage.text import parse_equation
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A term in which names stand for operands and attributes; operands that commute may be exchanged."""
+    """A term in which names stand for operands and attributes; operands may commute."""
 
     text: str
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import permutations, product
 
+from taso_mirage.dims import times
 from taso_mirage.errors import Unsupported
 from taso_mirage.kernels.atoms import (
     EXP,
@@ -35,7 +36,7 @@ from taso_mirage.kernels.atoms import (
     family,
     joined,
 )
-from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power, times
+from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power
 
 
 class Algebra:

@@ -99,7 +99,8 @@ def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
 
 def loops(body: Body, closure: Closure) -> list[str | None]:
     """None, and every label that a for-loop over this body may cut: one that no result has, and of which nothing after the loop
-    meets a value within it. What takes one pass for the sake of a loop, and is derived otherwise as well, has that loop."""
+    meets a value within it. What takes one pass for the sake of a loop, and is derived otherwise as well,
+    has that loop."""
     labels = {x for c, _ in body.chosen for x in closure.classes[c]} | {
         x for c in body.leaves for x in closure.classes[c]
     }

@@ -1,7 +1,8 @@
-"""A derivation kind is one object: all that the search asks about one way to make a class from others (Mirage, OSDI'25, section 4).
+"""A derivation kind is one object: all that the search asks about one way to make a class from others.
 
-It says how the kind evaluates in the field, how it is written into a kernel's body, what it needs of loops and what it costs, and what an
-exponential that overflows does to it. No module outside of this folder tells kinds apart by their names.
+The object says how the kind evaluates in the field, how it is written into a kernel's body, what it needs
+of loops, what it costs, and what an exponential that overflows does to it (Mirage, OSDI'25, section 4).
+No module outside of this folder tells kinds apart by their names.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Values(Protocol):
 
 
 class Body(Protocol):
-    """The body of a kernel while it is written. Axes are in one order for all classes; those of size 1 in a block are left out."""
+    """The body of a kernel while it is written.
+
+    Axes are in one order for all classes; a label that has one element in a block has no axis.
+    """
 
     goal: Labelled
 
@@ -103,10 +107,10 @@ class Body(Protocol):
         """Whether the for-loop cuts the label that a derivation folds."""
 
     def accumulated(self, made: int, edge: Edge, value: Node, over: str) -> Node:
-        """What one iteration gives of a fold, over all iterations; `over` is an attribute of the operator `accumulate`."""
+        """What one iteration gives of a fold, over all iterations; `over` is that of `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
-        """The exponent of a class less what it is relative to; None where it is computed as it is."""
+        """The exponent `c` less what it is relative to; None where it is computed as it is."""
 
 
 class Costing(Protocol):
@@ -121,7 +125,7 @@ class Costing(Protocol):
 
 
 class Kind:
-    """What the search asks about a derivation. A kind without parameters is one object, and compared as such."""
+    """What the search asks about a derivation. A kind without parameters is compared as an object."""
 
     __slots__ = ()
     name: str
@@ -130,7 +134,8 @@ class Kind:
     accumulates: ClassVar[bool] = False
     """Whether a for-loop may cut the label that it folds."""
     one_pass: ClassVar[bool] = False
-    """Whether it is there for the sake of a loop over its label: where there is another derivation, only such a loop has it."""
+    """Whether it is there for the sake of a loop over its label: beside another derivation, only
+    that loop has it."""
     maximum: ClassVar[bool] = False
     """Whether it is the largest of its operand's elements over its label."""
     exponential: ClassVar[bool] = False
@@ -161,11 +166,17 @@ class Kind:
     # ------------------------------------------------------------ exponentials
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
-        """The degree of the value; None where it has none. Of an exponential `of` is the class that it is relative to."""
+        """The degree of the value; None where it has none.
+
+        `of`: the class that an exponential is relative to.
+        """
         return None if any(below) else NONE
 
     def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
-        """The value as the model writes it. `number`: of a constant; `bounded`: an exponent is never above 0."""
+        """The value as the model writes it.
+
+        `number`: of a constant; `bounded`: an exponent is never above 0.
+        """
         ill = self.ill(below) if any(v.grows for v in below) else ""
         return joined(below, self.grows(below), self.signs(edge, below), ill)
 
@@ -191,7 +202,7 @@ class Kind:
 
 
 def largest(c: int, chosen: Mapping[int, Edge]) -> tuple[int, frozenset[str]]:
-    """What a class is the maximum of, and over which labels; itself over none, where it is no maximum."""
+    """What a class is the maximum of, and over which labels; itself over none where it is none."""
     labels = frozenset[str]()
     while c in chosen and chosen[c].kind.maximum:
         labels |= {chosen[c].folds}

@@ -1,4 +1,4 @@
-"""What makes classes of its own in a closure: derivations of several operators, or of several classes."""
+"""What makes classes of its own in a closure: derivations of several operators or classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from taso_mirage.kernels.sketch import Algebra
 
 
 class Closing(Protocol):
-    """A closure while it grows: the sketch, the labels and the derivations of each class, and the class of each sketch."""
+    """A closure while it grows.
+
+    It has the sketch, the labels and the derivations of each class, and the class of each sketch.
+    """
 
     goal: Labelled
     algebra: Algebra
@@ -24,7 +27,7 @@ class Closing(Protocol):
     index: dict[Sketch, int]
 
     def put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
-        """Keep a derivation; a class that is `needed` for another one is kept although it is no part of the goal."""
+        """Keep a derivation; one that is `needed` for another stays although it is no part of the goal."""
 
 
 class Compound(Protocol):

@@ -1,4 +1,7 @@
-"""The degree of a value in each exponential that it hangs on: exp(s) has degree 1 in s, products add, quotients subtract."""
+"""The degree of a value in each exponential that it hangs on.
+
+exp(s) has degree 1 in s; products add degrees, quotients subtract them.
+"""
 
 from __future__ import annotations
 

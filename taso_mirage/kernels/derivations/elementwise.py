@@ -19,7 +19,7 @@ from taso_mirage.ops import term
 
 
 class Elementwise(Kind):
-    """`scalar` is what definitions of operators call it, `name` the operator that a body has for it."""
+    """`scalar` is what definitions of operators call it, `name` the operator that bodies have."""
 
     __slots__ = ()
     scalar: ClassVar[Scalar]
@@ -56,7 +56,7 @@ class Unary(Elementwise):
 
     __slots__ = ()
     as_written: ClassVar[bool] = False
-    """Whether a closure has it where the goal is written with it: its normal form is that of a product or a quotient."""
+    """Whether a closure has it where the goal is written with it: its normal form does not show it."""
 
     def derived(self, algebra: Algebra, p: Sketch) -> Sketch | None:
         """The normal form; None where a closure does without."""

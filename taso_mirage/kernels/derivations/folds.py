@@ -1,4 +1,4 @@
-"""Reductions over one label: sums, means, maxima. A new one is a `Fold` of this shape, in `REDUCTIONS`."""
+"""Reductions over one label: sums, means, maxima. A new one is a `Fold`, in `REDUCTIONS`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Wanted(Protocol):
 
 
 class Fold(Kind):
-    """A reduction that the algebra knows nothing about but its name; it has its elements in any order.
+    """A reduction of which the algebra knows the name alone; it takes its elements in any order.
 
-    `fold` is what definitions of operators call it, None where no definition does; `operator` the one that a body has for it, `over` the
-    accumulator that a for-loop has, or None.
+    `fold` is what definitions of operators call it, None where no definition does; `operator` is the one
+    that a body has for it, `over` the accumulator that a for-loop has, or None.
     """
 
     __slots__ = ()
@@ -88,7 +88,7 @@ class Sum(Fold):
 
 
 class Mean(Sum):
-    """A sum by how many elements there are; over the grid part of a split label by how many the whole has."""
+    """A sum by how many elements there are; of a split label by how many the whole has."""
 
     __slots__ = ()
     name, fold = "mean", None

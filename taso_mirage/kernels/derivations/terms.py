@@ -1,4 +1,4 @@
-"""What a goal is over scalars and folds: the terms that the meaning `Labels` reads off its operators."""
+"""What a goal is over scalars and folds: the terms that `Labels` reads off its operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Term:
-    """A form, or a derivation kind: arithmetic, or a contraction or another reduction over `labels`."""
+    """A form, or a derivation kind: arithmetic, or a reduction over `labels`."""
 
     kind: Form | Kind
     args: tuple[Term, ...] = ()

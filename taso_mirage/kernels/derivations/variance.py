@@ -60,7 +60,10 @@ class OnePass(Kind):
 
 
 class Merged(Kind):
-    """The mean of equal parts from their means, or the variance from their variances and means; the label tells the parts apart."""
+    """The mean of equal parts from their means, or the variance from their variances and means.
+
+    The label tells the parts apart.
+    """
 
     __slots__ = ()
     name = "merged"
