@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from taso_mirage.errors import Undecidable
 
@@ -23,8 +23,11 @@ class Floor:
         return f"(({self.numerator})//({self.denominator}))"
 
 
+F = TypeVar("F")
+Powers: TypeAlias = tuple[tuple[F, int], ...]
+"""Factors with their exponents, sorted."""
 Atom: TypeAlias = str | Floor
-Monomial: TypeAlias = tuple[tuple[Atom, int], ...]
+Monomial: TypeAlias = Powers[Atom]
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
 
 
@@ -126,16 +129,21 @@ def _sum(a: Symbolic, b: Dim) -> Dim:
 def _product(a: Symbolic, b: Dim) -> Dim:
     if len(a.terms) * len(_terms(b)) > TERMS:
         raise Undecidable(f"a size of more than {TERMS} products: fix some of the free dims with --shape")
-    return _build([(_times(m, n), c * d) for m, c in a.terms for n, d in _terms(b)])
+    return _build([(times(m, n, _shown), c * d) for m, c in a.terms for n, d in _terms(b)])
 
 
-def _times(a: Monomial, b: Monomial) -> Monomial:
+def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None = None) -> Powers[F]:
+    """The product of two monomials: exponents add, and factors are sorted by `key`."""
     if not a or not b:
         return a or b
-    powers = dict(a)
-    for atom, power in b:
-        powers[atom] = powers.get(atom, 0) + power
-    return tuple(sorted(powers.items(), key=lambda item: str(item[0])))
+    total = dict(a)
+    for factor, exponent in b:
+        total[factor] = total.get(factor, 0) + exponent
+    return tuple(sorted([pair for pair in total.items() if pair[1]], key=key))
+
+
+def _shown(power: tuple[Atom, int]) -> str:
+    return str(power[0])
 
 
 def _build(terms: Iterable[tuple[Monomial, int]]) -> Dim:

@@ -139,6 +139,16 @@ def constant(array: NDArray[Any] | float | int | bool, dtype: str | None = None)
     return Node("constant", (), (("value", literal),), Tensor(literal.dtype, literal.shape))
 
 
+def is_constant(node: Node) -> bool:
+    """Whether a term is an array that it holds itself."""
+    return node.op == "constant"
+
+
+def is_part(node: Node) -> bool:
+    """Whether a term reads one of the several results of its operand."""
+    return bool(node.args) and isinstance(node.args[0].type, tuple)
+
+
 ABSENT = Node("absent", (), (), Tensor("absent", ()))
 """Stands for an optional operand that is left out."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Graph, Node, Tensor
+from taso_mirage.ir import Graph, Node, Tensor, topological
 
 Ints = tuple[int, ...]
 Maps = tuple[Ints, ...]
@@ -32,6 +32,11 @@ class Batch:
 
     dims: int
     inputs: tuple[bool, ...]
+
+
+def kernels(outputs: Iterable[Node]) -> list[Node]:
+    """The kernels of a muGraph, in the order of their runs."""
+    return [node for node in topological(outputs) if node.op == "kernel"]
 
 
 def stages(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, Stage]:

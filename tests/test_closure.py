@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, variable
-from taso_mirage.kernels.closure import Closure, Edge, close
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.closure import Closure, close
+from taso_mirage.kernels.derivations import Edge, Kind
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, NEG, SQRT, SUB, Elementwise
+from taso_mirage.kernels.derivations.folds import MAX, MEAN, SUM
+from taso_mirage.kernels.derivations.leaf import Input
+from taso_mirage.kernels.derivations.variance import MERGED, ONE_PASS
 from taso_mirage.kernels.edges import Field32, check
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import Algebra, Sketch
+from taso_mirage.kernels.sketch import Algebra
 from taso_mirage.meanings.field import agree
 from taso_mirage.ops import interpret, term
 
@@ -189,43 +196,46 @@ def test_every_goal_closes_and_every_edge_is_right(name: str) -> None:
     closure = close(goal, seed=5)
     assert closure.statistics["wrong"] == 0
     assert [closure.classes[t] for t in closure.targets] == [frozenset(sum(axes, ())) for axes in goal.outputs]
-    assert {e.name for edges in closure.edges for e in edges if e.op == "input"} == {*goal.inputs, *goal.constants}
+    assert {e.kind.name for edges in closure.edges for e in edges if isinstance(e.kind, Input)} == {
+        *goal.inputs,
+        *goal.constants,
+    }
     derived: set[int] = set()
     while fresh := {i for i, es in enumerate(closure.edges) if any(set(e.args) <= derived for e in es)} - derived:
         derived |= fresh
     assert derived == set(range(len(closure.classes)))
 
 
-def derivations(closure: Closure, c: int) -> set[tuple[str, str]]:
-    """Of each edge the operator, and the operator of an edge of each operand."""
-    return {(e.op, ops) for e in closure.edges[c] for ops in _operators(closure, e.args)}
+def derivations(closure: Closure, c: int) -> set[tuple[Kind, ...]]:
+    """Of each edge the kind, and the kind of an edge of each operand."""
+    return {(e.kind, *kinds) for e in closure.edges[c] for kinds in _kinds(closure, e.args)}
 
 
-def _operators(closure: Closure, args: Sequence[int]) -> Iterator[str]:
+def _kinds(closure: Closure, args: Sequence[int]) -> Iterator[tuple[Kind, ...]]:
     if not args:
-        yield ""
+        yield ()
         return
-    for rest in _operators(closure, args[1:]):
+    for rest in _kinds(closure, args[1:]):
         for e in closure.edges[args[0]]:
-            yield f"{e.op or e.name},{rest}"
+            yield (e.kind, *rest)
 
 
 def test_the_best_structures_known_are_there() -> None:
     """Mirage's best kernels: division after the product, the split sums and their combination."""
     rmsnorm = close(label(graph(GOALS["rmsnorm+linear"]())))
-    assert {("div", "dot,map,"), ("dot", "div,input,")} <= derivations(rmsnorm, rmsnorm.targets[0])
+    assert {(DIV, DOT, SQRT), (DOT, DIV, Input("W"))} <= derivations(rmsnorm, rmsnorm.targets[0])
     split = close(label(graph(GOALS["attention"]()), reduced("attention", 1, "V")))
-    assert ("div", "sum,sum,") in derivations(split, split.targets[0])
+    assert (DIV, SUM, SUM) in derivations(split, split.targets[0])
     (outer, inner) = next(iter(split.goal.split.values()))
-    total = next(e for e in split.edges[split.targets[0]] if e.op == "div").args
-    assert all(any((e.op, e.label) == ("sum", outer) for e in split.edges[c]) for c in total)
-    partial = {e.args[0] for c in total for e in split.edges[c] if (e.op, e.label) == ("sum", outer)}
+    total = next(e for e in split.edges[split.targets[0]] if e.kind is DIV).args
+    assert all(any((e.kind, e.label) == (SUM, outer) for e in split.edges[c]) for c in total)
+    partial = {e.args[0] for c in total for e in split.edges[c] if (e.kind, e.label) == (SUM, outer)}
     assert all(any(e.label == inner for e in split.edges[c]) for c in partial)
 
 
 def test_a_mean_over_a_split_label_is_taken_once_over_the_whole() -> None:
     closure = close(label(graph(GOALS["rmsnorm+linear"]()), reduced("rmsnorm+linear", 0, "W")))
-    means = {e.label for edges in closure.edges for e in edges if e.op == "mean"}
+    means = {e.label for edges in closure.edges for e in edges if e.kind is MEAN}
     assert means == {outer for outer, _ in closure.goal.split.values()}
 
 
@@ -249,15 +259,16 @@ def test_layer_norms_one_on_another_close_at_once() -> None:
 
 
 def variances(closure: Closure) -> list[Edge]:
-    return [e for edges in closure.edges for e in edges if e.op in ("variance", "merged")]
+    return [e for edges in closure.edges for e in edges if e.kind in (ONE_PASS, MERGED)]
 
 
 def test_a_variance_is_taken_in_one_pass_or_merged_from_parts() -> None:
     one, split = (
         close(label(graph(layer_norm_linear()), part)) for part in (None, reduced("layernorm+linear", 0, "W"))
     )
-    assert [e.op for e in variances(one)] == ["variance"]
-    assert sorted((e.op, len(e.args)) for e in variances(split)) == [("merged", 1), ("merged", 2), ("variance", 1)]
+    assert [e.kind for e in variances(one)] == [ONE_PASS]
+    found = sorted((e.kind.name, len(e.args)) for e in variances(split))
+    assert found == [("merged", 1), ("merged", 2), ("variance", 1)]
 
 
 def test_numbers_are_no_classes() -> None:
@@ -679,29 +690,27 @@ def mutants(closure: Closure, c: int, edge: Edge) -> Iterator[Edge]:
     for place, arg in enumerate(edge.args):
         for other, labels in enumerate(closure.classes):
             if other != arg and labels == closure.classes[arg]:
-                yield Edge(edge.op, (*edge.args[:place], other, *edge.args[place + 1 :]), edge.label, edge.name)
-    if edge.op in ("mul", "add", "sub", "div"):
-        yield from (Edge(op, edge.args) for op in ("mul", "add", "sub", "div") if op != edge.op)
-        yield Edge(edge.op, edge.args[::-1])
-    if edge.op == "map" and len(edge.args) == 1:
-        yield from (Edge("map", edge.args, None, name) for name in ("exp", "sqrt", "neg") if name != edge.name)
-    if edge.op in ("sum", "mean"):
-        yield Edge("max", edge.args, edge.label)
+                yield Edge(edge.kind, (*edge.args[:place], other, *edge.args[place + 1 :]), edge.label)
+    if edge.kind in (MUL, ADD, SUB, DIV):
+        yield from (Edge(kind, edge.args) for kind in (MUL, ADD, SUB, DIV) if kind is not edge.kind)
+        yield Edge(edge.kind, edge.args[::-1])
+    if edge.label is None and len(edge.args) == 1:
+        yield from (Edge(kind, edge.args) for kind in (EXP, SQRT, NEG) if kind is not edge.kind)
+    if edge.kind in (SUM, MEAN):
+        yield Edge(MAX, edge.args, edge.label)
 
 
 def derived(goal: Labelled, closure: Closure, edge: Edge) -> Sketch:
     """What an edge derives, in the algebra."""
     algebra, args = goal.algebra, [closure.sketches[a] for a in edge.args]
-    if edge.op in ("mul", "add", "sub", "div"):
-        return {"mul": algebra.mul, "add": algebra.add, "sub": algebra.sub, "div": algebra.div}[edge.op](*args)
-    if edge.op == "map":
-        known = {"exp": algebra.exp, "sqrt": algebra.sqrt, "neg": lambda p: algebra.mul(p, algebra.number(-1))}
-        return known[edge.name](args[0]) if edge.name in known else algebra.function(edge.name + "!", args)
-    label_ = edge.label or ""
-    if edge.op == "max":
-        return algebra.max(args[0], label_)
-    made = algebra.sum(algebra.mul(*args) if edge.op == "dot" else args[0], label_)
-    return algebra.mul(made, algebra.share(label_)) if edge.op == "mean" else made
+    if isinstance(edge.kind, Elementwise):
+        return edge.kind.sketch(algebra, *args)
+    if edge.label is None:
+        return algebra.function(edge.kind.name, args, True)
+    if edge.kind is MAX:
+        return MAX.sketch(algebra, args[0], edge.label)
+    made = algebra.sum(algebra.mul(*args) if edge.kind is DOT else args[0], edge.label)
+    return algebra.mul(made, algebra.share(edge.label)) if edge.kind is MEAN else made
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from math import prod
 import numpy as np
 
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, variable
-from taso_mirage.kernels.closure import Closure, Edge
-from taso_mirage.kernels.roles import tensors
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.safe import Safe, Stabiliser
 from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled
@@ -22,7 +23,6 @@ from taso_mirage.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is uniform."""
-BINARY = frozenset({"mul", "add", "sub", "div"})
 Labels = tuple[tuple[str, ...], ...]
 """The labels of every axis, outermost first: none where its size is 1, several where it is a product."""
 
@@ -55,12 +55,6 @@ def assembled(
     return Graph(tuple(inputs), tuple(stored[t].node for t in closure.targets))
 
 
-def with_operands(example: Node, operands: Sequence[Node]) -> Node:
-    """A function of the goal, of other tensors."""
-    replaced = dict(zip(tensors(example), operands, strict=True))
-    return term(example.op, *[replaced.get(a, a) for a in example.args], **dict(example.attrs))
-
-
 def axes_order(closure: Closure) -> list[str]:
     """All labels in one order: as the results have them, then as the inputs do; the parts of a split one after the other."""
     goal = closure.goal
@@ -90,12 +84,12 @@ class _Kernel:
     final: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kernel, goal = self.tiled.kernel, self.closure.goal
+        kernel, self.goal = self.tiled.kernel, self.closure.goal
         self.body, self.loop, self.plainly = kernel.body, kernel.loop, False
         self.order = axes_order(self.closure)
         self.stages = (stages(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
-        reads = {label for c, e in self.body.chosen if e.op == "input" for label in self.closure.classes[c]}
-        self.hidden = {outer for outer, _ in goal.split.values() if outer in self.body.grid and outer in reads}
+        reads = {label for c, e in self.body.chosen if e.kind.reads is not None for label in self.closure.classes[c]}
+        self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
         counts = {
             label: -(-self.sizes[label] // self.tiled.tiles[label])
             for label in self.body.grid
@@ -111,7 +105,7 @@ class _Kernel:
         whole = all(d.denominator == 1 for degrees in self.safe.degrees.values() for d in degrees.values())
         early = all(self.loop not in stabilisers[k].over for k in stabilisers if k in self.maxima)
         early = early and all(d > 0 for leaf in self.body.leaves for d in self.safe.degrees[leaf].values())
-        tensors = [self._given(e.name).labels for _, e in self.body.chosen if e.op == "input" and e.name in self.given]
+        tensors = [self._given(view).labels for view in self.body.reads if view in self.given]
         tensors += [self._result_labels(t) for t in self.body.targets]
         kept = [stabilisers[k] for k in self._relative()]
         shared = all(g in each.labels or g not in self.closure.classes[each.of] for each in kept for g in self.grid)
@@ -120,7 +114,7 @@ class _Kernel:
     def write(self) -> None:
         """Make the kernel's term, and note what it stores."""
         for leaf in self.body.leaves:
-            self.values[leaf], self.axes[leaf] = self._read(f"t{leaf}", self.stored[leaf])
+            self.values[leaf], self.axes[leaf] = self._tile(f"t{leaf}", self.stored[leaf])
         for key, stabiliser in self.safe.stabilisers.items():
             if key in self.maxima:
                 self._combine(key, stabiliser)
@@ -130,7 +124,7 @@ class _Kernel:
                 self._stabilise(made, self.safe.stabilisers[made])
         self.values |= self.bare
         keys = self._relative()
-        results = [(self._ordered(t), self._result_labels(t)) for t in self.body.targets]
+        results = [(self.ordered(t), self._result_labels(t)) for t in self.body.targets]
         results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
         tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
         for target, tensor in zip(self.body.targets, tensors, strict=False):
@@ -146,11 +140,11 @@ class _Kernel:
     def _compute(self, made: int, edge: Edge) -> None:
         """The value of a class, relative to maxima or bare or both, and its axes."""
         if made in self.safe.stable:
-            self.values[made], self.axes[made] = self._computed(made, edge)
+            self.values[made], self.axes[made] = edge.kind.write(made, edge, self)
         if made in self.safe.bare:
             self.plainly, stable = True, dict(self.values)
             self.values |= self.bare
-            self.bare[made], self.axes[made] = self._computed(made, edge)
+            self.bare[made], self.axes[made] = edge.kind.write(made, edge, self)
             self.plainly, self.values = False, {made: self.bare[made]} | stable
 
     def _term(self, outputs: Sequence[Node], labels: Sequence[Labels]) -> list[Stored]:
@@ -194,17 +188,13 @@ class _Kernel:
     def _given(self, name: str) -> Stored:
         return Stored(self.given[name], self.closure.goal.inputs[name])
 
-    def _read(self, name: str, tensor: Stored) -> tuple[Node, list[str]]:
+    def _tile(self, name: str, tensor: Stored) -> Written:
         """A tile of an operand with the labels of its axes, in their own order."""
         tile = tuple(prod(self._size(x) for x in axis) for axis in tensor.labels)
         leaf = variable(name, Tensor(tensor.node.dtype, tile))
         self.operands.append((tensor, leaf))
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
         return self._reshaped(leaf, [self._size(x) for x in axes]), axes
-
-    def _ordered(self, c: int) -> Node:
-        """The value of a class with its axes in the order of all."""
-        return self._transposed(self.values[c], self.axes[c], self._axes(self.axes[c]))
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)
@@ -228,99 +218,74 @@ class _Kernel:
     def _reshaped(self, value: Node, shape: Sequence[int]) -> Node:
         return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
 
-    # ------------------------------------------------------------ values
+    # ------------------------------------------------------------ what kinds write with
 
-    def _computed(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
-        """The value of a class and the labels of its axes."""
-        goal, labels = self.closure.goal, self.closure.classes
-        if edge.op == "input":
-            if edge.name in goal.constants:
-                return self._constant(goal.constants[edge.name]), []
-            return self._read(edge.name, self._given(edge.name))
-        if edge.op in BINARY:
-            a, b = (self._aligned(self._ordered(x), labels[x], labels[made]) for x in edge.args)
-            return term(edge.op, a, b), self._axes(labels[made])
-        if edge.op == "map":
-            return self._map(made, edge)
-        return self._reduced(made, edge)
+    def read(self, view: str) -> Written:
+        return self._tile(view, self._given(view))
 
-    def _map(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
-        key, labels = edge.args[0], self.closure.classes
-        if edge.name in self.closure.goal.functions:
-            operands = [self._aligned(self._ordered(x), labels[x], labels[made]) for x in edge.args]
-            return with_operands(self.closure.goal.functions[edge.name], operands), self._axes(labels[made])
-        if self.plainly or made not in self.safe.keys:
-            return term(edge.name, self.values[key]), self.axes[key]
-        m = self._stabiliser(self.safe.keys[made], labels[key], known=self.stages.get(made) == AFTER)
-        return term("exp", term("sub", self._ordered(key), m)), self._axes(labels[key])
+    def constant(self, value: float) -> Node:
+        """A number as it is: a conversion within a body does not round, and half precision has no 1e-5 and no 100000."""
+        dtype = next(node.dtype for node in self.given.values() if is_float(node.dtype))
+        single = constant(np.asarray(value, np.float32))
+        return single if dtype == "float32" else term("cast", single, to=dtype)
 
-    def _reduced(self, made: int, edge: Edge) -> tuple[Node, list[str]]:
-        assert edge.label is not None
-        axes = self._axes(self.closure.classes[made])
-        if edge.op == "dot":
-            a, b = edge.args
-            letters = {label: chr(ord("a") + i) for i, label in enumerate(self.order)}
-            spelled = ["".join(letters[x] for x in each) for each in (self.axes[a], self.axes[b], axes)]
-            value = term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
-        elif edge.op in ("variance", "merged"):
-            return self._moment(made, edge), axes
-        else:
-            axis = self._axes(self.closure.classes[edge.args[0]]).index(edge.label)
-            name = "reduce_max" if edge.op == "max" else "reduce_sum"
-            value = term(name, self._ordered(edge.args[0]), axes=(axis,), keepdims=0)
-        if self.stages.get(made) == AFTER and edge.label == self.loop:
-            value = self._accumulated(value, made, "max" if edge.op == "max" else "sum")
-        if edge.op == "mean":
-            whole = next((pair for pair in self.closure.goal.split.values() if pair[0] == edge.label), (edge.label,))
-            count = prod(self.sizes[label] for label in whole)
-            value = term("div", value, self._constant(count))
-        return value, axes
+    def count(self, label: str) -> Node:
+        return self.constant(prod(self.sizes[part] for part in self.goal.whole(label)))
 
-    def _moment(self, made: int, edge: Edge) -> Node:
-        """A variance in one pass, or the variance or mean of parts that an earlier kernel stored."""
-        assert edge.label is not None
-        *variance, x = [self._ordered(c) for c in edge.args]
-        axis = self._axes(self.closure.classes[edge.args[-1]]).index(edge.label)
-        mean = self._mean(x, axis)
-        if edge.op == "merged" and not variance:
-            return mean
-        apart = term("sub", x, self._mean(x, axis, keepdims=1))
-        found = self._mean(term("mul", apart, apart), axis)
-        if edge.op == "merged":
-            return term("add", self._mean(variance[0], axis), found)
-        looped = self.stages.get(made) == AFTER and edge.label == self.loop
-        return term("accumulate", found, mean, over="variance") if looped else found
+    def taken(self, c: int) -> Written:
+        return self.values[c], self.axes[c]
 
-    def _mean(self, x: Node, axis: int, keepdims: int = 0) -> Node:
-        """Over all elements of a tile along one axis."""
-        total = term("reduce_sum", x, axes=(axis,), keepdims=keepdims)
-        return term("div", total, self._constant(int(x.shape[axis])))
+    def ordered(self, c: int) -> Node:
+        return self._transposed(self.values[c], self.axes[c], self._axes(self.axes[c]))
 
-    def _accumulated(self, value: Node, made: int, over: str) -> Node:
+    def aligned(self, c: int, made: int) -> Node:
+        return self._aligned(self.ordered(c), self.closure.classes[c], self.closure.classes[made])
+
+    def written(self, made: int, value: Node) -> Written:
+        return value, self._axes(self.closure.classes[made])
+
+    def axis(self, c: int, label: str) -> int:
+        return self._axes(self.closure.classes[c]).index(label)
+
+    def contracted(self, made: int, args: Sequence[int]) -> Node:
+        a, b = args
+        letters = {label: chr(ord("a") + i) for i, label in enumerate(self.order)}
+        axes = self.axes[a], self.axes[b], self._axes(self.closure.classes[made])
+        spelled = ["".join(letters[x] for x in each) for each in axes]
+        return term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
+
+    def looped(self, made: int, edge: Edge) -> bool:
+        return self.stages.get(made) == AFTER and edge.label == self.loop
+
+    def accumulated(self, made: int, edge: Edge, value: Node, over: str) -> Node:
+        """Relative to a maximum that grows, a sum is rescaled."""
+        if not self.looped(made, edge):
+            return value
         for key, degree in () if self.plainly else self.safe.degrees[made].items():
             if self.loop in self.safe.stabilisers[key].over:
                 m = self._stabiliser(key, self.closure.classes[made])
                 return term("accumulate", value, m, over="rescaled", degree=int(degree))
         return term("accumulate", value, over=over)
 
+    def lowered(self, made: int, c: int) -> Node | None:
+        if self.plainly or made not in self.safe.keys:
+            return None
+        known = self.stages.get(made) == AFTER
+        m = self._stabiliser(self.safe.keys[made], self.closure.classes[c], known)
+        return term("sub", self.ordered(c), m)
+
     def _aligned(self, value: Node, labels: Iterable[str], to: Iterable[str]) -> Node:
         """A value with axes of size 1 where it lacks a label of another."""
         have, wanted = self._axes(labels), self._axes(to)
         return self._reshaped(value, [self._size(x) if x in have else 1 for x in wanted]) if have else value
-
-    def _constant(self, value: float) -> Node:
-        """A number as it is: a conversion within a body does not round, and half precision has no 1e-5 and no 100000."""
-        dtype = next(node.dtype for node in self.given.values() if is_float(node.dtype))
-        single = constant(np.asarray(value, np.float32))
-        return single if dtype == "float32" else term("cast", single, to=dtype)
 
     # ------------------------------------------------------------ stabilisers
 
     def _stabilise(self, key: int, stabiliser: Stabiliser) -> None:
         """The maximum of a class that is exponentiated: of this iteration and those before, and of all."""
         axes = tuple(i for i, x in enumerate(self._axes(self.closure.classes[key])) if x in stabiliser.over)
-        largest = term("reduce_max", self._ordered(key), axes=axes, keepdims=0) if axes else self._ordered(key)
-        self.largest[key] = term("max", largest, self._constant(LOWEST))  # of a tile that is masked whole it is -inf
+        largest = term("reduce_max", self.ordered(key), axes=axes, keepdims=0) if axes else self.ordered(key)
+        self.largest[key] = term("max", largest, self.constant(LOWEST))  # of a tile that is masked whole it is -inf
         looped = self.loop in stabiliser.over
         self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
 
@@ -333,7 +298,7 @@ class _Kernel:
     def _combine(self, key: int, stabiliser: Stabiliser) -> None:
         """What an earlier kernel stored relative to its own maxima, relative to their maximum."""
         labels = {x for axis in self.maxima[key].labels for x in axis}
-        own, order = self._read(f"m{key}", self.maxima[key])
+        own, order = self._tile(f"m{key}", self.maxima[key])
         own = self._transposed(own, order, self._axes(labels))
         axes = tuple(i for i, x in enumerate(self._axes(labels)) if x in stabiliser.over)
         largest = term("reduce_max", own, axes=axes, keepdims=0) if axes else own
@@ -343,6 +308,6 @@ class _Kernel:
             for _ in range(int(self.safe.degrees[leaf].get(key, 0))):
                 factor = self._aligned(shift, labels, self.closure.classes[leaf])
                 self.values[leaf], self.axes[leaf] = (
-                    term("mul", self._ordered(leaf), factor),
+                    term("mul", self.ordered(leaf), factor),
                     self._axes(self.axes[leaf]),
                 )

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.kernels.edges import Edge, check
-from taso_mirage.kernels.labels import Labelled
+from taso_mirage.kernels import derivations
+from taso_mirage.kernels.atoms import LEVELS, Atom, Form, Sketch
+from taso_mirage.kernels.derivations.base import Edge, Kind
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, SQRT, SUB, UNARY
+from taso_mirage.kernels.derivations.function import Function
+from taso_mirage.kernels.derivations.leaf import Input
+from taso_mirage.kernels.edges import check
+from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import LEVELS, Algebra, Sketch
-from taso_mirage.kernels.variances import Variance, variances
-
-__all__ = ["Closure", "Edge", "close"]
+from taso_mirage.kernels.sketch import Algebra
 
 Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""
@@ -97,9 +101,7 @@ def _trimmed(
     return Closure(
         goal,
         tuple([closing.free[i] for i in place]),
-        tuple(
-            [tuple([Edge(e.op, tuple([place[a] for a in e.args]), e.label, e.name) for e in edges[i]]) for i in place]
-        ),
+        tuple([tuple([replace(e, args=tuple([place[a] for a in e.args])) for e in edges[i]]) for i in place]),
         tuple([place[i] for i in outputs]),
         statistics,
         tuple([closing.classes[i] for i in place]),
@@ -113,17 +115,17 @@ class _Closing:
         self.goal, self.algebra, self.prune, self.cap = goal, goal.algebra, prune, cap
         self.targets = Targets(goal.algebra, goal.sketches)
         self.wanted = _Wanted(goal, self.targets)
-        self.variances = list(variances(goal, self.targets))
         self.classes: list[Sketch] = []
         self.free: list[frozenset[str]] = []
         self.edges: list[dict[Edge, None]] = []
         self.index: dict[Sketch, int] = {}
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
+        self.compounds = [each(self) for each in derivations.COMPOUNDS]
 
     def run(self, progress: Progress | None) -> None:
         for name, sketch in self.goal.views.items():
-            self._put(sketch, Edge("input", (), None, name), self.algebra.free(sketch))
+            self.put(sketch, Edge(Input(name)), self.algebra.free(sketch))
         at = 0
         while at < len(self.classes):
             if len(self.classes) > self.cap:
@@ -132,14 +134,17 @@ class _Closing:
             if progress is not None:
                 progress(len(self.classes), len(self.classes) - at)
             self._unary(at)
-            self._variances(at)
+            self._reduced(at)
+            for each in self.compounds:
+                each.meet(at)
             self._functions(at)
             for other in range(at + 1):
                 self._pair(at, other)
             at += 1
-        self._centred()
+        for each in self.compounds:
+            each.end()
 
-    def _put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
+    def put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
         """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a cancellation lost a label."""
         self.counts["tried"] += 1
         at = self.index.get(sketch)
@@ -147,7 +152,7 @@ class _Closing:
             if self.algebra.free(sketch) != free or self.algebra.is_number(sketch):
                 self.counts["lost"] += 1
                 return
-            if self.prune and not (needed or edge.op == "input" or sketch in self.targets):
+            if self.prune and not (needed or edge.kind.reads is not None or sketch in self.targets):
                 self.counts["pruned"] += 1
                 return
             at = self.index[sketch] = len(self.classes)
@@ -160,122 +165,50 @@ class _Closing:
         self.edges[at][edge] = None
 
     def _unary(self, i: int) -> None:
-        algebra, wanted, p, free = self.algebra, self.wanted, self.classes[i], self.free[i]
-        if "exp" in wanted.operators:
-            self._put(algebra.exp(p), Edge("map", (i,), None, "exp"), free)
-        if "sqrt" in wanted.operators and algebra.roots(p) < LEVELS - 1:
-            self._put(algebra.sqrt(p), Edge("map", (i,), None, "sqrt"), free)
-        if "neg" in wanted.operators:
-            self._put(algebra.mul(p, algebra.number(-1)), Edge("map", (i,), None, "neg"), free)
-        if "reciprocal" in wanted.operators:
-            self._put(algebra.inverse(p), Edge("map", (i,), None, "reciprocal"), free)
-        for label in sorted(free & wanted.reduced):
-            total = algebra.sum(p, label)
-            self._put(total, Edge("sum", (i,), label), free - {label})
-            if label in wanted.means:
-                mean = algebra.mul(total, wanted.means[label])
-                self._put(mean, Edge("mean", (i,), label), free - {label})
-            if "max" in wanted.operators:
-                self._put(algebra.max(p, label), Edge("max", (i,), label), free - {label})
+        for kind in UNARY:
+            made = kind.derived(self.algebra, self.classes[i]) if kind in self.wanted.kinds else None
+            if made is not None:
+                self.put(made, Edge(kind, (i,)), self.free[i])
 
-    def _variances(self, i: int) -> None:
-        """Variances of this class; those of the parts of a split label are classes, too, and are merged once both are there."""
-        for each in self.variances:
-            (variance, mean), free = each.parts, self.free[i] - {each.label}
-            if self.classes[i] == each.of:
-                self._put(variance, Edge("variance", (i,), each.label), free, needed=True)
-            if self.classes[i] == each.of and each.whole is not None:
-                self._put(mean, Edge("mean", (i,), each.label), free, needed=True)
-            if self.classes[i] in each.parts and each.whole is not None and each.outer in self.free[i]:
-                args = [self.index[part] for part in each.parts if part in self.index]
-                if i == max(args) and len(args) == 2:
-                    self._put(each.whole[0], Edge("merged", tuple(args), each.outer), self.free[i] - {each.outer})
-                    self._put(each.whole[1], Edge("merged", (args[1],), each.outer), self.free[i] - {each.outer})
-
-    def _centred(self) -> None:
-        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer products that no worklist makes.
-
-        A product in half precision rounds what is no input itself, and a large mean would show it: then x and w are inputs.
-        """
-        half = any(leaf.dtype in ("float16", "bfloat16") for leaf in self.goal.leaves.values())
-        exact = set(self.goal.views.values()) if half else set(self.classes)
-        for each in self.variances:
-            apart = self.index.get(self.algebra.sub(each.of, each.mean))
-            uses = [e for made in self.edges for e in made if e.op in ("mul", "dot") and apart in e.args]
-            for weight in dict.fromkeys(a for e in uses for a in e.args if a != apart):
-                if {each.of, self.classes[weight]} <= exact and self.free[weight].issuperset(each.labels):
-                    self._shifted(each, weight)
-
-    def _shifted(self, each: Variance, weight: int) -> None:
-        """The derivation of one sum((x - mean) w), if it is part of the goal."""
-        algebra, index = self.algebra, self.index
-        x, mean = index.get(each.of), index.get(each.mean)
-        whole = algebra.folded(algebra.mul(algebra.sub(each.of, each.mean), self.classes[weight]), each.labels)
-        if whole not in index or x is None or mean is None:
-            return
-        products, weights = self._product(x, weight, each.labels[-1]), self._total(weight, each.labels[-1])
-        for label in each.labels[-2::-1]:
-            products, weights = self._total(products, label), self._total(weights, label)
-        if products is None or weights is None:
-            return
-        shift = self._class(
-            algebra.mul(each.mean, self.classes[weights]),
-            Edge("mul", (mean, weights)),
-            self.free[mean] | self.free[weights],
-        )
-        if shift is not None:
-            self._put(whole, Edge("sub", (products, shift)), self.free[index[whole]])
-
-    def _class(self, sketch: Sketch, edge: Edge, free: frozenset[str]) -> int | None:
-        """The class of a term that is needed, unless a cancellation lost a label."""
-        self._put(sketch, edge, free, needed=True)
-        return self.index.get(sketch)
-
-    def _total(self, i: int | None, label: str) -> int | None:
-        """The class of the sum of a class."""
-        if i is None or label not in self.free[i]:
-            return None
-        return self._class(self.algebra.sum(self.classes[i], label), Edge("sum", (i,), label), self.free[i] - {label})
-
-    def _product(self, i: int, j: int, label: str) -> int | None:
-        """The class of the sum of the product of two classes."""
-        algebra, free = self.algebra, self.free[i] | self.free[j]
-        product = algebra.mul(self.classes[i], self.classes[j])
-        if free in (self.free[i], self.free[j]):
-            return self._total(self._class(product, Edge("mul", (i, j)), free), label)
-        return self._class(algebra.sum(product, label), Edge("dot", (i, j), label), free - {label})
+    def _reduced(self, i: int) -> None:
+        for label in sorted(self.free[i] & self.wanted.reduced):
+            for kind in derivations.REDUCTIONS:
+                made = kind.derived(self.wanted, self.classes[i], label)
+                if made is not None:
+                    self.put(made, Edge(kind, (i,), label), self.free[i] - {label})
 
     def _functions(self, i: int) -> None:
         """Opaque functions of this class and those before it."""
-        for name, exponential, places in self.wanted.functions:
+        for (name, exponential), places in self.wanted.functions:
             fits = [[j for j in range(i + 1) if self.algebra.erased.poly(self.classes[j]) in place] for place in places]
             for args in product(*fits):
                 if i in args:
                     made = self.algebra.function(name, [self.classes[j] for j in args], exponential)
-                    self._put(made, Edge("map", args, None, name), frozenset().union(*[self.free[j] for j in args]))
+                    kind = Function(name) if name else EXP
+                    self.put(made, Edge(kind, args), frozenset().union(*[self.free[j] for j in args]))
 
     def _pair(self, i: int, j: int) -> None:
-        wanted, left, right = self.wanted.operators, self.free[i], self.free[j]
+        wanted, left, right = self.wanted.kinds, self.free[i], self.free[j]
         nested = left <= right or right <= left
-        joined = nested or "outer" in wanted
+        joined = nested or self.goal.outer
         free = left | right
         algebra, p, q = self.algebra, self.classes[i], self.classes[j]
         if self._shared(self._factor(p, q), self._factor(q, p)) and not _cancels(algebra, p, q, 1):
-            if joined and "mul" in wanted:
-                self._put(algebra.mul(p, q), Edge("mul", (i, j)), free)
+            if joined and MUL in wanted:
+                self.put(algebra.mul(p, q), Edge(MUL, (i, j)), free)
             for label in sorted(left & right & self.wanted.reduced) if not nested else ():
-                self._put(algebra.sum(algebra.mul(p, q), label), Edge("dot", (i, j), label), free - {label})
-        if i == j and "twice" not in wanted:
+                self.put(algebra.sum(algebra.mul(p, q), label), Edge(DOT, (i, j), label), free - {label})
+        if i == j and not self.wanted.twice:
             return
         summed = joined and self._shared(p, q)
-        if summed and "add" in wanted and not _collide(algebra, p, q, 1):
-            self._put(algebra.add(p, q), Edge("add", (i, j)), free)
+        if summed and ADD in wanted and not _collide(algebra, p, q, 1):
+            self.put(algebra.add(p, q), Edge(ADD, (i, j)), free)
         for a, b in ((i, j), (j, i)):
             p, q = self.classes[a], self.classes[b]
-            if summed and "sub" in wanted and not _collide(algebra, p, q, -1):
-                self._put(algebra.sub(p, q), Edge("sub", (a, b)), free)
-            if joined and "div" in wanted and self._shared(p, algebra.inverse(q)) and not _cancels(algebra, p, q, -1):
-                self._put(algebra.div(p, q), Edge("div", (a, b)), free)
+            if summed and SUB in wanted and not _collide(algebra, p, q, -1):
+                self.put(algebra.sub(p, q), Edge(SUB, (a, b)), free)
+            if joined and DIV in wanted and self._shared(p, algebra.inverse(q)) and not _cancels(algebra, p, q, -1):
+                self.put(algebra.div(p, q), Edge(DIV, (a, b)), free)
 
     def _factor(self, p: Sketch, q: Sketch) -> Sketch:
         """p as it stands in p * q, where a product of two sums stays factored."""
@@ -301,24 +234,28 @@ class _Wanted:
     """What the targets are made of: only that is tried."""
 
     def __init__(self, goal: Labelled, targets: Targets) -> None:
-        algebra = goal.algebra
-        self.operators = set(goal.operators & {"outer", "neg", "reciprocal"}) | set(_operators(algebra, targets.polys))
-        parts = dict(goal.split)
-        self.reduced = frozenset(part for label in goal.reduced for part in parts.get(label, (label,)))
-        self.means = self._means(goal, _atoms(algebra, targets.polys))
-        places: dict[tuple[str, int], list[set[int]]] = {}
-        for atom in _atoms(algebra, targets.polys):
-            if atom[0] == "function":
-                own = places.setdefault((atom[1], len(atom[3])), [set() for _ in atom[3]])
-                for place, poly in zip(own, atom[3], strict=True):
+        self.algebra = algebra = goal.algebra
+        atoms = _atoms(algebra, targets.polys)
+        written = {kind for kind in UNARY if kind.as_written and kind.scalar in goal.scalars}
+        self.kinds: set[Kind] = written.union(_kinds(algebra, targets.polys))
+        self.twice = any(max(c, -c) > 1 for p in targets.polys for _, c in algebra.polys[p])
+        self.folds = {atom.name for atom in atoms if atom.form is Form.FOLD}
+        self.reduced = frozenset(part for label in goal.reduced for part in goal.split.get(label, (label,)))
+        self.means = self._means(goal, atoms)
+        places: dict[tuple[tuple[str, bool], int], list[set[int]]] = {}
+        for atom in atoms:
+            if atom.form is Form.FUNCTION:
+                key = (atom.name, atom.exponential), len(atom.polys)
+                own = places.setdefault(key, [set() for _ in atom.polys])
+                for place, poly in zip(own, atom.polys, strict=True):
                     place.add(algebra.erased.poly(poly))
-        self.functions = [(name.rstrip("!"), name.endswith("!"), own) for (name, _), own in places.items()]
+        self.functions = [(function, own) for (function, _), own in places.items()]
 
     @staticmethod
-    def _means(goal: Labelled, atoms: Iterable[tuple[str, str, object, object, object]]) -> dict[str, Sketch]:
+    def _means(goal: Labelled, atoms: Iterable[Atom]) -> dict[str, Sketch]:
         """The labels over which a mean is taken, and the size that each divides by: of a split label its grid part divides by all."""
         algebra, found = goal.algebra, {}
-        sizes = {atom[1] for atom in atoms if atom[0] == "share"}
+        sizes = {atom.name for atom in atoms if atom.form is Form.SHARE}
         for whole, (outer, inner) in goal.split.items():
             if outer in sizes:
                 found[outer] = algebra.mul(algebra.share(outer), algebra.share(inner))
@@ -326,26 +263,24 @@ class _Wanted:
         return found | {label: algebra.share(label) for label in sizes}
 
 
-def _atoms(
-    algebra: Algebra, polys: Iterable[Sketch]
-) -> list[tuple[str, str, tuple[str, ...], tuple[Sketch, ...], object]]:
+def _atoms(algebra: Algebra, polys: Iterable[Sketch]) -> list[Atom]:
     factors = dict.fromkeys(f // LEVELS for p in polys for m, _ in algebra.polys[p] for f, _ in m)
     return [algebra.atoms[i] for i in factors]
 
 
-def _operators(algebra: Algebra, polys: Iterable[Sketch]) -> Iterator[str]:
+def _kinds(algebra: Algebra, polys: Iterable[Sketch]) -> Iterator[Kind]:
+    """The arithmetic that normal forms are made with."""
     for p in polys:
         terms = algebra.polys[p]
         if len(terms) > 1:
-            yield "add"
+            yield ADD
         if len({c > 0 for _, c in terms}) > 1:
-            yield "sub"
+            yield SUB
         for m, c in terms:
-            yield from (["add", "twice"] if max(c, -c) > 1 else [])
-            yield from (["mul"] if len(m) > 1 or any(e != 1 for _, e in m) else [])
+            yield from ([ADD] if max(c, -c) > 1 else [])
+            yield from ([MUL] if len(m) > 1 or any(e != 1 for _, e in m) else [])
             for f, e in m:
                 atom = algebra.atoms[f // LEVELS]
-                yield from (["div"] if e < 0 and atom.kind != "share" else [])
-                yield from (["sqrt"] if f % LEVELS else [])
-                yield from ([atom.kind] if atom.kind in ("exp", "max") else [])
-                yield from (["exp"] if (atom.kind, atom.name) == ("function", "exp!") else [])
+                yield from ([DIV] if e < 0 and atom.form is not Form.SHARE else [])
+                yield from ([SQRT] if f % LEVELS else [])
+                yield from ([EXP] if atom.form is Form.EXP or (atom.form is Form.FUNCTION and not atom.name) else [])

@@ -15,6 +15,7 @@ from math import prod
 from taso_mirage.expressions import is_weight
 from taso_mirage.gpu import Device
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.patterns import ADDED, Pattern
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.work import work
@@ -28,6 +29,11 @@ LARGEST = 25
 COUNTS, PARTS = (16, 32), (1, 2, 4)
 """Tiles of a block, and parts of the output channels; with more than one part there are at most BLOCKS blocks."""
 BLOCKS = 16
+CONVOLVED = tuple(
+    Pattern(f"conv({operands}, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)")
+    for operands in ("x, w, b", "x, w")
+)
+RECTIFIED = Pattern("relu(y)")
 LEAST = 4
 """Channels of a group, of data and of results: with fewer the transforms are nearly all of the work."""
 
@@ -114,47 +120,52 @@ class Convolution:
 
 def is_convolution(node: Node) -> bool:
     """Whether a term of a model is one that there are kernels for."""
-    if node.op != "conv" or node.dtype != "float32" or len(node.shape) != 4:
+    if not isinstance(node.type, Tensor) or node.dtype != "float32" or len(node.tensor.shape or ()) != 4:
         return False
-    (o, c, *_), group = node.args[1].shape, node.attr("group")
-    return _fits(node) and min(o // group, c) >= LEAST and all(is_weight(a) for a in node.args[1:])
+    found = _convolved(node)
+    if found is None or min(found.w.shape[0] // found.group, found.w.shape[1]) < LEAST:
+        return False
+    return all(is_weight(a) for a in node.args[1:])
 
 
-def _fits(node: Node) -> bool:
-    """Whether a convolution is one that `Convolution` says: of a kernel with tiles, with stride 1, no dilation and no negative pads."""
-    same = all(node.attr(name) == (1, 1) for name in ("strides", "dilations"))
-    kernel = node.args[1].shape[2:]
+def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution | None:
+    """A convolution with what follows; None for other terms.
+
+    It is of a kernel with tiles, with stride 1, no dilation and no negative pads.
+    """
+    names = next((found for each in CONVOLVED if (found := each.match(node)) is not None), None)
+    if names is None or min(names["pads"]) < 0:
+        return None
+    kernel = names["w"].shape[2:]
     tiled = len(kernel) == 2 and set(kernel) <= set(TILES) and 1 < prod(map(int, kernel)) <= LARGEST
-    return same and tiled and min(node.attr("pads")) >= 0
+    operands = names["x"], names["w"], names.get("b", ABSENT)
+    return Convolution(*operands, z, names["pads"], relu, names["group"]) if tiled else None
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
     """A convolution of a model with the sum and the relu that alone read it."""
     members = [node]
-    for op in ("add", "relu"):
+    for pattern in (ADDED, RECTIFIED):
         last = members[-1]
         readers = users(last)
-        if wanted(last) or len(readers) != 1 or readers[0].op != op or readers[0].type != node.type:
+        if wanted(last) or len(readers) != 1 or pattern.match(readers[0]) is None or readers[0].type != node.type:
             continue
         others = [a for a in readers[0].args if a is not last]
-        if op == "relu" or (len(others) == 1 and others[0].type == node.type and not is_weight(others[0])):
+        if pattern is RECTIFIED or (len(others) == 1 and others[0].type == node.type and not is_weight(others[0])):
             members.append(readers[0])
     return members
 
 
 def convolution(goal: Graph) -> Convolution | None:
     """What a goal is that `followed` gave; None for others."""
-    node = goal.outputs[0]
-    relu = node.op == "relu"
-    node = node.args[0] if relu else node
-    z = ABSENT
-    if node.op == "add":
-        first = node.args[0].op != "conv"
-        node, z = node.args[first], node.args[not first]
-    if len(goal.outputs) != 1 or node.op != "conv" or not _fits(node):
+    if len(goal.outputs) != 1:
         return None
-    x, w, b = (*node.args, ABSENT)[:3]
-    return Convolution(x, w, b, z, node.attr("pads"), relu, node.attr("group"))
+    rectified = RECTIFIED.match(goal.outputs[0])
+    node: Node = goal.outputs[0] if rectified is None else rectified["y"]
+    summands = node.args if ADDED.match(node) is not None else ()
+    sums = [(node, ABSENT), *zip(summands, summands[::-1], strict=True)]
+    made = (_convolved(each, z, rectified is not None) for each, z in sums)
+    return next((each for each in made if each is not None), None)
 
 
 @lru_cache(maxsize=256)

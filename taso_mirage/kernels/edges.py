@@ -10,17 +10,18 @@ derivation of an output over the edges that remain computes what the goal does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.ir import ABSENT, Node, Tensor, is_float, topological
-from taso_mirage.kernels.labels import Axes, Labelled
-from taso_mirage.kernels.roles import applied
-from taso_mirage.kernels.sketch import Sketch
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.functions import is_scalar
+from taso_mirage.kernels.goal import Axes, Labelled
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.ops import get
@@ -30,29 +31,13 @@ TESTS = 8
 ROUNDS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """One derivation of a class from others.
-
-    `op`: input (`name`: a view's or constant's), mul, add, sub, div, dot (`label` is contracted), sum, max, mean (`label` is reduced;
-    a mean over the grid part of a split label divides its sum by the size of the whole), variance (over `label`), merged (the mean of
-    equal parts from their means, or the variance from their variances and means; `label` is the grid part of a split one), map (`name`:
-    exp, sqrt, neg, reciprocal, or an opaque function of the goal, which may have several operands).
-    """
-
-    op: str
-    args: tuple[int, ...]
-    label: str | None = None
-    name: str = ""
-
-
 def check(
     goal: Labelled, classes: Sequence[Sketch], edges: Sequence[Sequence[Edge]], seed: int
 ) -> set[tuple[int, Edge]]:
     """The edges that the field refutes, or that too few trials decide. Sizes change from round to round."""
     wrong: set[tuple[int, Edge]] = set()
     agreed: Counter[tuple[int, Edge]] = Counter()
-    waiting = [(i, e) for i, made in enumerate(edges) for e in made if e.op != "input"]
+    waiting = [(i, e) for i, made in enumerate(edges) for e in made if e.kind.reads is None]
     for round_ in range(ROUNDS):
         if round_ >= 2 and not waiting:
             break
@@ -129,7 +114,7 @@ class _Values:
         return tuple([prod(self.sizes[label] for label in axis) for axis in axes])
 
     def _run(self, node: Node, shape: tuple[int, ...], values: Mapping[Node, Residues | None]) -> Residues:
-        if node.op == "constant" and all(n == 1 for n in node.shape):
+        if is_scalar(node):
             return self.xp.constant(node.attr("value"))
         if not node.args:
             return self.xp.fresh(Tensor("float32" if is_float(node.dtype) else node.dtype, shape))
@@ -147,73 +132,40 @@ class _Values:
 
     def evaluate(self, edge: Edge) -> Residues:
         """The value that an edge gives its class."""
-        xp, args = self.xp, edge.args
-        if edge.op == "map":
-            return self._map(edge)
-        if edge.op in _ELEMENTWISE:
-            left, right = self._aligned(args)
-            return xp.map(_ELEMENTWISE[edge.op], left, right)
-        if edge.op == "div":
-            left, right = self._aligned(args, {args[1]: self._inverted(args[1])})
-            return xp.map(np.multiply, left, right)
-        label = edge.label or ""
-        if edge.op == "variance":
-            return self._variance(self.values[args[0]], self.free[args[0]].index(label))
-        if edge.op == "merged":
-            return self._merged([self.values[i] for i in args], self.free[args[-1]].index(label))
-        if edge.op == "dot":
-            a, b = [self.free[i] for i in args]
-            result = sorted({*a, *b} - {label})
-            equation = ",".join("".join(self.letters[x] for x in own) for own in (a, b))
-            equation += "->" + "".join(self.letters[x] for x in result)
-            return xp.contract(equation, self.values[args[0]], self.values[args[1]])
-        fold = np.maximum if edge.op == "max" else np.add
-        total = xp.reduce(fold, self.values[args[0]], [self.free[args[0]].index(label)], keepdims=False)
-        return xp.div(total, self._whole(label)) if edge.op == "mean" else total
+        return edge.kind.evaluate(edge, self)
 
-    def _mean(self, x: Residues, axis: int, keepdims: bool = False) -> Residues:
-        total = self.xp.reduce(np.add, x, [axis], keepdims=keepdims)
-        return self.xp.div(total, self.xp.load(np.asarray(x.shape[axis], np.float64)))
+    # ------------------------------------------------------------ what kinds evaluate with
 
-    def _merged(self, parts: Sequence[Residues], axis: int) -> Residues:
-        """The mean of the means of parts, or their variance from those of the parts."""
-        means = [self._mean(part, axis) for part in parts]
-        if len(parts) == 1:
-            return means[0]
-        return self.xp.map(np.add, means[0], self._variance(parts[1], axis))
+    def value(self, i: int) -> Residues:
+        return self.values[i]
 
-    def _variance(self, x: Residues, axis: int) -> Residues:
-        apart = self.xp.map(np.subtract, x, self._mean(x, axis, keepdims=True))
-        return self._mean(self.xp.map(np.multiply, apart, apart), axis)
+    def axis(self, i: int, label: str) -> int:
+        return self.free[i].index(label)
 
-    def _whole(self, label: str) -> Residues:
-        parts = next((pair for pair in self.goal.split.values() if pair[0] == label), (label,))
-        return self.xp.load(np.asarray(prod(self.sizes[part] for part in parts), np.float64))
+    def aligned(self, args: Sequence[int]) -> list[Residues]:
+        return self._aligned(args, [self.values[i] for i in args])
 
-    def _inverted(self, i: int) -> Residues:
+    def divided(self, above: int, below: int) -> Residues:
+        return self.xp.map(np.multiply, *self._aligned([above, below], [self.values[above], self.inverted(below)]))
+
+    def inverted(self, i: int) -> Residues:
         if i not in self._inverse:
             self._inverse[i] = self.xp.map(np.reciprocal, self.values[i])
         return self._inverse[i]
 
-    def _map(self, edge: Edge) -> Residues:
-        if edge.name == "reciprocal":
-            return self._inverted(edge.args[0])
-        if edge.name in _MAPS and edge.name not in self.goal.functions:
-            return self.xp.map(_MAPS[edge.name], self.values[edge.args[0]])
-        return applied(self.goal.functions[edge.name], self.xp, self._aligned(edge.args))
+    def contracted(self, args: Sequence[int], label: str) -> Residues:
+        a, b = args
+        result = sorted({*self.free[a], *self.free[b]} - {label})
+        spelled = ["".join([self.letters[x] for x in own]) for own in (self.free[a], self.free[b], result)]
+        return self.xp.contract(f"{spelled[0]},{spelled[1]}->{spelled[2]}", self.values[a], self.values[b])
 
-    def _aligned(self, args: Sequence[int], instead: Mapping[int, Residues] | None = None) -> list[Residues]:
-        """Operands with an axis for every label of any of them."""
+    def count(self, label: str) -> Residues:
+        return self.xp.load(np.asarray(prod(self.sizes[part] for part in self.goal.whole(label)), np.float64))
+
+    def _aligned(self, args: Sequence[int], values: Sequence[Residues]) -> list[Residues]:
         labels = sorted({label for i in args for label in self.free[i]})
-        found = []
-        for place, i in enumerate(args):
-            value = self.values[i] if instead is None or i not in instead or place == 0 else instead[i]
-            found.append(self.xp.reshape(value, [self.sizes[x] if x in self.free[i] else 1 for x in labels]))
-        return found
-
-
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {"mul": np.multiply, "add": np.add, "sub": np.subtract}
-_MAPS: dict[str, Callable[..., Any]] = {"exp": np.exp, "sqrt": np.sqrt, "neg": np.negative}
+        shapes = [[self.sizes[x] if x in self.free[i] else 1 for x in labels] for i in args]
+        return [self.xp.reshape(value, shape) for value, shape in zip(values, shapes, strict=True)]
 
 
 def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:

@@ -9,61 +9,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, topological
+from taso_mirage.kernels.atoms import Sketch
 from taso_mirage.kernels.axes import Axis, Unifier
-from taso_mirage.kernels.roles import function_name, inlined, is_scalar, known_in_the_field, role, tensors
-from taso_mirage.kernels.sketch import Algebra, Sketch
-from taso_mirage.kernels.trace import Labels, Term, Value, below
-from taso_mirage.kernels.variances import cancelling, variance_and_mean
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.elementwise import ADD, SUB, Elementwise
+from taso_mirage.kernels.derivations.folds import SUM, Fold
+from taso_mirage.kernels.derivations.terms import Form, Term, below, seen
+from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
+from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
+from taso_mirage.kernels.goal import Axes, Known, Labelled
+from taso_mirage.kernels.roles import Role, inlined, role
+from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.kernels.trace import Labels, Value
+from taso_mirage.meanings.base import Scalar
 from taso_mirage.ops import run
 
-Axes: TypeAlias = tuple[tuple[str, ...], ...]
-"""For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
+__all__ = ["Labelled", "label"]
 
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A term of the goal (after operators were replaced by what defines them), its axes, and its sketch."""
-
-    node: Node
-    axes: Axes
-    sketch: Sketch
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A goal over named axes.
-
-    `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views, called x and x'. `leaves`: the leaf of
-    every view. `constants`: the value of each scalar by its name. `functions`: an example term of each opaque function by its name.
-    `split`: the grid part and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed over.
-    """
-
-    graph: Graph
-    inputs: Mapping[str, Axes]
-    leaves: Mapping[str, Node]
-    outputs: tuple[Axes, ...]
-    sizes: Mapping[str, int]
-    constants: Mapping[str, float]
-    functions: Mapping[str, Node]
-    split: Mapping[str, tuple[str, str]]
-    reduced: frozenset[str]
-    algebra: Algebra = field(repr=False)
-    views: Mapping[str, Sketch] = field(repr=False)
-    """The sketch of every view and constant by its name."""
-    sketches: tuple[Sketch, ...] = field(repr=False)
-    known: tuple[Known, ...] = field(repr=False)
-    operators: frozenset[str] = field(repr=False)
-    """The names of the elementwise operators; `outer` where neither operand of one has all labels of the other."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels of the inputs, in order of appearance."""
-        return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
+OPAQUE = (Role.FUNCTION, Role.POINTWISE)
+"""What is an atom of its own."""
+SHARED = (ADD, SUB)
+"""What is one value, where it is used in several places."""
 
 
 def label(graph: Graph, split: str | None = None) -> Labelled:
@@ -102,9 +71,9 @@ def _value(node: Node, values: Mapping[Node, Value], meaning: Labels) -> Value:
         return meaning.constant(node.attr("value"))
     if not node.args:
         return meaning.leaf(node)
-    if role(node) in ("function", "pointwise"):
+    if role(node) in OPAQUE:
         aligned, axes = meaning.broadcast([values[a] for a in tensors(node)])
-        term = Term("function", tuple([x.term for x in aligned]), node=node)
+        term = Term(Form.FUNCTION, tuple([x.term for x in aligned]), node=node)
         return meaning.made(term, axes, node.dtype)
     result: Value = run(node, meaning, [None if a is ABSENT else values[a] for a in node.args])
     return result
@@ -135,7 +104,8 @@ class _Reading:
         self.views: dict[str, Sketch] = {}
         self.constants: dict[str, float] = {}
         self.functions: dict[str, Node] = {}
-        self.operators: set[str] = set()
+        self.scalars: set[Scalar] = set()
+        self.outer = False
         self._exponential: dict[str, bool] = {}
         self._shared: frozenset[int] = frozenset()
         self._memo: dict[tuple[int, tuple[tuple[int, int], ...]], Sketch] = {}
@@ -176,7 +146,8 @@ class _Reading:
             {name: self.views[name] for name in (*inputs, *self.constants)},
             sketches,
             known,
-            frozenset(self.operators),
+            frozenset(self.scalars),
+            self.outer,
         )
 
     def _views(self) -> tuple[dict[str, Axes], dict[str, Node]]:
@@ -187,7 +158,7 @@ class _Reading:
 
     def _read(self, value: Value) -> bool:
         """Whether a term below the outputs is one tensor over its own labels, and no count."""
-        return not (value.term.op == "scalar" or value.term.op == "constant")
+        return value.term.kind not in (Form.SCALAR, Form.CONSTANT)
 
     def _reduced(self) -> frozenset[str]:
         terms = {id(t): t for v in self.values.values() for t in below(v.term)}
@@ -216,65 +187,45 @@ class _Reading:
         return self._memo[key]
 
     def _sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
-        algebra = self.algebra
-        if term.op == "rename":
+        if term.kind is Form.RENAME:
             return self.sketch(term.args[0], self._composed(term, renaming))
-        if term.op == "input":
+        if term.kind is Form.LEAF:
             return self._input(term, dict(renaming))
-        if term.op == "constant":
+        if term.kind is Form.CONSTANT:
             return self._constant(term.value)
         bound = self.unifier.axis(term.labels)
         renaming = tuple([(old, new) for old, new in renaming if old not in bound])
         if any(new in bound for _, new in renaming):
             raise Unsupported("a fold over an axis under which its operand is seen as well")
-        unit = self._unit(term)
-        if unit is not None:
-            return self._scaled(unit, term, renaming)
+        if isinstance(term.kind, Elementwise) and (unit := _unit(term.kind, term)) is not None:
+            return self._scaled(term.kind, unit, term, renaming)
         args = [self.sketch(arg, renaming) for arg in term.args]
-        if term.op == "function" and term.node is not None:
+        if term.kind is Form.FUNCTION and term.node is not None:
             return self._function(term.node, args)
-        if term.op in ("sum", "mean", "max", "contract"):
+        if isinstance(term.kind, Fold) or term.kind is DOT:
             return self._fold(term, args)
-        self.operators |= {term.op, *self._outer(args)}
-        if term.op == "reciprocal":
-            return algebra.inverse(args[0])
-        if term.op in ("neg", "square"):
-            return algebra.mul(args[0], args[0] if term.op == "square" else algebra.number(-1))
-        binary = {"add": algebra.add, "sub": algebra.sub, "mul": algebra.mul, "div": algebra.div}
-        if term.op in binary:
-            return self._centred(term, binary[term.op](*args), renaming)
-        if term.op not in ("exp", "sqrt"):
+        if not isinstance(term.kind, Elementwise):
             raise Unsupported("a number computed from sizes")
-        return algebra.exp(args[0]) if term.op == "exp" else algebra.sqrt(args[0])
+        self.scalars.add(term.kind.scalar)
+        self.outer |= self._outer(args)
+        return self._centred(term, term.kind.sketch(self.algebra, *args), renaming)
 
     def _centred(self, term: Term, found: Sketch, renaming: tuple[tuple[int, int], ...]) -> Sketch:
         """The mean of squares less the square of the mean, as the mean of the squares of the differences."""
-        square = _seen(term.args[1]) if term.op == "sub" else None
-        if square is None or square.op not in ("mul", "square") or len({id(_seen(arg)) for arg in square.args}) > 1:
-            return found
-        mean = _seen(square.args[0])
-        if mean.op != "mean":
+        mean = squared_mean(term)
+        if mean is None:
             return found
         of, labels = self.sketch(mean.args[0], renaming), self.labels(mean.labels)
         if found != cancelling(self.algebra, of, labels):
             return found
         return variance_and_mean(self.algebra, of, labels)[0]
 
-    @staticmethod
-    def _unit(term: Term) -> int | None:
-        """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of sums)."""
-        units = {"mul": (1.0, -1.0), "div": (1.0, -1.0), "add": (0.0,), "sub": (0.0,)}.get(term.op, ())
-        return next((i for i, arg in enumerate(term.args) if arg.op == "constant" and arg.value in units), None)
-
-    def _scaled(self, unit: int, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+    def _scaled(self, kind: Elementwise, unit: int, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
         """A product or sum with a unit needs no constant: x, -x or 1/x."""
         other = self.sketch(term.args[1 - unit], renaming)
-        if term.op == "div" and unit == 0:
-            self.operators.add("reciprocal")
-            other = self.algebra.inverse(other)
-        if term.args[unit].value < 0 or (term.op == "sub" and unit == 0):
-            self.operators.add("neg")
-            other = self.algebra.mul(other, self.algebra.number(-1))
+        for each in kind.rest(unit, term.args[unit].value):
+            self.scalars.add(each.scalar)
+            other = each.sketch(self.algebra, other)
         return other
 
     def _composed(self, term: Term, after: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -284,9 +235,9 @@ class _Reading:
         total = {old: outer.get(new, new) for old, new in own.items()} | {o: n for o, n in after if o not in own}
         return tuple(sorted((old, new) for old, new in total.items() if old != new))
 
-    def _outer(self, args: Sequence[Sketch]) -> list[str]:
+    def _outer(self, args: Sequence[Sketch]) -> bool:
         free = [self.algebra.free(p) for p in args]
-        return ["outer"] if len(free) == 2 and not (free[0] <= free[1] or free[1] <= free[0]) else []
+        return len(free) == 2 and not (free[0] <= free[1] or free[1] <= free[0])
 
     def _input(self, term: Term, renaming: Mapping[int, int]) -> Sketch:
         axes = tuple([tuple([renaming.get(i, i) for i in self.unifier.axis(axis)]) for axis in term.axes])
@@ -300,9 +251,9 @@ class _Reading:
         return self.views[name]
 
     def _leaf_name(self, leaf: Node) -> str:
-        if leaf.op != "constant":
+        if not is_constant(leaf):
             return str(leaf.attr("name"))
-        constants = [n for n in self.values if n.op == "constant"]
+        constants = [n for n in self.values if is_constant(n)]
         return f"constant{constants.index(leaf)}"
 
     def _constant(self, value: float) -> Sketch:
@@ -320,34 +271,34 @@ class _Reading:
 
     def _fold(self, term: Term, args: list[Sketch]) -> Sketch:
         algebra, labels = self.algebra, self.labels(term.labels)
-        made = algebra.mul(*args) if term.op == "contract" else args[0]
+        kind = term.kind if isinstance(term.kind, Fold) else SUM
+        made = algebra.mul(*args) if term.kind is DOT else args[0]
         for each in reversed(labels):
             if each not in algebra.free(made):
                 raise Unsupported(f"a fold over the label {each}, on which its operand does not hang")
-            made = algebra.max(made, each) if term.op == "max" else algebra.sum(made, each)
-        for each in labels if term.op == "mean" else ():
-            made = algebra.mul(made, algebra.share(each))
+            made = kind.sketch(algebra, made, each)
+        for each in labels:
+            made = kind.scaled(algebra, made, each)
         return made
+
+
+def _unit(kind: Elementwise, term: Term) -> int | None:
+    """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of sums)."""
+    args = enumerate(term.args)
+    return next((i for i, arg in args if arg.kind is Form.CONSTANT and arg.value in kind.units), None)
 
 
 def _shared(outputs: Sequence[Term]) -> frozenset[int]:
     """The identities of the sums and differences that are used in several places."""
     terms = {id(t): t for output in outputs for t in below(output)}
-    uses = Counter(id(_seen(arg)) for t in terms.values() if t.op != "rename" for arg in t.args)
-    uses.update(id(_seen(output)) for output in outputs)
-    return frozenset(i for i, n in uses.items() if n > 1 and terms[i].op in ("add", "sub"))
-
-
-def _seen(term: Term) -> Term:
-    """What a term is but for the names of its labels."""
-    while term.op == "rename":
-        term = term.args[0]
-    return term
+    uses = Counter(id(seen(arg)) for t in terms.values() if t.kind is not Form.RENAME for arg in t.args)
+    uses.update(id(seen(output)) for output in outputs)
+    return frozenset(i for i, n in uses.items() if n > 1 and terms[i].kind in SHARED)
 
 
 def _named(values: Mapping[Node, Value], unifier: Unifier) -> dict[int, str]:
     """A letter for each label, in the order in which the inputs have them; behind z come a1, b1, ..."""
-    leaves = (axis for v in values.values() if v.term.op == "input" for axis in v.axes)
+    leaves = (axis for v in values.values() if v.term.kind is Form.LEAF for axis in v.axes)
     others = (axis for v in values.values() for t in below(v.term) for axis in (t.labels, *([n for _, n in t.pairs],)))
     everything = (axis for v in values.values() for axis in v.axes)
     order = dict.fromkeys(i for axis in (*leaves, *everything, *others) for i in unifier.axis(axis))

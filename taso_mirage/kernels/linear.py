@@ -18,6 +18,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
 from taso_mirage.gpu import Device
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.patterns import ADDED, Pattern
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.work import work
@@ -32,6 +33,8 @@ TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
 """Elements of the weights: fewer stay in caches."""
+MULTIPLIED = Pattern("matmul(x, w)")
+SUMS = Pattern("add(add(matmul(x, w), p), q)"), Pattern("add(matmul(x, w), p)"), MULTIPLIED
 SAVED = 0.2, 0.1
 """About what is saved of the time in which weights come from memory, and of that of the arithmetic."""
 
@@ -99,18 +102,22 @@ class Product:
 
 def is_product(node: Node, sizes: Mapping[str, int]) -> bool:
     """Whether a term of a model is one that there are kernels for, its symbols at these sizes."""
-    return _fits(node, sizes) and is_weight(node.args[1]) and prod(map(int, node.args[1].shape)) >= LEAST
+    found = _multiplied(node, sizes)
+    return found is not None and is_weight(found[1]) and prod(map(int, found[1].shape)) >= LEAST
 
 
-def _fits(node: Node, sizes: Mapping[str, int]) -> bool:
-    if node.op != "matmul" or node.dtype != "float32":
-        return False
-    x, w = (a.shape for a in node.args)
+def _multiplied(node: Node, sizes: Mapping[str, int]) -> tuple[Node, Node] | None:
+    """The operands of a product in single precision of some rows with a matrix; None for others."""
+    names = MULTIPLIED.match(node)
+    if names is None or node.dtype != "float32":
+        return None
+    x, w = names["x"], names["w"]
     try:
-        rows = prod(fixed(x, sizes)[:-1])
+        rows = prod(fixed(x.shape, sizes)[:-1])
     except (LookupError, TasoMirageError):  # a size that hangs on the data
-        return False
-    return len(x) > 1 and len(w) == 2 and all(isinstance(n, int) for n in w) and rows > 0
+        return None
+    fits = len(x.shape) > 1 and len(w.shape) == 2 and all(isinstance(n, int) for n in w.shape) and rows > 0
+    return (x, w) if fits else None
 
 
 def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -119,7 +126,7 @@ def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callab
     for added in ((node.dtype, node.shape[-1:]), (node.dtype, node.shape)):
         last = members[-1]
         readers = users(last)
-        if wanted(last) or len(readers) != 1 or readers[0].op != "add" or readers[0].type != node.type:
+        if wanted(last) or len(readers) != 1 or ADDED.match(readers[0]) is None or readers[0].type != node.type:
             continue
         others = [a for a in readers[0].args if a is not last]
         if len(others) == 1 and (others[0].dtype, others[0].shape) == added:
@@ -129,18 +136,16 @@ def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callab
 
 def product(goal: Graph) -> Product | None:
     """What a goal is that `followed` gave; None for others."""
-    node, more = goal.outputs[0], list[Node]()
-    while node.op == "add" and len(more) < 2:
-        place = next((i for i, a in enumerate(node.args) if a.op in ("matmul", "add") and a.type == node.type), None)
-        if place is None:
-            return None
-        more.append(node.args[1 - place])
-        node = node.args[place]
-    if len(goal.outputs) != 1 or not _fits(node, {}) or not {*node.args, *more} <= {*goal.inputs}:
+    whole = goal.outputs[0]
+    names = next((found for each in SUMS if (found := each.match(whole)) is not None), None)
+    if names is None or len(goal.outputs) != 1:
+        return None
+    x, w, more = names["x"], names["w"], [names[name] for name in "qp" if name in names]
+    node = term("matmul", x, w)
+    if _multiplied(node, {}) is None or node.type != whole.type or not {x, w, *more} <= {*goal.inputs}:
         return None
     b = more.pop() if more and more[-1].shape == node.shape[-1:] else ABSENT
     z = more.pop() if more else ABSENT
-    x, w = node.args
     return None if more or (z is not ABSENT and z.type != node.type) else Product(x, w, b, z)
 
 

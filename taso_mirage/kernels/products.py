@@ -5,20 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TypeAlias
 
+from taso_mirage.dims import Powers
+
 Number: TypeAlias = "int | Fraction"
-Product: TypeAlias = tuple[tuple[int, int], ...]
+Product: TypeAlias = Powers[int]
 """(factor, exponent), sorted."""
 Terms: TypeAlias = tuple[tuple[Product, Number], ...]
-
-
-def times(a: Product, b: Product) -> Product:
-    """The product of two products; exponents add."""
-    if not a or not b:
-        return a or b
-    total = dict(a)
-    for f, e in b:
-        total[f] = total.get(f, 0) + e
-    return tuple(sorted([pair for pair in total.items() if pair[1]]))
 
 
 def power(a: Product, n: int) -> Product:

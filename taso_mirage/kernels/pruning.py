@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
-from taso_mirage.kernels.products import Number, Product, times
-from taso_mirage.kernels.sketch import LEVELS, Algebra, Renaming, Sketch, family
+from taso_mirage.dims import times
+from taso_mirage.kernels.atoms import EXP, LEVELS, Renaming, Sketch, family
+from taso_mirage.kernels.products import Number, Product
+from taso_mirage.kernels.sketch import Algebra
 
 
 class _Opened(NamedTuple):
@@ -154,7 +156,7 @@ def _inner(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
     for each in (factors, algebra.flat(factors)[1]):  # exp(a) exp(b) is exp(a + b)
         exponents: Counter[Product] = Counter()
         for f, e in each:
-            if algebra.atoms[f // LEVELS].kind == "exp" and not f % LEVELS:
+            if algebra.atoms[f // LEVELS].form is EXP and not f % LEVELS:
                 exponents[algebra.atoms[f // LEVELS].inner] += e
         if len(exponents) > 1:
             total = algebra.zero

@@ -21,8 +21,9 @@ from math import prod
 from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_float, topological, users, variable
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, is_float, is_part, topological, users, variable
 from taso_mirage.kernels import prepared as kernels_prepared
+from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.lanes import groups
 from taso_mirage.meanings.work import size, sized, work
@@ -36,8 +37,6 @@ ROWS = 64
 """A linear layer of more rows is bound by operations."""
 PRODUCTS = 2
 """Products, one on the result of the other, of a region."""
-ITEM = "item"
-"""The operator that reads one of several results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Region:
     @property
     def operators(self) -> list[Node]:
         """Its terms, operands first; a term of several results is one."""
-        return [n for n in self.graph if n.args and n.op != ITEM]
+        return [n for n in self.graph if n.args and not is_part(n)]
 
 
 def regions(model: Model, sizes: Sizes) -> list[Region]:
@@ -89,14 +88,14 @@ def fragments(
         results = growing.results(members)
         graph, leaves = canonical(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
-        names = tuple([_name(model, n) for n in members if n.op != ITEM])
+        names = tuple([_name(model, n) for n in members if not is_part(n)])
         spot = Spot(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
         found.setdefault(graph, []).append(spot)
     return found
 
 
 def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> Region:
-    counted = [work(n, {}) for n in graph if n.args and n.op != ITEM]
+    counted = [work(n, {}) for n in graph if n.args and not is_part(n)]
     least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
     return Region(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
 
@@ -110,7 +109,7 @@ def alone(node: Node, sizes: Sizes) -> Graph:
     """One operator, with all its results, over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed
     sizes."""
     results = (
-        [node] if isinstance(node.type, Tensor) else [term(ITEM, node, index=i) for i in range(len(node.type or ()))]
+        [node] if isinstance(node.type, Tensor) else [term("item", node, index=i) for i in range(len(node.type or ()))]
     )
     return canonical([node, *results], results, sizes)[0]
 
@@ -147,7 +146,7 @@ class _Growing:
         self.found: list[list[Node]] = []
         self.rank = self.position
         self.labels: dict[Graph, Labelled | None] = {}
-        self.items = {n: tuple([u for u in self.users.get(n, ()) if u.op == ITEM]) for n in self.order}
+        self.items = {n: tuple([u for u in self.users.get(n, ()) if is_part(u)]) for n in self.order}
         self.kinds: dict[Node, _Kind] = {}
         for node in self.order:
             kind = self._kind(node)
@@ -202,9 +201,9 @@ class _Growing:
 
     def _kind(self, node: Node) -> _Kind | None:
         """None for what is in no region: what has no type at these sizes, too. What reads a result of several has the kind of a view."""
-        if not node.args or is_weight(node) or node.op == "opaque":
+        if not node.args or is_weight(node) or not is_defined(node):
             return None
-        if node.op == ITEM:
+        if is_part(node):
             return _Kind.CHAIN if node.args[0] in self.kinds else None
         members = self._whole(node)
         results = members[1:] or members
@@ -224,7 +223,7 @@ class _Growing:
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that reads them."""
-        made = node.args[0] if node.op == ITEM else node
+        made = node.args[0] if is_part(node) else node
         return made, *self.items[made]
 
     def _computes(self, graph: Graph) -> int:
@@ -402,13 +401,13 @@ def canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) ->
         for arg in node.args:
             if arg not in done:
                 done[arg] = leaf = _leaf(arg, len(inputs), sizes)
-                inputs += [leaf] if leaf.op == "input" else []
+                inputs += [] if is_constant(leaf) else [leaf]
         attrs = tuple([(k, fixed(v, sizes)) for k, v in node.attrs])
         done[node] = Node(node.op, tuple([done[a] for a in node.args]), attrs, sized(node.type, sizes))
     return Graph(tuple(inputs), tuple([done[r] for r in results])), done
 
 
 def _leaf(node: Node, place: int, sizes: Sizes) -> Node:
-    if node.op == "constant" and prod(node.shape) == 1:
+    if is_constant(node) and prod(node.shape) == 1:
         return node
     return variable(f"i{place}", sized(node.tensor, sizes))

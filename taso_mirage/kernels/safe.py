@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
-from taso_mirage.kernels.bare import Bare, bare
-from taso_mirage.kernels.closure import Closure, Edge
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.derivations.bare import Bare
+from taso_mirage.kernels.derivations.base import largest
+from taso_mirage.kernels.derivations.degrees import NONE, Degree
 from taso_mirage.kernels.structures import Body, Plan
 from taso_mirage.verify.refused import Refused
-
-Degree = Mapping[int, Fraction]
-"""The degree of a value in exp of each class that it hangs on; 0 is left out."""
-NONE: Degree = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +97,14 @@ def _values(body: Body, stored: Mapping[int, _Value], closure: Closure) -> Value
     chosen = dict(body.chosen)
     for made, edge in body.chosen:
         below = [found[a] for a in edge.args]
-        of, top = _top(edge, chosen) if edge.name == "exp" else (None, frozenset[str]())
+        of, top, bounded = None, frozenset[str](), False
+        if edge.kind.exponential:
+            (exponent,) = edge.args
+            of, top = largest(exponent, chosen)
+            bounded = exponent in chosen and chosen[exponent].kind.bounded(chosen[exponent], chosen)
         degree = _degree(edge, of, [v.degree for v in below])
-        bounded = edge.name == "exp" and _bounded(edge, chosen)
-        alike = bare(edge, [v.bare for v in below], closure.goal.constants.get(edge.name), bounded)
+        number = closure.goal.constants.get(edge.kind.reads or "")
+        alike = edge.kind.bare(edge, [v.bare for v in below], number, bounded)
         if bounded and below[0].degree == NONE:
             degree, of = NONE, None
         alone = degree is None and not alike.grows and not alike.ill
@@ -112,49 +114,10 @@ def _values(body: Body, stored: Mapping[int, _Value], closure: Closure) -> Value
     return found
 
 
-def _top(edge: Edge, chosen: Mapping[int, Edge]) -> tuple[int, frozenset[str]]:
-    """What the exponent of an exponential is the maximum of, and over which labels; itself over none, where it is no maximum."""
-    of, labels = edge.args[0], frozenset[str]()
-    while of in chosen and chosen[of].op == "max":
-        labels |= {chosen[of].label or ""}
-        of = chosen[of].args[0]
-    return of, labels
-
-
-def _bounded(edge: Edge, chosen: Mapping[int, Edge]) -> bool:
-    """Whether an exponent is a difference from a maximum of it, as the model takes it."""
-    made = chosen.get(edge.args[0])
-    if made is None or made.op != "sub":
-        return False
-    of, labels = _top(Edge("map", (made.args[1],)), chosen)
-    return bool(labels) and of == made.args[0]
-
-
 def _degree(edge: Edge, of: int | None, below: Sequence[Degree | None]) -> Degree | None:
     known = [d for d in below if d is not None]
-    if len(known) < len(below):
-        return None
-    found: Degree | None = None if any(known) else NONE
-    if edge.op in ("mul", "dot"):
-        found = _sum(known[0], known[1], 1)
-    elif edge.op == "div":
-        found = _sum(known[0], known[1], -1)
-    elif edge.op in ("sum", "mean"):
-        found = known[0]
-    elif edge.op in ("add", "sub"):
-        found = known[0] if known[0] == known[1] else None
-    elif edge.op == "map" and edge.name == "sqrt":
-        found = {k: d / 2 for k, d in known[0].items()}
-    elif edge.op == "map" and edge.name in ("neg", "reciprocal"):
-        found = known[0] if edge.name == "neg" else _sum(NONE, known[0], -1)
-    elif of is not None and not any(known):
-        found = {of: Fraction(1)}
+    found = edge.kind.degree(known, of) if len(known) == len(below) else None
     return found if found is None or len(found) < 2 else None  # exp(a) exp(b): each may vanish where the other is huge
-
-
-def _sum(a: Degree, b: Degree, sign: int) -> Degree:
-    found = {k: a.get(k, Fraction(0)) + sign * b.get(k, Fraction(0)) for k in (*a, *b)}
-    return {k: d for k, d in found.items() if d}
 
 
 # ---------------------------------------------------------------- stable or bare
@@ -231,7 +194,5 @@ def _stabilisers(
 
 def _holds(edge: Edge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]) -> bool:
     """Whether a denominator is summed over all that its stabiliser is the maximum over."""
-    if edge.op != "div":
-        return True
-    below = edge.args[1]
-    return all(closure.classes[below] & closure.classes[k] <= found[k].labels for k in degrees[below])
+    below = edge.kind.denominator(edge)
+    return below is None or all(closure.classes[below] & closure.classes[k] <= found[k].labels for k in degrees[below])

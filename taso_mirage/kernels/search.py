@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
 from taso_mirage.gpu import H100, Device
-from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.ir import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
@@ -27,6 +27,7 @@ from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
 from taso_mirage.kernels.structures import Body, Limits, Plan, plans
 from taso_mirage.kernels.tiles import NEAR, Sizes, Tiled, fastest, predicted, rank
 from taso_mirage.kernels.verify import Evidence, Measured, verified
+from taso_mirage.mugraph import kernels
 from taso_mirage.toml import write_file
 from taso_mirage.verify.refused import Refused
 
@@ -71,7 +72,7 @@ class Options:
 
     def allows(self, graph: Graph) -> bool:
         """Whether every kernel of a muGraph is within the restrictions."""
-        return all(self._allows(node) for node in topological(graph.outputs) if node.op == "kernel")
+        return all(map(self._allows, kernels(graph.outputs)))
 
     def _allows(self, kernel: Node) -> bool:
         within = (
@@ -199,10 +200,10 @@ def _refuse(goal: Graph) -> None:
     """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
-        if node.op in ("input", "weight") and node.dtype not in (*REALS, "bool"):
+        if node.op in LEAVES and node.dtype not in (*REALS, "bool"):
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(REALS)}")
     for i, output in enumerate(goal.outputs):
-        if not any(node.op in ("input", "weight") for node in topological([output])):
+        if not any(node.op in LEAVES for node in topological([output])):
             raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
 
 

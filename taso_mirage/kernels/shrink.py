@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
 from taso_mirage.kernels.edges import tied
-from taso_mirage.kernels.labels import Labelled
+from taso_mirage.kernels.functions import is_scalar
+from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.tiles import Sizes, Tiled
 from taso_mirage.ops import term
 
@@ -70,12 +71,12 @@ def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:
     done: dict[Node, Node] = {ABSENT: ABSENT}
     for node in topological(axes):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes.get(node, ()))
-        if node in done or (node.op == "constant" and all(n == 1 for n in node.shape)):
+        if node in done or (is_scalar(node)):
             done.setdefault(node, node)
-        elif node.op == "constant":  # of this size it would hold other numbers: any will do
+        elif is_constant(node):  # of this size it would hold other numbers: any will do
             done[node] = weight(f"constant {len(done)}", Tensor(node.dtype, shape))
         elif not node.args:
-            done[node] = (weight if node.op == "weight" else variable)(node.attr("name"), Tensor(node.dtype, shape))
+            done[node] = Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
         else:
             attrs = dict(node.attrs) | ({"shape": shape} if "shape" in dict(node.attrs) else {})
             done[node] = term(node.op, *[done[a] for a in node.args], **attrs)

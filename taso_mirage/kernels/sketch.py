@@ -13,44 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import permutations, product
-from typing import NamedTuple, TypeAlias
 
+from taso_mirage.dims import times
 from taso_mirage.errors import Unsupported
-from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power, times
-
-Labels: TypeAlias = frozenset[str]
-Renaming: TypeAlias = tuple[tuple[str, str], ...]
-Sketch: TypeAlias = int
-
-LEVELS = 8
-"""A factor is LEVELS * atom + the level of the root that it is under."""
-NONE: Labels = frozenset()
-
-
-class Atom(NamedTuple):
-    """`kind`: input, number, share (1 / n of a label), size (n, which no share cancels), exp, function, poly, whole, sum, max.
-
-    `labels`: an input's own, or those bound here.
-    """
-
-    kind: str
-    name: str = ""
-    labels: tuple[str, ...] = ()
-    polys: tuple[Sketch, ...] = ()
-    inner: Product = ()
-
-
-class Properties(NamedTuple):
-    """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the field's residue mod q is lost."""
-
-    free: Labels = NONE
-    height: int = 0
-    exponential: bool = False
-
-
-def family(label: str) -> str:
-    """The label that a bound label stands for: k for k#1.0."""
-    return label.split("#")[0]
+from taso_mirage.kernels.atoms import (
+    EXP,
+    FOLD,
+    FUNCTION,
+    INPUT,
+    LEVELS,
+    NUMBER,
+    POLY,
+    SHARE,
+    SIZE,
+    SUM,
+    WHOLE,
+    Atom,
+    Labels,
+    Properties,
+    Renaming,
+    Sketch,
+    family,
+    joined,
+)
+from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power
 
 
 class Algebra:
@@ -85,13 +71,13 @@ class Algebra:
         return found
 
     def _properties(self, atom: Atom) -> Properties:
-        if atom.kind == "input":
+        if atom.form is INPUT:
             return Properties(frozenset(atom.labels))
-        parts = _joined([self._of_poly[p] for p in atom.polys] + [self._of_atom[f // LEVELS] for f, _ in atom.inner])
+        parts = joined([self._of_poly[p] for p in atom.polys] + [self._of_atom[f // LEVELS] for f, _ in atom.inner])
         return Properties(
             parts.free.difference(atom.labels),
             parts.height + bool(atom.labels),
-            parts.exponential or atom.kind == "exp" or atom.name.endswith("!"),
+            parts.exponential or atom.form is EXP or atom.exponential,
         )
 
     def _intern(self, terms: Mapping[Product, Number]) -> Sketch:
@@ -100,7 +86,7 @@ class Algebra:
         if found is None:
             found = self._poly_ids[poly] = len(self.polys)
             self.polys.append(poly)
-            self._of_poly.append(_joined([self._of_atom[f // LEVELS] for m, _ in poly for f, _ in m]))
+            self._of_poly.append(joined([self._of_atom[f // LEVELS] for m, _ in poly for f, _ in m]))
         return found
 
     def single(self, factors: Product, coefficient: Number = 1) -> Sketch:
@@ -128,20 +114,20 @@ class Algebra:
         return all(not factors for factors, _ in self.polys[p])
 
     def input(self, name: str, labels: Sequence[str] = ()) -> Sketch:
-        return self._leaf(Atom("input", name, tuple(labels)))
+        return self._leaf(Atom(INPUT, name, tuple(labels)))
 
     def function(self, name: str, args: Sequence[Sketch], exponential: bool = False) -> Sketch:
         """An opaque function; `exponential` where the field knows its value mod p alone, so that exp of it is opaque too."""
-        return self._leaf(Atom("function", name + "!" * exponential, (), tuple(args)))
+        return self._leaf(Atom(FUNCTION, name, (), tuple(args), (), exponential))
 
     def share(self, label: str) -> Sketch:
         """1 / n for a label of n elements: a mean's factor stands where its sum does, above or below a fraction line."""
-        return self._leaf(Atom("share", family(label)))
+        return self._leaf(Atom(SHARE, family(label)))
 
     def whole(self, p: Sketch) -> Sketch:
         """A sum that from now on is one opaque value, whatever adds up to it."""
         if len(self.polys[p]) > 1:
-            self._wholes[p] = self._leaf(Atom("whole", polys=(p,)))
+            self._wholes[p] = self._leaf(Atom(WHOLE, polys=(p,)))
         return self._wholes.get(p, p)
 
     # ------------------------------------------------------------ arithmetic
@@ -182,11 +168,11 @@ class Algebra:
         return self.single(times(shared, self._factored(rest)), c) if rest != self.one else p
 
     def _factored(self, p: Sketch) -> Product:
-        return ((self._atom(Atom("poly", polys=(p,))) * LEVELS, 1),)
+        return ((self._atom(Atom(POLY, polys=(p,))) * LEVELS, 1),)
 
     def _opened(self, factors: Product, coefficient: Number) -> Terms:
         """A product in which one sum is a factor, once, distributes over it."""
-        sums = [(f, e) for f, e in factors if e > 0 and not f % LEVELS and self.atoms[f // LEVELS].kind == "poly"]
+        sums = [(f, e) for f, e in factors if e > 0 and not f % LEVELS and self.atoms[f // LEVELS].form is POLY]
         if len(sums) != 1 or sums[0][1] != 1:
             return ((factors, coefficient),)
         rest = self.single(tuple(f for f in factors if f != sums[0]), coefficient)
@@ -227,7 +213,7 @@ class Algebra:
     def sqrt(self, p: Sketch) -> Sketch:
         factors, c, rest = self.common(p) if p != self.zero else ((), 1, p)
         if c != 1:
-            factors = times(factors, ((self._atom(Atom("number", str(c))) * LEVELS, 1),))
+            factors = times(factors, ((self._atom(Atom(NUMBER, str(c))) * LEVELS, 1),))
         if rest != self.one:
             factors = times(factors, self._factored(rest))
         if any(f % LEVELS == LEVELS - 1 for f, _ in factors):
@@ -237,12 +223,12 @@ class Algebra:
     def exp(self, p: Sketch) -> Sketch:
         """exp(a + b) = exp(a) exp(b); of what has an exp inside it is opaque, as it is in the field."""
         if self._of_poly[p].exponential:
-            return self.function("exp", (p,), True)
+            return self.function("", (p,), True)
         total: Product = ()
         for m, c in self.polys[p]:
             if isinstance(c, Fraction):
-                m, c = times(m, ((self._atom(Atom("number", str(c))) * LEVELS, 1),)), 1
-            total = times(total, ((self._atom(Atom("exp", inner=m)) * LEVELS, c),))
+                m, c = times(m, ((self._atom(Atom(NUMBER, str(c))) * LEVELS, 1),)), 1
+            total = times(total, ((self._atom(Atom(EXP, inner=m)) * LEVELS, c),))
         return self.single(total)
 
     # ------------------------------------------------------------ folds
@@ -261,7 +247,7 @@ class Algebra:
                 factors = self.rename_product(factors, ((label, own),))
                 each = times(outside, ((self._component((*bound, own), factors) * LEVELS, 1),))
             else:
-                each = times(outside, ((self._atom(Atom("size", family(label))) * LEVELS, 1),))
+                each = times(outside, ((self._atom(Atom(SIZE, family(label))) * LEVELS, 1),))
             total[each] = total.get(each, 0) + c
         return self._intern(total)
 
@@ -271,10 +257,10 @@ class Algebra:
             p = self.sum(p, label)
         return p
 
-    def max(self, p: Sketch, label: str) -> Sketch:
-        """The largest over a label: opaque, but for its bound name."""
+    def fold(self, name: str, p: Sketch, label: str) -> Sketch:
+        """Another reduction over a label: opaque, but for its bound name."""
         bound = f"{family(label)}#{self._of_poly[p].height + 1}.0"
-        return self._leaf(Atom("max", "", (bound,), (self.rename(p, ((label, bound),)),)))
+        return self._leaf(Atom(FOLD, name, (bound,), (self.rename(p, ((label, bound),)),)))
 
     def roots(self, p: Sketch) -> int:
         """The deepest root that a factor is under."""
@@ -312,7 +298,7 @@ class Algebra:
         total: Product = ()
         for f, e in factors:
             atom = self.atoms[f // LEVELS]
-            if atom.kind != "sum" or f % LEVELS or e < 0:
+            if atom.form is not SUM or f % LEVELS or e < 0:
                 total = times(total, ((f, e),))
                 continue
             for _ in range(e):
@@ -336,7 +322,7 @@ class Algebra:
                 self.rename_product(factors, tuple(zip([b for group in order for b in group], names, strict=True)))
                 for order in orders
             )
-            found = self._components[key] = self._atom(Atom("sum", "", tuple(sorted(names)), (), least))
+            found = self._components[key] = self._atom(Atom(SUM, "", tuple(sorted(names)), (), least))
         return found
 
     # ------------------------------------------------------------ renaming
@@ -373,15 +359,15 @@ class Algebra:
         found = self._renamed.get(key)
         if found is None:
             atom = self.atoms[i]
-            if atom.kind == "input":
+            if atom.form is INPUT:
                 names = dict(needed)
                 found = self._atom(atom._replace(labels=tuple(names.get(label, label) for label in atom.labels)))
-            elif atom.kind == "sum":
+            elif atom.form is SUM:
                 found = self._component(atom.labels, self.rename_product(atom.inner, needed))
             else:
                 polys = tuple(self.rename(p, needed) for p in atom.polys)
                 found = self._atom(atom._replace(polys=polys, inner=self.rename_product(atom.inner, needed)))
-                if atom.kind == "whole":
+                if atom.form is WHOLE:
                     self._wholes[polys[0]] = self.single(((found * LEVELS, 1),))
             self._renamed[key] = found
         return found
@@ -412,7 +398,7 @@ class _Erased:
         if found is None:
             atom = self._algebra.atoms[i]
             polys = tuple([self.poly(p) for p in atom.polys])
-            key = atom.kind, atom.name, len(atom.labels), polys, self.product(atom.inner)
+            key = atom.form, atom.name, atom.exponential, len(atom.labels), polys, self.product(atom.inner)
             found = self._atoms[i] = self._ids.setdefault(key, len(self._ids))
         return found
 
@@ -433,12 +419,3 @@ class _Erased:
             key = (self.atom(f // LEVELS) * LEVELS + f % LEVELS) * 2 + (e < 0)
             total[key] = total.get(key, 0) + abs(e)
         return total
-
-
-def _joined(parts: Sequence[Properties]) -> Properties:
-    """Of what has these parts, where it binds nothing itself."""
-    return Properties(
-        NONE.union(*[p.free for p in parts]),
-        max([p.height for p in parts], default=0),
-        any(p.exponential for p in parts),
-    )

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, islice
 
-from taso_mirage.kernels.closure import Closure, Edge
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations import Edge
 
-OPERATORS = {"input": 0, "variance": 2}
-"""Operators of a derivation, where it is not one."""
 STEPS = 6_000
 """Partial bodies looked at for one kernel, at most."""
 UNDERIVED = 10**6
@@ -48,7 +47,7 @@ class Body:
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the inputs and constants that it reads."""
-        return tuple(e.name for _, e in self.chosen if e.op == "input")
+        return tuple(e.kind.reads for _, e in self.chosen if e.kind.reads is not None)
 
     @property
     def reduced(self) -> frozenset[str]:
@@ -100,12 +99,13 @@ def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
 
 def loops(body: Body, closure: Closure) -> list[str | None]:
     """None, and every label that a for-loop over this body may cut: one that no result has, and of which nothing after the loop
-    meets a value within it. A variance that is made of differences as well is taken in one pass for the sake of its loop."""
+    meets a value within it. What takes one pass for the sake of a loop, and is derived otherwise as well,
+    has that loop."""
     labels = {x for c, _ in body.chosen for x in closure.classes[c]} | {
         x for c in body.leaves for x in closure.classes[c]
     }
     free = labels.difference(*[closure.classes[t] for t in body.targets])
-    one_pass = {e.label for c, e in body.chosen if e.op == "variance" and len(closure.edges[c]) > 1}
+    one_pass = {e.label for c, e in body.chosen if e.kind.one_pass and len(closure.edges[c]) > 1}
     found: list[str | None] = [None, *(x for x in sorted(free) if stages(body, closure, x) is not None)]
     return [loop for loop in found if one_pass <= {loop}]
 
@@ -118,10 +118,10 @@ def stages(body: Body, closure: Closure, loop: str) -> dict[int, int] | None:
     found = {leaf: INSIDE if loop in closure.classes[leaf] else INVARIANT for leaf in body.leaves}
     for made, edge in body.chosen:
         below = {found[a] for a in edge.args}
-        if edge.op == "input":
+        if edge.kind.reads is not None:
             found[made] = INSIDE if loop in closure.classes[made] else INVARIANT
         elif edge.label == loop:
-            if AFTER in below:
+            if AFTER in below or not edge.kind.accumulates:
                 return None
             found[made] = AFTER
         elif below >= {INSIDE, AFTER}:
@@ -207,7 +207,7 @@ class _Plans:
 
     def _splits_well(self, body: Body) -> bool:
         """Whether every block has one part of a split label, or none has: what reads parts has them on its grid, or combines them."""
-        reads = {c for c, e in body.chosen if e.op == "input"} | {*body.leaves}
+        reads = {c for c, e in body.chosen if e.kind.reads is not None} | {*body.leaves}
         labels = {x for c in reads for x in self.closure.classes[c]} & self.outer
         return labels <= body.grid or not self.outer.isdisjoint(body.reduced)
 
@@ -234,7 +234,7 @@ class Space:
     def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
         found = [UNDERIVED] * len(self.edges)
         for c, edges in enumerate(self.edges):
-            if any(e.op == "input" for e in edges):
+            if any(e.kind.reads is not None for e in edges):
                 found[c] = 0
             elif c in self.storable:
                 found[c] = leaf(c)
@@ -242,7 +242,7 @@ class Space:
         while changed:
             changed = False
             for c, edges in enumerate(self.edges):
-                costs = [1 + joined([found[a] for a in e.args]) for e in edges if e.op != "input"]
+                costs = [1 + joined([found[a] for a in e.args]) for e in edges if e.kind.reads is None]
                 least = min(costs, default=UNDERIVED)
                 if least < found[c]:
                     found[c], changed = least, True
@@ -272,9 +272,9 @@ def space(closure: Closure, before: int, combines: bool) -> Space:
     kept = set[int]()
     for c, (made, labels) in enumerate(zip(closure.edges, closure.classes, strict=True)):
         parts, whole = labels & outer, outer.isdisjoint(labels) and inner.isdisjoint(labels)
-        edges.append([e for e in made if (not parts or e.op != "input" if combines else e.label not in outer)])
+        edges.append([e for e in made if (not parts or e.kind.reads is None if combines else e.label not in outer)])
         ready = inner.isdisjoint(labels) and c in partial if combines else inner <= labels
-        if (whole or ready) and (before > 1 or c in partial) and not any(e.op == "input" for e in made):
+        if (whole or ready) and (before > 1 or c in partial) and not any(e.kind.reads is not None for e in made):
             kept.add(c)
     return Space(closure, edges, frozenset(kept if before else ()), before > 0)
 
@@ -310,7 +310,7 @@ def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice
             longer = length + space.leaf(made)
             heapq.heappush(queue, (longer + ahead, next(numbers), longer, chosen, (*leaves, made), rest))
         for edge in space.edges[made]:
-            longer = length + OPERATORS.get(edge.op, 1)
+            longer = length + edge.kind.operators
             new = [a for a in dict.fromkeys(edge.args) if a not in chosen and a not in leaves and a not in rest]
             least = max([len([w for w in (*rest, *new) if depths[w]]), *[depths[w] for w in (*rest, *new)]])
             if longer + least > whole + sum(map(space.leaf, leaves)) or _circular(made, edge, chosen):

@@ -12,13 +12,14 @@ from typing import Any
 
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
 from taso_mirage.gpu import H100, Device
-from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.ir import Graph, Node
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import Region, alone, views
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.kernels.verify import Evidence, Measured
 from taso_mirage.meanings.work import work
+from taso_mirage.mugraph import kernels
 
 VERSION = 1
 SINGLE = 2.0
@@ -39,7 +40,7 @@ class Surveyed:
     @property
     def kernels(self) -> list[Node]:
         """The kernels of the muGraph, in the order of their runs."""
-        return [] if self.found is None else [n for n in topological(self.found.graph.outputs) if n.op == "kernel"]
+        return [] if self.found is None else kernels(self.found.graph.outputs)
 
     @property
     def gain(self) -> float:

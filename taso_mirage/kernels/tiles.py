@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from taso_mirage.gpu import Device
 from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations.base import Counts
 from taso_mirage.kernels.structures import INSIDE, Kernel, Plan, stages
 
 Sizes = Mapping[str, int]
-Counts = NDArray[np.float64]
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 """How many blocks and how many iterations a kernel may have; None leaves it open."""
 
@@ -97,7 +97,7 @@ def _labels(kernel: Kernel, closure: Closure) -> set[str]:
 def _innermost(kernel: Kernel, closure: Closure) -> dict[int, str]:
     """The label along which the elements of a tensor stand side by side; of what kernels hand on, as the goal's results have them."""
     goal = closure.goal
-    axes = {c: goal.inputs[e.name] for c, e in kernel.body.chosen if e.op == "input" and e.name in goal.inputs}
+    axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))
     found = {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
     results = [x for own in goal.outputs for axis in own for x in axis]
@@ -123,7 +123,7 @@ def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes, device:
 
 
 def _read(kernel: Kernel, closure: Closure) -> set[str]:
-    return {label for c, e in kernel.body.chosen if e.op == "input" for label in closure.classes[c]}
+    return {label for c, e in kernel.body.chosen if e.kind.reads is not None for label in closure.classes[c]}
 
 
 def _parts(size: int, low: int, high: int) -> list[int]:
@@ -147,7 +147,7 @@ class _Model:
         inside = stages(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
         self.inner = _innermost(kernel, closure)
-        self.sources = [c for c, e in kernel.body.chosen if e.op == "input"] + list(kernel.body.leaves)
+        self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
 
     def shared(self) -> Counts:
         """Bytes of the operands' tiles, two of each in a loop."""
@@ -198,27 +198,20 @@ class _Model:
     def _operations(self) -> Counts:
         total = 0 * self.one
         for made, edge in self.body.chosen:
-            labels = self.closure.classes[made].union(*[self.closure.classes[a] for a in edge.args])
-            volume = self._product(self.tiles[label] for label in labels)
             times = self.iterations if any(a in self.inside for a in edge.args) else self.one
-            if edge.op == "dot":
-                rows = [self.closure.classes[a] - self.closure.classes[b] for a, b in (edge.args, edge.args[::-1])]
-                for side in rows:
-                    across = self._product(self.tiles[label] for label in side)
-                    volume = volume * np.maximum(self.device.padded / across, 1)
-                both = (
-                    self.closure.classes[edge.args[0]] & self.closure.classes[edge.args[1]] & self.closure.classes[made]
-                )
-                if all(rows):
-                    batch = self._product(self.tiles[label] for label in both)
-                    volume = np.where(batch > 1, volume * self.device.batched, volume)
-                total = total + 2 * volume * times
-            elif edge.op != "input":
-                total = total + self.device.elementwise * volume * times
+            total = total + edge.kind.operations(made, edge, self) * times
         return np.asarray(total)
 
+    def labels(self, c: int) -> frozenset[str]:
+        """Those of a class."""
+        return self.closure.classes[c]
+
+    def volume(self, labels: Iterable[str]) -> Counts:
+        """Elements of a block along some labels."""
+        return self._product(self.tiles[label] for label in labels)
+
     def _tile(self, c: int) -> Counts:
-        return self._product(self.tiles[label] for label in self.closure.classes[c])
+        return self.volume(self.closure.classes[c])
 
     def _moved(self, c: int) -> Counts:
         """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without iterations a line."""

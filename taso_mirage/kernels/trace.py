@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, Node, Tensor, is_float
+from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import Axes, Axis, Label, Unifier
+from taso_mirage.kernels.derivations.base import Kind
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.elementwise import ARITHMETIC, RECIPROCAL, SQRT, SQUARE
+from taso_mirage.kernels.derivations.folds import MEAN, SUM
+from taso_mirage.kernels.derivations.terms import Form, Term, below
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Term:
-    """`op`: input (node, axes), constant (value), an operator of ALGEBRA, scalar (a numpy function that is none of them, or a fold's
-    count), function (an opaque operator: node), contract, sum, max, mean (over `labels`), rename (`pairs`, all at once)."""
-
-    op: str
-    args: tuple[Term, ...] = ()
-    node: Node | None = None
-    axes: Axes = ()
-    labels: Axis = ()
-    pairs: tuple[tuple[Label, Label], ...] = ()
-    value: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,22 +30,32 @@ class Value:
     term: Term
 
 
-ALGEBRA: dict[Scalar, str] = {
-    np.add: "add",
-    np.subtract: "sub",
-    np.multiply: "mul",
-    np.divide: "div",
-    np.exp: "exp",
-    np.sqrt: "sqrt",
-    np.negative: "neg",
-    np.reciprocal: "reciprocal",
-    np.square: "square",
-}
-_POWERS = {1.0: "identity", 2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
+ALGEBRA: dict[Scalar, Kind] = {kind.scalar: kind for kind in ARITHMETIC}
+_POWERS: dict[float, Kind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT, -1.0: RECIPROCAL}
+"""What is a power with a constant exponent; of 1 its operand."""
+
+
+class Moving:
+    """A primitive that moves elements between axes: it raises Unsupported."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise Unsupported(f"{self.name} moves elements between axes")
 
 
 class Labels(Meaning[Value]):
-    """Primitives that move elements (concat, slice, take, window...) have no meaning here: they raise Unsupported."""
+    """Primitives that move elements have no meaning here."""
+
+    iota: Any = Moving()
+    cumulate: Any = Moving()
+    concat: Any = Moving()
+    slice: Any = Moving()
+    pad: Any = Moving()
+    window: Any = Moving()
+    take: Any = Moving()
+    take_along: Any = Moving()
 
     def __init__(self, unifier: Unifier) -> None:
         self.unifier = unifier
@@ -64,7 +67,7 @@ class Labels(Meaning[Value]):
             if not isinstance(n, int):
                 raise Unsupported(f"the dim {n} of {node!r}: sizes must be fixed")
             axes.append(self.unifier.fresh(n))
-        return self.made(Term("input", node=node, axes=tuple(axes)), tuple(axes), node.dtype)
+        return self.made(Term(Form.LEAF, node=node, axes=tuple(axes)), tuple(axes), node.dtype)
 
     def made(self, term: Term, axes: Axes, dtype: str) -> Value:
         self.unifier.together(label for axis in axes for label in axis)
@@ -79,33 +82,33 @@ class Labels(Meaning[Value]):
     def constant(self, value: Literal) -> Value:
         if prod(value.shape) != 1:
             raise Unsupported(f"a constant of shape {value.shape}")
-        return Value(((),) * len(value.shape), value.dtype, Term("constant", value=float(value.numpy().item())))
+        return Value(((),) * len(value.shape), value.dtype, Term(Form.CONSTANT, value=float(value.numpy().item())))
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> Value:
         raise Unsupported("a number computed from sizes")
 
     def count(self, a: Value, axes: Sequence[int]) -> Value:
         labels = tuple([label for i in axes for label in a.axes[i]])
-        return Value((), a.dtype, Term("scalar", labels=labels) if labels else Term("constant", value=1.0))
+        return Value((), a.dtype, Term(Form.SCALAR, labels=labels) if labels else Term(Form.CONSTANT, value=1.0))
 
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: Value) -> Value:
         dtype = SHAPES.map(fn, *[Tensor(x.dtype, ()) for x in xs]).dtype
-        if fn is np.divide and xs[1].term.op == "scalar" and xs[1].term.labels:
+        if fn is np.divide and xs[1].term.kind is Form.SCALAR and xs[1].term.labels:
             return replace(xs[0], term=self._mean(xs[0].term, xs[1].term))
-        op = ALGEBRA.get(fn, "scalar")
-        if fn is np.power and xs[1].term.op == "constant" and xs[1].term.value in _POWERS:
-            op, xs = _POWERS[xs[1].term.value], xs[:1]
+        kind: Form | Kind | None = ALGEBRA.get(fn, Form.SCALAR)
+        if fn is np.power and xs[1].term.kind is Form.CONSTANT and xs[1].term.value in _POWERS:
+            kind, xs = _POWERS[xs[1].term.value], xs[:1]
         aligned, axes = self.broadcast(xs)
         terms = tuple([x.term for x in aligned])
-        return self.made(terms[0] if op == "identity" else Term(op, terms), axes, dtype)
+        return self.made(terms[0] if kind is None else Term(kind, terms), axes, dtype)
 
     def _mean(self, folded: Term, count: Term) -> Term:
         """A sum divided by how many elements it meets is a mean."""
-        if folded.op != "sum" or set(self.unifier.axis(folded.labels)) != set(self.unifier.axis(count.labels)):
+        if folded.kind is not SUM or set(self.unifier.axis(folded.labels)) != set(self.unifier.axis(count.labels)):
             raise Unsupported("a quotient by the size of an axis that is no mean")
-        return Term("mean", folded.args, labels=folded.labels)
+        return Term(MEAN, folded.args, labels=folded.labels)
 
     def broadcast(self, xs: Sequence[Value]) -> tuple[list[Value], Axes]:
         """Operands under common labels, and the axes of a result of all of them; aligned at the right."""
@@ -153,7 +156,7 @@ class Labels(Meaning[Value]):
             return x
         names = dict(pairs)
         axes = tuple([tuple([names.get(label, label) for label in axis]) for axis in self.unifier.axes(x.axes)])
-        return replace(x, axes=axes, term=Term("rename", (x.term,), pairs=tuple(pairs)))
+        return replace(x, axes=axes, term=Term(Form.RENAME, (x.term,), pairs=tuple(pairs)))
 
     def cast(self, a: Value, dtype: str) -> Value:
         """Kernels keep what they compute in fp32: rounding is checked with numbers, not here."""
@@ -168,15 +171,15 @@ class Labels(Meaning[Value]):
         (left, right), found = self._placed([a, b], [letters_a, letters_b])
         axes = tuple([found[letter] for letter in result])
         labels = tuple([label for letter, axis in found.items() if letter not in tuple(result) for label in axis])
-        return self.made(Term("contract", (left.term, right.term), labels=labels), axes, a.dtype)
+        return self.made(Term(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
 
     def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
-        if fn not in (np.add, np.maximum):
+        kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
+        if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])
         left: Axes = tuple([() if i in axes else axis for i, axis in enumerate(a.axes) if keepdims or i not in axes])
-        term = Term("sum" if fn is np.add else "max", (a.term,), labels=labels)
-        return Value(left, a.dtype, term)
+        return Value(left, a.dtype, Term(kind, (a.term,), labels=labels))
 
     # ------------------------------------------------------------ structure
 
@@ -190,23 +193,3 @@ class Labels(Meaning[Value]):
         axes = ((),) * (len(shape) - len(a.axes)) + a.axes
         wide = tuple([axis or self.unifier.fresh(int(n)) for axis, n in zip(axes, shape, strict=True)])
         return self.made(a.term, wide, a.dtype)
-
-    def __getattribute__(self, name: str) -> object:
-        if name in _NONE:
-            raise Unsupported(f"{name} moves elements between axes")
-        return super().__getattribute__(name)
-
-
-_NONE = frozenset({"iota", "cumulate", "concat", "slice", "pad", "window", "take", "take_along"})
-
-
-def below(term: Term) -> Iterator[Term]:
-    """All terms of a term, each once."""
-    seen: dict[int, Term] = {}
-    stack = [term]
-    while stack:
-        each = stack.pop()
-        if id(each) not in seen:
-            seen[id(each)] = each
-            stack += each.args
-            yield each

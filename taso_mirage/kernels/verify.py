@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.ir import LEAVES, Graph, Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.kernels.edges import Field32
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import P, agree
@@ -74,7 +74,7 @@ def verified(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evid
 
 
 def _leaves(graph: Graph) -> list[Node]:
-    return [n for n in topological([*graph.inputs, *graph.outputs]) if n.op in ("input", "weight")]
+    return [n for n in topological([*graph.inputs, *graph.outputs]) if n.op in LEAVES]
 
 
 def _listed(types: Iterable[object]) -> str:

@@ -1,0 +1,80 @@
+"""What sketches are made of: the factors of their products, and the names of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from taso_mirage.kernels.products import Product
+
+Labels: TypeAlias = frozenset[str]
+Renaming: TypeAlias = tuple[tuple[str, str], ...]
+Sketch: TypeAlias = int
+
+LEVELS = 8
+"""A factor is LEVELS * atom + the level of the root that it is under."""
+NONE: Labels = frozenset()
+
+
+class Form(IntEnum):
+    """What an atom is."""
+
+    INPUT = 0
+    NUMBER = 1
+    """A coefficient under a root, or in an exponent."""
+    SHARE = 2
+    """1 / n of a label."""
+    SIZE = 3
+    """n of a label, which no share cancels."""
+    EXP = 4
+    """Of a product."""
+    FUNCTION = 5
+    """Opaque; without a name it is the exp of what has an exp inside it."""
+    POLY = 6
+    """A sum that stays factored."""
+    WHOLE = 7
+    """A sum that nothing takes apart."""
+    SUM = 8
+    FOLD = 9
+    """Another reduction, by its name: opaque."""
+
+
+INPUT, NUMBER, SHARE, SIZE, EXP, FUNCTION, POLY, WHOLE, SUM, FOLD = Form
+"""Plain names: a member of an enumeration takes long to look up."""
+
+
+class Atom(NamedTuple):
+    """`labels`: an input's own, or those bound here.
+
+    `exponential`: of a function, whether the field knows its value mod p alone.
+    """
+
+    form: Form
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    polys: tuple[Sketch, ...] = ()
+    inner: Product = ()
+    exponential: bool = False
+
+
+class Properties(NamedTuple):
+    """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the field's residue mod q is lost."""
+
+    free: Labels = NONE
+    height: int = 0
+    exponential: bool = False
+
+
+def family(label: str) -> str:
+    """The label that a bound label stands for: k for k#1.0."""
+    return label.split("#")[0]
+
+
+def joined(parts: Sequence[Properties]) -> Properties:
+    """Of what has these parts, where it binds nothing itself."""
+    return Properties(
+        NONE.union(*[p.free for p in parts]),
+        max([p.height for p in parts], default=0),
+        any(p.exponential for p in parts),
+    )

@@ -1,0 +1,54 @@
+"""Exponentials as a model writes them: what an overflow of one does to the values that are made of it.
+
+exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a number. So a value grows, or is
+within range, or is ill, which no result may be made of. What each derivation kind makes of its operands is beside its definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+PRODUCT = (
+    "an exponential that may overflow is multiplied with, or divided by, another: write it relative to its maximum"
+)
+Signs = tuple[bool, bool]
+"""Whether a value is positive, and whether it is far from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A value that is computed as the model writes it.
+
+    `exponential`: one is below it; `grows`: it may overflow, and only where it should; `ill`: why it may be no number, or wrong.
+    `positive`: it is nowhere below 0; `floor`: it is nowhere near 0.
+    """
+
+    exponential: bool = False
+    grows: bool = False
+    positive: bool = False
+    floor: bool = False
+    ill: str = ""
+
+    def kept(self) -> Bare:
+        """The same value where something keeps it within range."""
+        return replace(self, grows=False, ill="")
+
+
+def joined(below: Sequence[Bare], grows: bool, signs: Signs, ill: str) -> Bare:
+    """A value of such operands; `ill` is what is wrong with itself."""
+    inherited = next((v.ill for v in below if v.ill), "")
+    return Bare(any(v.exponential for v in below), grows, *signs, inherited or ill)
+
+
+def product_signs(below: Sequence[Bare]) -> Signs:
+    """Of a product, or a sum of products: 0 times an infinity is no number."""
+    positive = all(v.positive for v in below)
+    if any(v.grows for v in below):
+        positive = positive and all(v.grows or v.floor for v in below)
+    return positive, False
+
+
+def product_ill(below: Sequence[Bare]) -> str:
+    """Of a product or a quotient in which something may overflow."""
+    return PRODUCT if all(v.exponential for v in below) else ""

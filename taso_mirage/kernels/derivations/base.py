@@ -1,0 +1,215 @@
+"""A derivation kind is one object: all that the search asks about one way to make a class from others.
+
+The object says how the kind evaluates in the field, how it is written into a kernel's body, what it needs
+of loops, what it costs, and what an exponential that overflows does to it (Mirage, OSDI'25, section 4).
+No module outside of this folder tells kinds apart by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.gpu import Device
+from taso_mirage.ir import Node
+from taso_mirage.kernels.derivations.bare import Bare, Signs, joined
+from taso_mirage.kernels.derivations.degrees import NONE, Degree
+from taso_mirage.kernels.goal import Labelled
+from taso_mirage.meanings.field import Field, Residues
+
+Counts: TypeAlias = NDArray[np.float64]
+"""A number for each of many tilings."""
+Written: TypeAlias = tuple[Node, list[str]]
+"""A value of a body, and the label of each of its axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One derivation of a class from the classes `args`; `label` is the one that it folds away."""
+
+    kind: Kind
+    args: tuple[int, ...] = ()
+    label: str | None = None
+
+    @property
+    def folds(self) -> str:
+        """The label of a derivation that has one."""
+        assert self.label is not None
+        return self.label
+
+
+class Values(Protocol):
+    """The value of every class in the field, with an axis for each of its labels."""
+
+    goal: Labelled
+    xp: Field
+
+    def value(self, i: int) -> Residues: ...
+
+    def axis(self, i: int, label: str) -> int:
+        """The axis of a label in the value of a class."""
+
+    def aligned(self, args: Sequence[int]) -> list[Residues]:
+        """Operands with an axis for every label of any of them."""
+
+    def divided(self, above: int, below: int) -> Residues: ...
+
+    def inverted(self, i: int) -> Residues:
+        """1 over the value of a class."""
+
+    def contracted(self, args: Sequence[int], label: str) -> Residues:
+        """The sum over a label of the product of two classes."""
+
+    def count(self, label: str) -> Residues:
+        """How many elements a label has; of the grid part of a split one the whole."""
+
+
+class Body(Protocol):
+    """The body of a kernel while it is written.
+
+    Axes are in one order for all classes; a label that has one element in a block has no axis.
+    """
+
+    goal: Labelled
+
+    def read(self, view: str) -> Written:
+        """A tile of an input, its axes as they lie."""
+
+    def constant(self, value: float) -> Node: ...
+
+    def count(self, label: str) -> Node:
+        """How many elements a label has; of the grid part of a split one the whole."""
+
+    def taken(self, c: int) -> Written:
+        """The value of a class, its axes as they lie."""
+
+    def ordered(self, c: int) -> Node:
+        """The value of a class, its axes in the order of all."""
+
+    def aligned(self, c: int, made: int) -> Node:
+        """The value of a class with an axis for each that the class `made` has."""
+
+    def written(self, made: int, value: Node) -> Written:
+        """A value of a class whose axes are in the order of all."""
+
+    def axis(self, c: int, label: str) -> int:
+        """The axis of a label in `ordered`."""
+
+    def contracted(self, made: int, args: Sequence[int]) -> Node:
+        """The product of two classes, summed over what the class `made` lacks."""
+
+    def looped(self, made: int, edge: Edge) -> bool:
+        """Whether the for-loop cuts the label that a derivation folds."""
+
+    def accumulated(self, made: int, edge: Edge, value: Node, over: str) -> Node:
+        """What one iteration gives of a fold, over all iterations; `over` is that of `accumulate`."""
+
+    def lowered(self, made: int, c: int) -> Node | None:
+        """The exponent `c` less what it is relative to; None where it is computed as it is."""
+
+
+class Costing(Protocol):
+    """The analytic model of a kernel, over many tilings at once."""
+
+    device: Device
+
+    def labels(self, c: int) -> frozenset[str]: ...
+
+    def volume(self, labels: Iterable[str]) -> Counts:
+        """How many elements a block has along some labels."""
+
+
+class Kind:
+    """What the search asks about a derivation. A kind without parameters is compared as an object."""
+
+    __slots__ = ()
+    name: str
+    operators: ClassVar[int] = 1
+    """How many operators of a body it counts for."""
+    accumulates: ClassVar[bool] = False
+    """Whether a for-loop may cut the label that it folds."""
+    one_pass: ClassVar[bool] = False
+    """Whether it is there for the sake of a loop over its label: beside another derivation, only
+    that loop has it."""
+    maximum: ClassVar[bool] = False
+    """Whether it is the largest of its operand's elements over its label."""
+    exponential: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def reads(self) -> str | None:
+        """The view or the constant that a derivation without operands reads."""
+        return None
+
+    # ------------------------------------------------------------ values
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        """The value in the field."""
+        raise NotImplementedError
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        """The terms of a kernel's body; `made` is the class that is derived."""
+        raise NotImplementedError
+
+    def operations(self, made: int, edge: Edge, model: Costing) -> Counts:
+        """What one iteration of one block computes, in operations of a product."""
+        labels = model.labels(made).union(*[model.labels(a) for a in edge.args])
+        return np.asarray(model.device.elementwise * model.volume(labels))
+
+    # ------------------------------------------------------------ exponentials
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        """The degree of the value; None where it has none.
+
+        `of`: the class that an exponential is relative to.
+        """
+        return None if any(below) else NONE
+
+    def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
+        """The value as the model writes it.
+
+        `number`: of a constant; `bounded`: an exponent is never above 0.
+        """
+        ill = self.ill(below) if any(v.grows for v in below) else ""
+        return joined(below, self.grows(below), self.signs(edge, below), ill)
+
+    def grows(self, below: Sequence[Bare]) -> bool:
+        """Whether it may overflow."""
+        return any(v.grows for v in below)
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        """Whether it is positive, and whether it is far from 0; no, unless the kind knows."""
+        return False, False
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        """What is wrong with it if an operand overflows."""
+        return f"{self.name} of an exponential that may overflow: write it relative to its maximum"
+
+    def bounded(self, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+        """Whether it is never above 0."""
+        return False
+
+    def denominator(self, edge: Edge) -> int | None:
+        """The class that it divides by, which must not vanish."""
+        return None
+
+
+def largest(c: int, chosen: Mapping[int, Edge]) -> tuple[int, frozenset[str]]:
+    """What a class is the maximum of, and over which labels; itself over none where it is none."""
+    labels = frozenset[str]()
+    while c in chosen and chosen[c].kind.maximum:
+        labels |= {chosen[c].folds}
+        c = chosen[c].args[0]
+    return c, labels
+
+
+def halved(degree: Degree) -> Degree:
+    """The degree of a root."""
+    return {k: d / Fraction(2) for k, d in degree.items()}

@@ -1,0 +1,43 @@
+"""What makes classes of its own in a closure: derivations of several operators or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.derivations.base import Edge
+from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.pruning import Targets
+from taso_mirage.kernels.sketch import Algebra
+
+
+class Closing(Protocol):
+    """A closure while it grows.
+
+    It has the sketch, the labels and the derivations of each class, and the class of each sketch.
+    """
+
+    goal: Labelled
+    algebra: Algebra
+    targets: Targets
+    classes: list[Sketch]
+    free: list[frozenset[str]]
+    edges: list[dict[Edge, None]]
+    index: dict[Sketch, int]
+
+    def put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
+        """Keep a derivation; one that is `needed` for another stays although it is no part of the goal."""
+
+
+class Compound(Protocol):
+    """Derivations that are looked for in one closure."""
+
+    def meet(self, i: int) -> None:
+        """Derive what there is from a class, and those before it."""
+
+    def end(self) -> None:
+        """Derive what waits until all classes are there."""
+
+
+Compounds: TypeAlias = Callable[[Closing], Compound]

@@ -1,0 +1,249 @@
+"""Arithmetic, element by element: what the algebra of sketches knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from taso_mirage.kernels.atoms import LEVELS, Sketch
+from taso_mirage.kernels.derivations.bare import Bare, Signs, joined, product_ill, product_signs
+from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written, halved, largest
+from taso_mirage.kernels.derivations.degrees import NONE, Degree, total
+from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.meanings.base import Scalar
+from taso_mirage.meanings.field import Residues
+from taso_mirage.ops import term
+
+
+class Elementwise(Kind):
+    """`scalar` is what definitions of operators call it, `name` the operator that bodies have."""
+
+    __slots__ = ()
+    scalar: ClassVar[Scalar]
+    units: ClassVar[tuple[float, ...]] = ()
+    """Constants with which it needs none: the product with 1."""
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        """The normal form."""
+        raise NotImplementedError
+
+    def rest(self, place: int, value: float) -> tuple[Unary, ...]:
+        """What is left to do to the other operand where the one at `place` is such a constant."""
+        return ()
+
+
+class Binary(Elementwise):
+    """An operator of two operands."""
+
+    __slots__ = ()
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        return values.xp.map(self.scalar, *values.aligned(edge.args))
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        a, b = (body.aligned(x, made) for x in edge.args)
+        return body.written(made, term(self.name, a, b))
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return ""
+
+
+class Unary(Elementwise):
+    """An operator of one operand."""
+
+    __slots__ = ()
+    as_written: ClassVar[bool] = False
+    """Whether a closure has it where the goal is written with it: its normal form does not show it."""
+
+    def derived(self, algebra: Algebra, p: Sketch) -> Sketch | None:
+        """The normal form; None where a closure does without."""
+        return self.sketch(algebra, p)
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        return values.xp.map(self.scalar, values.value(edge.args[0]))
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        value, axes = body.taken(edge.args[0])
+        return term(self.name, value), axes
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return ""
+
+
+# ---------------------------------------------------------------- of two operands
+
+
+class Mul(Binary):
+    __slots__ = ()
+    name, scalar, units = "mul", np.multiply, (1.0, -1.0)
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.mul(*args)
+
+    def rest(self, place: int, value: float) -> tuple[Unary, ...]:
+        return (NEG,) if value < 0 else ()
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return total(below[0], below[1])
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        if len(set(edge.args)) == 1:
+            return True, below[0].floor and not below[0].grows
+        return product_signs(below)
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return product_ill(below)
+
+
+class Add(Binary):
+    __slots__ = ()
+    name, scalar, units = "add", np.add, (0.0,)
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.add(*args)
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return below[0] if below[0] == below[1] else None
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        positive = all(v.positive for v in below)
+        return positive, positive and any(v.floor for v in below)
+
+
+class Sub(Binary):
+    __slots__ = ()
+    name, scalar, units = "sub", np.subtract, (0.0,)
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.sub(*args)
+
+    def rest(self, place: int, value: float) -> tuple[Unary, ...]:
+        return (NEG,) if place == 0 else ()
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return below[0] if below[0] == below[1] else None
+
+    def bounded(self, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+        """A difference from a maximum of the same, as a model takes it."""
+        of, labels = largest(edge.args[1], chosen)
+        return bool(labels) and of == edge.args[0]
+
+
+class Div(Binary):
+    __slots__ = ()
+    name, scalar, units = "div", np.divide, (1.0, -1.0)
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.div(*args)
+
+    def rest(self, place: int, value: float) -> tuple[Unary, ...]:
+        return ((RECIPROCAL,) if place == 0 else ()) + ((NEG,) if value < 0 else ())
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        return values.divided(*edge.args)
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return total(below[0], below[1], -1)
+
+    def denominator(self, edge: Edge) -> int | None:
+        return edge.args[1]
+
+    def grows(self, below: Sequence[Bare]) -> bool:
+        return any(v.grows for v in below) and not (not below[0].grows and below[1].floor)
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return all(v.positive for v in below), False
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return product_ill(below)
+
+
+# ---------------------------------------------------------------- of one operand
+
+
+class Exp(Unary):
+    """Relative to a maximum where a kernel keeps one, else as the model writes it."""
+
+    __slots__ = ()
+    name, scalar, exponential = "exp", np.exp, True
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.exp(*args)
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        lowered = body.lowered(made, edge.args[0])
+        return Unary.write(self, made, edge, body) if lowered is None else body.written(made, term("exp", lowered))
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return None if of is None or any(below) else {of: Fraction(1)}
+
+    def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
+        ill = Kind.ill(self, below) if any(v.grows for v in below) else ""
+        return Bare(True, not bounded, True, False, joined(below, False, (True, False), ill).ill)
+
+
+class Sqrt(Unary):
+    __slots__ = ()
+    name, scalar = "sqrt", np.sqrt
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.sqrt(*args)
+
+    def derived(self, algebra: Algebra, p: Sketch) -> Sketch | None:
+        return algebra.sqrt(p) if algebra.roots(p) < LEVELS - 1 else None
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return halved(below[0])
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return below[0].positive, below[0].floor
+
+
+class Neg(Unary):
+    __slots__ = ()
+    name, scalar, as_written = "neg", np.negative, True
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.mul(args[0], algebra.number(-1))
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return below[0]
+
+
+class Reciprocal(Unary):
+    __slots__ = ()
+    name, scalar, as_written = "reciprocal", np.reciprocal, True
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.inverse(*args)
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        return values.inverted(edge.args[0])
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return total(NONE, below[0], -1)
+
+    def grows(self, below: Sequence[Bare]) -> bool:
+        return below[0].grows and not below[0].floor
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return below[0].positive, False
+
+
+class Square(Unary):
+    """The product of its operand with itself: as such it is derived."""
+
+    __slots__ = ()
+    name, scalar = "square", np.square
+
+    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+        return algebra.mul(args[0], args[0])
+
+
+MUL, ADD, SUB, DIV = Mul(), Add(), Sub(), Div()
+EXP, SQRT, NEG, RECIPROCAL, SQUARE = Exp(), Sqrt(), Neg(), Reciprocal(), Square()
+UNARY: tuple[Unary, ...] = (EXP, SQRT, NEG, RECIPROCAL)
+ARITHMETIC: tuple[Elementwise, ...] = (MUL, ADD, SUB, DIV, *UNARY, SQUARE)

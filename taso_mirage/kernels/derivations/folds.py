@@ -1,0 +1,127 @@
+"""Reductions over one label: sums, means, maxima. A new one is a `Fold`, in `REDUCTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from taso_mirage.ir import Node
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.derivations.bare import Bare, Signs
+from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
+from taso_mirage.kernels.derivations.degrees import Degree
+from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.meanings.field import Residues
+from taso_mirage.ops import term
+
+
+class Wanted(Protocol):
+    """What a closure may be made of, as the goal is."""
+
+    algebra: Algebra
+
+    @property
+    def folds(self) -> Set[str]:
+        """The names of the reductions that are opaque in the algebra."""
+
+    @property
+    def means(self) -> Mapping[str, Sketch]:
+        """What a sum over a label is multiplied with, for a mean of the goal."""
+
+
+class Fold(Kind):
+    """A reduction of which the algebra knows the name alone; it takes its elements in any order.
+
+    `fold` is what definitions of operators call it, None where no definition does; `operator` is the one
+    that a body has for it, `over` the accumulator that a for-loop has, or None.
+    """
+
+    __slots__ = ()
+    fold: ClassVar[np.ufunc | None]
+    operator: ClassVar[str]
+    over: ClassVar[str | None] = None
+
+    def sketch(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+        """The normal form of the reduction over one label."""
+        return algebra.fold(self.name, p, label)
+
+    def scaled(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+        """What is left to do once all labels of a reduction are folded."""
+        return p
+
+    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+        """What a closure makes of a class; None where the goal has no such reduction."""
+        return self.sketch(wanted.algebra, p, label) if self.name in wanted.folds else None
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        assert self.fold is not None
+        (of,) = edge.args
+        return values.xp.reduce(self.fold, values.value(of), [values.axis(of, edge.folds)], keepdims=False)
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        (of,) = edge.args
+        value = term(self.operator, body.ordered(of), axes=(body.axis(of, edge.folds),), keepdims=0)
+        return body.written(made, value if self.over is None else body.accumulated(made, edge, value, self.over))
+
+
+class Sum(Fold):
+    __slots__ = ()
+    name, operator, over, accumulates = "sum", "reduce_sum", "sum", True
+    fold: ClassVar[np.ufunc | None] = np.add
+
+    def sketch(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+        return algebra.sum(p, label)
+
+    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+        return wanted.algebra.sum(p, label)
+
+    def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
+        return below[0]
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return below[0].positive, below[0].floor
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return ""
+
+
+class Mean(Sum):
+    """A sum by how many elements there are; of a split label by how many the whole has."""
+
+    __slots__ = ()
+    name, fold = "mean", None
+
+    def scaled(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+        return algebra.mul(p, algebra.share(label))
+
+    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+        share = wanted.means.get(label)
+        return None if share is None else wanted.algebra.mul(wanted.algebra.sum(p, label), share)
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        return values.xp.div(SUM.evaluate(edge, values), values.count(edge.folds))
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        value, axes = Sum.write(self, made, edge, body)
+        return term("div", value, body.count(edge.folds)), axes
+
+
+class Max(Fold):
+    __slots__ = ()
+    name, fold, operator, over, accumulates, maximum = "max", np.maximum, "reduce_max", "max", True, True
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return below[0].positive, below[0].floor
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return ""
+
+
+def mean_of(x: Node, axis: int, body: Body, keepdims: int = 0) -> Node:
+    """The mean over all elements of a tile along one axis."""
+    return term("div", term("reduce_sum", x, axes=(axis,), keepdims=keepdims), body.constant(int(x.shape[axis])))
+
+
+SUM, MEAN, MAX = Sum(), Mean(), Max()

@@ -1,0 +1,58 @@
+"""What a goal is over scalars and folds: the terms that `Labels` reads off its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from taso_mirage.ir import Node
+from taso_mirage.kernels.axes import Axes, Axis, Label
+from taso_mirage.kernels.derivations.base import Kind
+
+
+class Form(Enum):
+    """What a term is that no derivation makes."""
+
+    LEAF = auto()
+    """An input: `node`, `axes`."""
+    CONSTANT = auto()
+    """A number: `value`."""
+    SCALAR = auto()
+    """A numpy function that is no arithmetic of the search, or a fold's count (over `labels`)."""
+    FUNCTION = auto()
+    """An opaque operator: `node`."""
+    RENAME = auto()
+    """Labels are renamed: `pairs`, all at once."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Term:
+    """A form, or a derivation kind: arithmetic, or a reduction over `labels`."""
+
+    kind: Form | Kind
+    args: tuple[Term, ...] = ()
+    node: Node | None = None
+    axes: Axes = ()
+    labels: Axis = ()
+    pairs: tuple[tuple[Label, Label], ...] = ()
+    value: float = 0.0
+
+
+def below(term: Term) -> Iterator[Term]:
+    """All terms of a term, each once."""
+    seen: dict[int, Term] = {}
+    stack = [term]
+    while stack:
+        each = stack.pop()
+        if id(each) not in seen:
+            seen[id(each)] = each
+            stack += each.args
+            yield each
+
+
+def seen(term: Term) -> Term:
+    """What a term is but for the names of its labels."""
+    while term.kind is Form.RENAME:
+        term = term.args[0]
+    return term

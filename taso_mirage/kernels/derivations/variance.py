@@ -1,0 +1,258 @@
+"""The variances of a goal, as derivations of their own: one pass over their elements instead of two (KERNELS.md, step 8).
+
+mean((x - mean(x))^2) waits for the mean, so no loop over the elements has both. An accumulator of the variance does (Chan, Golub and
+LeVeque 1979), and of a reduction that is split over the grid the last kernel merges the variances and means of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taso_mirage.ir import Node
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.derivations.bare import Bare, Signs
+from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
+from taso_mirage.kernels.derivations.compound import Closing
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.elementwise import MUL, SQUARE, SUB
+from taso_mirage.kernels.derivations.folds import MEAN, SUM, mean_of
+from taso_mirage.kernels.derivations.terms import Term, seen
+from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.pruning import Targets
+from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.ops import term
+
+Parts = tuple[Sketch, Sketch]
+"""A variance and a mean."""
+OVERFLOWS = "a variance of exponentials that may overflow"
+
+
+# ---------------------------------------------------------------- the kinds
+
+
+class OnePass(Kind):
+    """The variance of the elements along a label."""
+
+    __slots__ = ()
+    name, operators, accumulates, one_pass = "variance", 2, True, True
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        (of,) = edge.args
+        return _variance(values.xp, values.value(of), values.axis(of, edge.folds))
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        (of,) = edge.args
+        x, axis = body.ordered(of), body.axis(of, edge.folds)
+        mean, found = mean_of(x, axis, body), _spread(x, axis, body)
+        if body.looped(made, edge):
+            found = term("accumulate", found, mean, over="variance")
+        return body.written(made, found)
+
+    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+        return True, False
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return OVERFLOWS
+
+
+class Merged(Kind):
+    """The mean of equal parts from their means, or the variance from their variances and means.
+
+    The label tells the parts apart.
+    """
+
+    __slots__ = ()
+    name = "merged"
+
+    def evaluate(self, edge: Edge, values: Values) -> Residues:
+        xp, axis = values.xp, values.axis(edge.args[-1], edge.folds)
+        means = [_mean(xp, values.value(part), axis) for part in edge.args]
+        if len(means) == 1:
+            return means[0]
+        return xp.map(np.add, means[0], _variance(xp, values.value(edge.args[1]), axis))
+
+    def write(self, made: int, edge: Edge, body: Body) -> Written:
+        *variances, means = [body.ordered(c) for c in edge.args]
+        axis = body.axis(edge.args[-1], edge.folds)
+        if not variances:
+            return body.written(made, mean_of(means, axis, body))
+        spread = _spread(means, axis, body)
+        return body.written(made, term("add", mean_of(variances[0], axis, body), spread))
+
+    def ill(self, below: Sequence[Bare]) -> str:
+        return OVERFLOWS
+
+
+ONE_PASS, MERGED = OnePass(), Merged()
+
+
+def _mean(xp: Field, x: Residues, axis: int, keepdims: bool = False) -> Residues:
+    total = xp.reduce(np.add, x, [axis], keepdims=keepdims)
+    return xp.div(total, xp.load(np.asarray(x.shape[axis], np.float64)))
+
+
+def _variance(xp: Field, x: Residues, axis: int) -> Residues:
+    apart = xp.map(np.subtract, x, _mean(xp, x, axis, keepdims=True))
+    return _mean(xp, xp.map(np.multiply, apart, apart), axis)
+
+
+def _spread(x: Node, axis: int, body: Body) -> Node:
+    """The variance of a tile along one axis."""
+    apart = term("sub", x, mean_of(x, axis, body, keepdims=1))
+    return mean_of(term("mul", apart, apart), axis, body)
+
+
+# ---------------------------------------------------------------- the algebra
+
+
+def variance_and_mean(algebra: Algebra, of: Sketch, labels: Sequence[str]) -> Parts:
+    """Those of a term over labels, the variance as the mean of the squares of the differences."""
+    mean = _mean_sketch(algebra, of, labels)
+    apart = algebra.sub(of, mean)
+    return _mean_sketch(algebra, algebra.mul(apart, apart), labels), mean
+
+
+def cancelling(algebra: Algebra, of: Sketch, labels: Sequence[str]) -> Sketch:
+    """The same variance as the mean of the squares less the square of the mean, which in floats may have no correct digit."""
+    mean = _mean_sketch(algebra, of, labels)
+    return algebra.sub(_mean_sketch(algebra, algebra.mul(of, of), labels), algebra.mul(mean, mean))
+
+
+def _mean_sketch(algebra: Algebra, p: Sketch, labels: Sequence[str]) -> Sketch:
+    p = algebra.folded(p, labels)
+    for label in labels:
+        p = algebra.mul(p, algebra.share(label))
+    return p
+
+
+def squared_mean(whole: Term) -> Term | None:
+    """The mean whose square is subtracted in a term of a goal, if one is."""
+    square = seen(whole.args[1]) if whole.kind is SUB else None
+    if square is None or square.kind not in (MUL, SQUARE) or len({id(seen(arg)) for arg in square.args}) > 1:
+        return None
+    mean = seen(square.args[0])
+    return mean if mean.kind is MEAN else None
+
+
+# ---------------------------------------------------------------- those of a goal
+
+
+@dataclass(frozen=True, slots=True)
+class Variance:
+    """The variance and the mean of the term `of` over `label`; where that is the inner part of a split one these are of each part, and
+    `whole` are those over all, merged over the label `outer`."""
+
+    of: Sketch
+    label: str
+    parts: Parts
+    outer: str | None = None
+    whole: Parts | None = None
+
+    @property
+    def mean(self) -> Sketch:
+        """That of all elements."""
+        return (self.whole or self.parts)[1]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those of all elements, outermost first."""
+        return (self.label,) if self.outer is None else (self.outer, self.label)
+
+
+def variances(goal: Labelled, targets: Targets) -> Iterator[Variance]:
+    """Those that are part of the goal, of its own terms."""
+    algebra, split = goal.algebra, dict(goal.split)
+    for of in dict.fromkeys(known.sketch for known in goal.known):
+        for label in sorted(goal.reduced):
+            labels: tuple[str, ...] = split.get(label, (label,))
+            if not algebra.free(of).issuperset(labels):
+                continue
+            whole = variance_and_mean(algebra, of, labels)
+            if whole[0] not in targets:
+                continue
+            if label in split:
+                yield Variance(of, labels[-1], variance_and_mean(algebra, of, labels[1:]), labels[0], whole)
+            else:
+                yield Variance(of, label, whole)
+
+
+class Variances:
+    """The variances in a closure, and what is made of a difference from a mean without it."""
+
+    def __init__(self, closing: Closing) -> None:
+        self.closing, self.algebra = closing, closing.algebra
+        self.found = list(variances(closing.goal, closing.targets))
+
+    def meet(self, i: int) -> None:
+        """Variances of a class; those of the parts of a split label are classes, too, and are merged once both are there."""
+        closing = self.closing
+        for each in self.found:
+            (variance, mean), free = each.parts, closing.free[i] - {each.label}
+            if closing.classes[i] == each.of:
+                closing.put(variance, Edge(ONE_PASS, (i,), each.label), free, needed=True)
+            if closing.classes[i] == each.of and each.whole is not None:
+                closing.put(mean, Edge(MEAN, (i,), each.label), free, needed=True)
+            if closing.classes[i] in each.parts and each.whole is not None and each.outer in closing.free[i]:
+                args = [closing.index[part] for part in each.parts if part in closing.index]
+                if i == max(args) and len(args) == 2:
+                    free = closing.free[i] - {each.outer}
+                    closing.put(each.whole[0], Edge(MERGED, tuple(args), each.outer), free)
+                    closing.put(each.whole[1], Edge(MERGED, (args[1],), each.outer), free)
+
+    def end(self) -> None:
+        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer products that no worklist makes.
+
+        A product in half precision rounds what is no input itself, and a large mean would show it: then x and w are inputs.
+        """
+        closing, goal = self.closing, self.closing.goal
+        half = any(leaf.dtype in ("float16", "bfloat16") for leaf in goal.leaves.values())
+        exact = set(goal.views.values()) if half else set(closing.classes)
+        for each in self.found:
+            apart = closing.index.get(self.algebra.sub(each.of, each.mean))
+            uses = [e for made in closing.edges for e in made if e.kind in (MUL, DOT) and apart in e.args]
+            for weight in dict.fromkeys(a for e in uses for a in e.args if a != apart):
+                if {each.of, closing.classes[weight]} <= exact and closing.free[weight].issuperset(each.labels):
+                    self._shifted(each, weight)
+
+    def _shifted(self, each: Variance, weight: int) -> None:
+        """The derivation of one sum((x - mean) w), if it is part of the goal."""
+        algebra, index, free = self.algebra, self.closing.index, self.closing.free
+        x, mean = index.get(each.of), index.get(each.mean)
+        apart = algebra.sub(each.of, each.mean)
+        whole = algebra.folded(algebra.mul(apart, self.closing.classes[weight]), each.labels)
+        if whole not in index or x is None or mean is None:
+            return
+        products, weights = self._product(x, weight, each.labels[-1]), self._total(weight, each.labels[-1])
+        for label in each.labels[-2::-1]:
+            products, weights = self._total(products, label), self._total(weights, label)
+        if products is None or weights is None:
+            return
+        product = algebra.mul(each.mean, self.closing.classes[weights])
+        shift = self._class(product, Edge(MUL, (mean, weights)), free[mean] | free[weights])
+        if shift is not None:
+            self.closing.put(whole, Edge(SUB, (products, shift)), free[index[whole]])
+
+    def _class(self, sketch: Sketch, edge: Edge, free: frozenset[str]) -> int | None:
+        """The class of a term that is needed, unless a cancellation lost a label."""
+        self.closing.put(sketch, edge, free, needed=True)
+        return self.closing.index.get(sketch)
+
+    def _total(self, i: int | None, label: str) -> int | None:
+        """The class of the sum of a class."""
+        if i is None or label not in self.closing.free[i]:
+            return None
+        sketch = self.algebra.sum(self.closing.classes[i], label)
+        return self._class(sketch, Edge(SUM, (i,), label), self.closing.free[i] - {label})
+
+    def _product(self, i: int, j: int, label: str) -> int | None:
+        """The class of the sum of the product of two classes."""
+        left, right = self.closing.free[i], self.closing.free[j]
+        free = left | right
+        product = self.algebra.mul(self.closing.classes[i], self.closing.classes[j])
+        if free in (left, right):
+            return self._total(self._class(product, Edge(MUL, (i, j)), free), label)
+        return self._class(self.algebra.sum(product, label), Edge(DOT, (i, j), label), free - {label})

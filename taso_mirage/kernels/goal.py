@@ -1,0 +1,62 @@
+"""A goal over named axes: what `labels` finds, and all else of the search is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from taso_mirage.ir import Graph, Node
+from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.meanings.base import Scalar
+
+Axes: TypeAlias = tuple[tuple[str, ...], ...]
+"""For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A term of the goal (after operators were replaced by what defines them), its axes, and its sketch."""
+
+    node: Node
+    axes: Axes
+    sketch: Sketch
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A goal over named axes.
+
+    `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views, called x and x'. `leaves`: the leaf of
+    every view. `constants`: the value of each scalar by its name. `functions`: an example term of each opaque function by its name.
+    `split`: the grid part and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed over.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, Axes]
+    leaves: Mapping[str, Node]
+    outputs: tuple[Axes, ...]
+    sizes: Mapping[str, int]
+    constants: Mapping[str, float]
+    functions: Mapping[str, Node]
+    split: Mapping[str, tuple[str, str]]
+    reduced: frozenset[str]
+    algebra: Algebra = field(repr=False)
+    views: Mapping[str, Sketch] = field(repr=False)
+    """The sketch of every view and constant by its name."""
+    sketches: tuple[Sketch, ...] = field(repr=False)
+    known: tuple[Known, ...] = field(repr=False)
+    scalars: frozenset[Scalar] = field(repr=False)
+    """The arithmetic, element by element, that the goal is written with."""
+    outer: bool = False
+    """Whether somewhere neither operand of it has all labels of the other."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels of the inputs, in order of appearance."""
+        return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
+
+    def whole(self, label: str) -> tuple[str, ...]:
+        """The labels that a fold over one is about: both parts for the grid part of a split one."""
+        return next((pair for pair in self.split.values() if pair[0] == label), (label,))

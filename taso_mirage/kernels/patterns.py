@@ -1,0 +1,32 @@
+"""The form of a term, written as a side of a law is: operators over operands and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from taso_mirage.equation import Equation, Match, match
+from taso_mirage.ir import Node
+from taso_mirage.text import parse_equation
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A term in which names stand for operands and attributes; operands may commute."""
+
+    text: str
+
+    def match(self, node: Node) -> Mapping[str, Any] | None:
+        """What the names stand for in a term of this form; None for another."""
+        found = match(_equation(self.text), node)
+        return {**found.operands, **found.attributes} if isinstance(found, Match) else None
+
+
+ADDED = Pattern("add(y, z)")
+
+
+@cache
+def _equation(text: str) -> Equation:
+    return parse_equation(f"{text} == {text}")
