@@ -36,6 +36,7 @@ from taso_mirage.optimize.cache import proofs_path  # noqa: E402
 from taso_mirage.optimize.follow import follow  # noqa: E402
 from taso_mirage.optimize.judge import Judge  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verify.proofs import Proofs  # noqa: E402
 
 
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the small forms of the models")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{runtime.cores()}.json"
+    path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{cores()}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
     head = {"bench": "soundness", "device": runtime.device(), "versions": versions, "unit": "s", "small": options.small}
     rows = Rows(path, head)

@@ -9,11 +9,17 @@ if TYPE_CHECKING:
     from taso_mirage.kernels.graph import new_graph
     from taso_mirage.kernels.search import superoptimize
     from taso_mirage.runtime.register import register
+    from taso_mirage.targets.packaging import session
 
 __version__ = "0.1.0"
-__all__ = ["new_graph", "register", "superoptimize"]
+__all__ = ["new_graph", "register", "session", "superoptimize"]
 
-_PLACES = {"new_graph": "kernels.graph", "superoptimize": "kernels.search", "register": "runtime.register"}
+_PLACES = {
+    "new_graph": "kernels.graph",
+    "register": "runtime.register",
+    "session": "targets.packaging",
+    "superoptimize": "kernels.search",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,9 @@ def optimize(
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="Where the model will run: cpu, or cuda (ONNX Runtime's CUDA provider with CUDA graphs)."),
+        typer.Option(
+            help="Where the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs), or openvino."
+        ),
     ] = "cpu",
     portable: Annotated[
         bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
@@ -137,6 +139,7 @@ def optimize(
     from taso_mirage.optimize.pipeline import STRATEGIES, Config, failed
     from taso_mirage.optimize.shapes import parse_shapes
     from taso_mirage.optimize.target import target as named
+    from taso_mirage.targets.packaging import stamped
     from taso_mirage.verify.proofs import Proofs
 
     if strategy not in STRATEGIES:
@@ -168,7 +171,7 @@ def optimize(
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
-    written = save(result.model, path, source=not result.changed)
+    written = save(stamped(result.model, result.target, result.changed), path, source=not result.changed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it could not be said that nothing was written
     if certified is not None:
         certificate.write(certified, result, Proofs(proofs_path()))
@@ -221,7 +224,7 @@ def diff(
         list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="Where both run: cpu, or cuda (which a model made for it may need).")
+        str, typer.Option(help="Where both run: cpu, cuda (which a model made for it may need), or openvino.")
     ] = "cpu",
     trust_kernels: TrustKernels = False,
     as_json: AsJson = False,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.gpu import Device
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.structures import INSIDE, Kernel, Plan, stages
+from taso_mirage.targets.device import Device
 
 Sizes = Mapping[str, int]
 Counts = NDArray[np.float64]

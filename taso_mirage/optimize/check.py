@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.cpu import cores
 from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
 from taso_mirage.ir import is_float
 from taso_mirage.model import Model
@@ -37,6 +36,7 @@ from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.reference import NoReference, OpaqueRunner, Reference
 from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.targets.machine import cores
 
 __all__ = [
     "SEEDS",
@@ -149,14 +149,14 @@ def _tame(case: Case) -> bool:
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
-    """The case; with the outputs of the original on the CPU provider, if these are near the reference and a GPU's are not."""
-    if not target.gpu or _plausible(case):
+    """The case; with the outputs of the original on the CPU provider, if these are near the reference and the target's are not."""
+    if target.name == CPU.name or _plausible(case):
         return case
     try:
         there = witness().run(case.inputs)
     except TasoMirageError:
         return case
-    name = f"{case.name} (by the CPU provider: {target.provider} is off here with the original itself)"
+    name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
     witnessed = replace(case, name=name, original=there)
     return witnessed if _plausible(witnessed) else case
 

@@ -140,7 +140,8 @@ class _Job:
         self.model = replace(model, sizes=self.sizes)
         self.target, self.executor = config.target, executor
         self.weights = dict(model.weights)  # with every folded one, so that any prefix of the steps can be replayed
-        self.equations = tuple(e for e in rules() if not (config.portable and runtime_specific(e)))
+        portable = config.portable or "com.microsoft" not in config.target.domains
+        self.equations = tuple(e for e in rules() if not (portable and runtime_specific(e)))
         self.proofs = Proofs(proofs_path(config.cache))
         self.rewriter = self._rewriter(self.target)
         self.cost = self.rewriter.cost
