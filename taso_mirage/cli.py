@@ -171,7 +171,7 @@ def optimize(
     with report.Stages(quiet=as_json) as stages, _interruptible() as stop:
         result = optimized(loaded, config, kernels or usual_mode(config), stages, stop)
         explained = explanations.explained(result, config, stages) if explain or page is not None else []
-    written = save(stamped(result.model, result.target, result.changed), path, source=not result.changed)
+    written = save(stamped(result.model, result.target), path, source=not result.changed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on it could not be said that nothing was written
     if certified is not None:
         certificate.write(certified, result, Proofs(proofs_path()))

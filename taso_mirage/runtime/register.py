@@ -54,7 +54,7 @@ def _wanted(model: Source | None, cuda: bool | None) -> Stamp:
     if cuda is None:
         return found or Stamp()
     named = "cuda" if cuda else "cpu"
-    return found if found is not None and found.target == named else Stamp(named)
+    return found if found is not None and found.target == named else Stamp(named, stamp.DEFAULTS[named])
 
 
 def carries_kernels(model: Source) -> bool:

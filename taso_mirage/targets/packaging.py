@@ -16,10 +16,9 @@ from taso_mirage.targets.protocol import Target
 from taso_mirage.targets.stamp import Stamp
 
 
-def stamped(model: Model, target: Target, changed: bool = True) -> Model:
-    """The model with the stamp of the target that it was measured on. One that is as it was read needs none on the CPU, where every
-    session is alike."""
-    if not changed and target.stamp == Stamp():
+def stamped(model: Model, target: Target) -> Model:
+    """The model with the stamp of the target that it was measured on. A file without one is for the CPU, where all sessions are alike."""
+    if target.stamp == Stamp():
         return model
     header = copy_model(model.header, model.header.graph)
     header.metadata_props.update(target.stamp.metadata())

@@ -23,6 +23,8 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "openvino": openvino.KNOWN,
 }
 """The options that a file may have, by target, each with its values."""
+DEFAULTS: Mapping[str, Options] = {"cpu": (), "cuda": cuda.DEFAULT, "openvino": openvino.DEFAULT}
+"""The options that a target has by itself."""
 PROVIDERS = {"cpu": cpu.PROVIDER, "cuda": cuda.PROVIDER}
 """ONNX Runtime's execution providers, by target."""
 LONGEST = 1000
