@@ -9,8 +9,8 @@ digit more.
 Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
 that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. If it
 is no further off than the dtype's least normal number, below which digits are lost without any fault, the optimized model must be as
-near to r as the original is. On a GPU it may be the provider's kernels that are wrong, so the original runs on the CPU first: what is
-near r there is the original of the case.
+near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that one's kernels that are wrong, so the
+original runs on the CPU provider then: what is near r there is the original of the case.
 
 Where r is no reference and that fails, every input, weight and constant is rounded another way: if this moves r itself implausibly far
 too (quantized activations, a choice of experts), rounding turned a decision of the original and may turn it either way, and the bound is
