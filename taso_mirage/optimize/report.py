@@ -74,7 +74,7 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
     return {
         "model": str(source),
         "written": [str(p) for p in written],
-        "open": _opening(result, written),
+        "open": _opening(result, written) if written else None,
         "changed": result.changed,
         "target": {
             "name": result.target.name,
@@ -206,7 +206,8 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         said = ", ".join(f"{name}={value}" for name, value in result.target.stamp.options)
         console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"open it with {_opening(result, written)}", highlight=False, soft_wrap=True, markup=False)
+    if written:
+        console.print(f"open it with {_opening(result, written)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _opening(result: Result, written: Sequence[Path]) -> str:
