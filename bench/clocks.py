@@ -27,6 +27,7 @@ from taso_mirage.model import random_inputs  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.target import CPU  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 
 
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def main() -> None:
         "versions": versions,
         "rows": rows,
     }
-    path = ROOT / "bench" / "results" / f"clocks-cpu{runtime.cores()}.json"
+    path = ROOT / "bench" / "results" / f"clocks-cpu{cores()}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

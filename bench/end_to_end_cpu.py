@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 from end_to_end_common import COMPILED, ROOT, Case, Compiled, Machine
 
-from taso_mirage.cpu import cores
 from taso_mirage.ir import Graph, Tensor, variable, weight
 from taso_mirage.model import Array
 from taso_mirage.onnx_io import serialize
@@ -40,6 +39,7 @@ from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.result import Result
 from taso_mirage.runtime.register import carries_kernels, register
+from taso_mirage.targets.machine import cores
 
 MODELS = {
     "decode": ("llama_decode", {}),

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen.cpu.native import Kernel, empty_aligned  # noqa: E402
 from taso_mirage.codegen.cpu.tune import tuned  # noqa: E402
-from taso_mirage.cpu import CPU  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
@@ -42,6 +41,7 @@ from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.ops import interpret, term  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.targets.cpu.device import CPU  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
 CANDIDATES = 64

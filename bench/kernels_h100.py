@@ -41,8 +41,8 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
 from taso_mirage.codegen.gpu.program import Program  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
-from taso_mirage.gpu import H100  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
+from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 TOLERANCE = 4e-3
 """Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""

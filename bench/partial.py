@@ -46,6 +46,7 @@ from taso_mirage.optimize.weights import fold_weights  # noqa: E402
 from taso_mirage.partial.candidates import Candidate, candidates  # noqa: E402
 from taso_mirage.partial.whole import verified  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verify.refused import Refused  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
@@ -316,7 +317,7 @@ def main() -> None:
     options = parser.parse_args()
     where = target(options.target)
     device = runtime.device(where)
-    name = f"cpu{runtime.cores()}" if not where.gpu else device.split()[1] if " " in device else device
+    name = f"cpu{cores()}" if not where.gpu else device.split()[1] if " " in device else device
     path = options.output or ROOT / "bench" / "results" / f"partial-{name}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
     head = {"bench": "partial", "device": device, "dtype": options.dtype, "versions": versions, "unit": "us"}

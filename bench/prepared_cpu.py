@@ -23,8 +23,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.cpu import CPU as DEVICE  # noqa: E402
-from taso_mirage.fuse import alone, cpu  # noqa: E402
+from taso_mirage.fuse import alone  # noqa: E402
 from taso_mirage.ir import Graph, Node, Tensor, variable, weight  # noqa: E402
 from taso_mirage.kernels.prepared import prepared  # noqa: E402
 from taso_mirage.kernels.regions import Spot  # noqa: E402
@@ -32,6 +31,8 @@ from taso_mirage.meanings.work import work  # noqa: E402
 from taso_mirage.ops import term  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.target import CPU  # noqa: E402
+from taso_mirage.targets.cpu import lowering as cpu  # noqa: E402
+from taso_mirage.targets.cpu.device import CPU as DEVICE  # noqa: E402
 
 SECONDS = 1.0
 """Of a round."""

@@ -35,6 +35,7 @@ from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.optimize.config import Config  # noqa: E402
 from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 
 NAMES = ("light_squeezenet", "light_vgg19", "bert", "resnet50", "vit", "llama_decode", "inception_v3")
 RUNS = ("cold", "second", "third")
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="a folder of NAME.onnx")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    path = options.output or ROOT / "bench" / "results" / f"search_time-cpu{runtime.cores()}.json"
+    path = options.output or ROOT / "bench" / "results" / f"search_time-cpu{cores()}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
     head = {"bench": "search_time", "device": runtime.device(), "versions": versions, "unit": "s"}
     rows = Rows(path, head)

@@ -28,9 +28,9 @@ from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
 from taso_mirage.codegen.gpu.program import Program, Schedule, kernels  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
-from taso_mirage.gpu import H100  # noqa: E402
 from taso_mirage.kernels.search import Candidate, Options, Search  # noqa: E402
 from taso_mirage.kernels.tiles import Tiled, tiled  # noqa: E402
+from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 WIDTH = 2

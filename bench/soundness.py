@@ -39,6 +39,7 @@ from taso_mirage.optimize.judge import Judge  # noqa: E402
 from taso_mirage.optimize.result import Result  # noqa: E402
 from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.pipeline import optimize, problem  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verify.proofs import Proofs  # noqa: E402
 
 
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the small forms of the models")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{runtime.cores()}.json"
+    path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{cores()}.json"
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
     head = {"bench": "soundness", "device": runtime.device(), "versions": versions, "unit": "s", "small": options.small}
     rows = Rows(path, head)

@@ -42,6 +42,26 @@ def _optimized(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} | {row['nodes'][0]} to {row['nodes'][1]} | {cold:.0f} s, {warm:.0f} s |"
 
 
+def openvino(found: dict[str, Any]) -> list[str]:
+    """By medians: the machine was busy."""
+    heads = ["model, ms", "ours", "OpenVINO alone", "ONNX Runtime alone", "ratio (quartiles)", "nodes", "outputs right"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in found["rows"]:
+        if "failed" in row:
+            lines.append(f"| {row['case']} | failed: {row['failed'].replace('|', '/')} |" + " |" * (len(heads) - 2))
+            continue
+        times = [f"{row['medians'][k] / 1e3:.2f}" for k in ("ours", "openvino", "onnxruntime")]
+        low, high = row["quartiles"]
+        ratio = "kept" if row["kept"] else f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+        right = "" if row["kept"] else str(row["checked"])
+        lines.append(
+            f"| {' | '.join([row['case'], *times, ratio])} | {row['nodes'][0]} to {row['nodes'][1]} | {right} |"
+        )
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    mean = f"Geometric mean of the ratios, round by round, over OpenVINO alone: {found['means']['ratio']:.3f}."
+    return [*lines, "", f"{mean} {found['device']}; {versions}."]
+
+
 def optimize_cuda(found: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     lines = ["| model, us | ours | ONNX Runtime | its best options | torch.compile | ratio | nodes |"]
@@ -329,6 +349,7 @@ TABLES = {
     "prepared_cpu-cpu2": prepared_cpu,
     "generate-cpu2": generate,
     "optimize-cpu2": optimize,
+    "openvino-cpu2": openvino,
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,
 }

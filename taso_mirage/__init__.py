@@ -10,17 +10,19 @@ if TYPE_CHECKING:
     from taso_mirage.kernels.graph import new_graph
     from taso_mirage.kernels.search import superoptimize
     from taso_mirage.runtime.register import register
+    from taso_mirage.targets.packaging import session
 
 __version__ = "0.1.0"
-__all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "superoptimize"]
+__all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "session", "superoptimize"]
 
 _PLACES = {
-    "optimize": "api",
     "RuleSet": "optimize.rulesets",
-    "rules": "optimize.rulesets",
     "new_graph": "kernels.graph",
-    "superoptimize": "kernels.search",
+    "optimize": "api",
     "register": "runtime.register",
+    "rules": "optimize.rulesets",
+    "session": "targets.packaging",
+    "superoptimize": "kernels.search",
 }
 
 

@@ -41,8 +41,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is written to `output`
     (`MODEL.optimized.onnx` if left out), and its path is returned. The options have the names of the command line's:
 
-    output, target ("cpu" or "cuda"), portable, strategy ("best-first" or "saturate"), shape (texts like "batch:8"), inputs (paths
-    of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels ("off", "search", "cached"), partial, alpha,
+    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"), shape (texts like
+    "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels ("off", "search", "cached"), partial, alpha,
     measure, scheduler, explain, report and certificate (paths), trust_kernels, and rules: a RuleSet, or paths of rule files
     that are added to all rules.
 
@@ -90,7 +90,7 @@ class Options:
 
     def config(self, model: Model) -> Config:
         """The options of the pipeline for a model. Raises InvalidOption."""
-        target = self.target if isinstance(self.target, Target) else named(self.target)
+        target = named(self.target) if isinstance(self.target, str) else self.target
         if self.kernels is not None:
             check_mode(self.kernels, self.measure, target.name)
         config = Config(

@@ -70,7 +70,9 @@ def optimize(
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="Where the model will run: cpu, or cuda (ONNX Runtime's CUDA provider with CUDA graphs)."),
+        typer.Option(
+            help="Where the model will run: cpu, cuda (ONNX Runtime's CUDA provider with CUDA graphs), or openvino."
+        ),
     ] = "cpu",
     portable: Annotated[
         bool, typer.Option("--portable", help="Keep to standard ONNX: none of the runtime's own operators.")
@@ -210,7 +212,7 @@ def diff(
         list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="Where both run: cpu, or cuda (which a model made for it may need).")
+        str, typer.Option(help="Where both run: cpu, cuda (which a model made for it may need), or openvino.")
     ] = "cpu",
     trust_kernels: TrustKernels = False,
     as_json: AsJson = False,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taso_mirage.cpu import cores
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
+from taso_mirage.targets.machine import cores
 from taso_mirage.terminal import say
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from taso_mirage.fuse import alone, cpu, searches, stage
+from taso_mirage.fuse import alone, searches, stage
 from taso_mirage.ir import Graph, Tensor, variable, weight
 from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
@@ -26,6 +26,7 @@ from taso_mirage.optimize.session import Session
 from taso_mirage.optimize.target import CPU, Target
 from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import library
+from taso_mirage.targets.cpu import lowering as cpu
 
 ROWS, WIDTH = 66, 8
 """A linear layer of so many rows is in no region, so that there is one before it and one behind it."""

@@ -21,7 +21,6 @@ from test_hostile import dynamic
 from taso_mirage.codegen import triton
 from taso_mirage.dims import Dim, symbol
 from taso_mirage.errors import IllTyped
-from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.batches import batch_of, independent, kinds, resized
 from taso_mirage.kernels.checkpoint import to_json
@@ -36,6 +35,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
 from taso_mirage.runtime.embed import Region
 from taso_mirage.runtime.plan import Kernel
+from taso_mirage.targets.cuda.device import H100
 
 State = tuple[Node, ...]
 N, S = symbol("n"), symbol("s")
@@ -247,7 +247,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.codegen.compile import load
-from taso_mirage.fuse.cuda import Right, _program
+from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 goal, record = json.loads(Path(sys.argv[1]).read_text())
@@ -301,7 +301,7 @@ def test_a_plan_has_a_grid_for_every_sample() -> None:
 def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    from taso_mirage.fuse.cuda import Cuda
+    from taso_mirage.targets.cuda.lowering import Cuda
 
     gpu = Cuda(H100, "a stand-in for an H100", 90)
     h = x("h", N, 4, 16)

@@ -16,12 +16,13 @@ import fused_models
 import psutil
 import pytest
 
-from taso_mirage import builds, cpu
+from taso_mirage import builds
 from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.fuse import fused
 from taso_mirage.optimize.cache import CostCache
 from taso_mirage.runtime.build import cache_folder
+from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.verify.proofs import _Kept
 
 ROOT = Path(__file__).parent.parent
@@ -294,11 +295,11 @@ def test_a_compiler_that_does_not_work_is_why_there_are_no_kernels(
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("TASO_MIRAGE_CACHE", str(tmp_path))
-    cpu.compiler.cache_clear()
+    compilers.compiler.cache_clear()
     try:
         result = fused(fused_models.plain(), fused_models.CONFIG, "search")
     finally:
-        cpu.compiler.cache_clear()
+        compilers.compiler.cache_clear()
     (note,) = [note for note in result.notes if "no kernels" in note]
     assert said in note
     assert "$CXX chooses another" in note

@@ -21,7 +21,6 @@ from test_codegen_cpp import STRICT, check, values
 import op_specs.winograd as spec
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import FLAGS, Kernel, build
-from taso_mirage.cpu import CPU, compiler
 from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
@@ -42,6 +41,8 @@ from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.targets.cpu.compiler import compiler
+from taso_mirage.targets.cpu.device import CPU
 from taso_mirage.verify.refused import Refused
 
 PADS = (1, 1, 1, 1)

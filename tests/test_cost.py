@@ -31,7 +31,7 @@ from taso_mirage.optimize.explanations import explained
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.remote import executor
 from taso_mirage.optimize.settings import Setting
-from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.optimize.target import CPU, CUDA, Target, running
 from taso_mirage.pipeline import optimize
 
 
@@ -256,7 +256,7 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
         assert [cost.seconds(Setting(each)) for each in (term("softmax", x(512, 512), axis=1), conv)] == [1.0, 1.0]
     assert [each for each in asked if "Softmax" in each[0]] == [("Softmax", CUDA)]
     assert [target for name, target in asked if "Conv" in name] == [CUDA, *CUDA.variants]
-    assert CPU.running(["tanh"]) == CPU
+    assert running(CPU, ["tanh"]) == CPU
 
 
 QUIET = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}

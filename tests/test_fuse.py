@@ -15,10 +15,9 @@ import onnxruntime
 import pytest
 from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain, quick, run
 
-from taso_mirage import cpu as compilers
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
-from taso_mirage.fuse import alone, backend, check_mode, cpu, fused, searches, stage, usual_mode
+from taso_mirage.fuse import alone, check_mode, fused, searches, stage, usual_mode
 from taso_mirage.ir import Graph
 from taso_mirage.model import random_inputs
 from taso_mirage.onnx_io import load, save, serialize
@@ -34,6 +33,9 @@ from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import DOMAIN
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.runtime.register import carries_kernels
+from taso_mirage.targets import lowering
+from taso_mirage.targets.cpu import compiler as compilers
+from taso_mirage.targets.cpu import lowering as cpu
 
 
 @pytest.fixture(scope="module")
@@ -352,5 +354,8 @@ def test_without_a_gpu_a_note_says_what_to_install(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_every_target_has_a_back_end() -> None:
-    assert set(backend.BACKENDS) == set(TARGETS)
+def test_a_target_without_kernels_says_so() -> None:
+    assert [name for name, each in TARGETS.items() if each.lowering is None] == ["openvino"]
+    with pytest.raises(InvalidOption, match="no fused kernels for the target openvino"):
+        lowering.here("openvino")
+    assert usual_mode(replace(CONFIG, target=TARGETS["openvino"])) == "off"

@@ -25,9 +25,7 @@ from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.errors import Unsupported
-from taso_mirage.fuse import backend, cuda, fused, searches, stage
-from taso_mirage.fuse.cuda import SHIPPED, Cuda, Right, everywhere
-from taso_mirage.gpu import H100
+from taso_mirage.fuse import fused, searches, stage
 from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
 from taso_mirage.kernels.batches import kinds
 from taso_mirage.kernels.checkpoint import from_json, to_json
@@ -44,6 +42,10 @@ from taso_mirage.plugin.export import export
 from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cuda_kernel
+from taso_mirage.targets import lowering
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100, Gpu
+from taso_mirage.targets.cuda.lowering import SHIPPED, Cuda, Right, everywhere
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 GPU = Cuda(H100, "a stand-in for an H100", 90)
@@ -286,7 +288,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.codegen.compile import load
-from taso_mirage.fuse.cuda import Right, _program
+from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)
@@ -385,18 +387,8 @@ def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.Monke
 
 
 def test_the_gpu_that_is_there_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gpu:
-        multi_processor_count = 108
-
-        def __getattr__(self, name: str) -> Any:
-            return {
-                "cuda": self,
-                "current_device": lambda: 0,
-                "get_device_capability": lambda: (8, 0),
-                "get_device_properties": lambda device: self,
-            }[name]
-
-    monkeypatch.setitem(sys.modules, "torch", Gpu())
+    monkeypatch.setattr(cuda, "gpu", lambda: Gpu("NVIDIA A100", 80, 108, 163 * 1024, 1.555e12))
     monkeypatch.setattr(cuda.tune, "gpu", lambda: "NVIDIA A100")
-    found = backend.here("cuda")
+    found = lowering.here("cuda")
     assert (found.key, found.device.processors, found.device.shared) == ("NVIDIA A100", 108, 163 * 1024)
+    assert found.device.bandwidth == pytest.approx(1.39e12, rel=0.01)

@@ -17,8 +17,7 @@ from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.fuse import alone, cuda, fused, searches, stage
-from taso_mirage.gpu import H100
+from taso_mirage.fuse import alone, fused, searches, stage
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
@@ -30,6 +29,8 @@ from taso_mirage.optimize.target import CUDA
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cuda_kernel, images
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100
 
 pytestmark = pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
 

@@ -11,11 +11,12 @@ from scripts import script
 
 from models.workloads import PAPER
 from taso_mirage.codegen.gpu.program import Schedule, guessed
-from taso_mirage.gpu import H100, Device
 from taso_mirage.kernels.closure import close
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.kernels.structures import Kernel, Limits, plans
 from taso_mirage.kernels.tiles import tiled
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.device import Device
 
 
 def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:

@@ -11,12 +11,8 @@ import onnx
 import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
-from taso_mirage.cpu import CPU
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.fuse import cuda, fused, stage
-from taso_mirage.fuse.cpu import Cpu
-from taso_mirage.fuse.cuda import Cuda
-from taso_mirage.gpu import H100
+from taso_mirage.fuse import fused, stage
 from taso_mirage.ir import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
@@ -32,6 +28,11 @@ from taso_mirage.optimize import session as runtime
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.target import CUDA
 from taso_mirage.pipeline import optimize
+from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.lowering import Cpu
+from taso_mirage.targets.cuda import lowering as cuda
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.cuda.lowering import Cuda
 
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}

@@ -18,7 +18,7 @@ from taso_mirage.optimize.rulesets import rules
 from taso_mirage.optimize.search import Budget, State, directions, search_model
 from taso_mirage.optimize.settings import Setting
 from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import CPU, CUDA, Target
+from taso_mirage.optimize.target import CPU, CUDA, Target, running
 from taso_mirage.pipeline.problem import after
 from taso_mirage.rules import Rules
 
@@ -102,7 +102,7 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
 def test_both_layouts_are_measured_with_the_same_options() -> None:
     """A convolution was measured with cuDNN's own choice of algorithm, and the one with channels last without."""
     for target in CUDA.variants:
-        assert target.running(["conv"]) == target.running(["nhwc_conv", "transpose"]) == target
+        assert running(target, ["conv"]) == running(target, ["nhwc_conv", "transpose"]) == target
 
 
 def test_a_kernel_that_is_on_the_gpu_for_one_size_is_there_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,9 @@ from test_convolutions import QUICK, model, sanitized, session, w, x
 
 from taso_mirage.codegen.cpp import generate_all
 from taso_mirage.codegen.cpu.native import Kernel, build
-from taso_mirage.cpu import CPU
 from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped
 from taso_mirage.fuse import fused
-from taso_mirage.fuse.cpu import Cpu
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels import linear
 from taso_mirage.kernels.linear import LEAST, Product, product
@@ -31,6 +29,8 @@ from taso_mirage.optimize.config import Config
 from taso_mirage.pipeline import optimize
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.lowering import Cpu
 from taso_mirage.verify.refused import Refused
 
 CASES = (

@@ -31,7 +31,7 @@ from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.report import as_dict, search_facts
 from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.session import opened
-from taso_mirage.optimize.target import Target
+from taso_mirage.optimize.target import CPU
 from taso_mirage.partial import source
 from taso_mirage.partial.candidates import Candidate, made_whole
 from taso_mirage.partial.families import Mutant, mutants
@@ -139,7 +139,7 @@ def test_other_options_measure_within_the_budget(monkeypatch: pytest.MonkeyPatch
         return mutations.NONE
 
     monkeypatch.setattr(candidates, "mutations", seen)
-    monkeypatch.setattr(Target, "variants", property(lambda self: (replace(self, launch=4e-6),)))
+    monkeypatch.setattr(type(CPU), "variants", property(lambda self: (replace(self, options=(("one", "more"),)),)))
     start = time.monotonic()
     optimize(side_by_side(), Config(budget=0.5, seconds=0.1))
     assert [start < each < math.inf for each in deadlines] == [True]

@@ -382,7 +382,7 @@ def test_chain_of_20000_nodes_is_optimized() -> None:
 
 def test_other_options_of_the_provider_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(CPU, options=(("cudnn_conv_algo_search", "HEURISTIC"),))
-    monkeypatch.setattr(Target, "variants", property(lambda self: (other,)))
+    monkeypatch.setattr(type(CPU), "variants", property(lambda self: (other,)))
     monkeypatch.setattr(
         runtime, "interleaved", lambda sessions, *_: [[1e-3 if s.target == other else 2e-3] * 9 for s in sessions]
     )

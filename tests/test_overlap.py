@@ -17,9 +17,7 @@ from mugraphs import leaf
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.cpu import CPU
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
@@ -30,6 +28,8 @@ from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.mugraph import overlaps
 from taso_mirage.ops import interpret, term
+from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cuda.device import H100
 
 TOKENS, HEADS, WIDTH = 37, 2, 16
 """A prime number of tokens."""
@@ -176,7 +176,7 @@ from pathlib import Path
 import torch
 from taso_mirage.codegen.compile import load
 from taso_mirage.codegen import triton
-from taso_mirage.fuse.cuda import Right
+from taso_mirage.targets.cuda.lowering import Right
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)

@@ -12,9 +12,7 @@ import pytest
 from onnxruntime import InferenceSession
 
 from taso_mirage.codegen.cpu.native import Kernel as Compiled
-from taso_mirage.cpu import CPU
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.closure import close
 from taso_mirage.kernels.labels import label
@@ -30,6 +28,8 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import interpret, term
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verify.refused import Refused
 
 ROWS, WIDTH = 66, 12

@@ -18,8 +18,6 @@ import onnxruntime
 import pytest
 from mugraphs import Pair, kernel, leaf
 
-from taso_mirage import cpu
-from taso_mirage.cpu import CPU
 from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, variable, weight
@@ -33,6 +31,8 @@ from taso_mirage.runtime import build, build_kernels, carries_kernels, library, 
 from taso_mirage.runtime.embed import NAMES, Region, embed
 from taso_mirage.runtime.plan import Kernel, cpu_kernel, sealed
 from taso_mirage.runtime.register import FORMAT, metadata
+from taso_mirage.targets.cpu import compiler as compilers
+from taso_mirage.targets.cpu.device import CPU
 
 Arrays = Mapping[str, Any]
 
@@ -522,7 +522,9 @@ def test_the_library_reads_what_is_written_and_has_a_name_for_every_kernel() -> 
 def shared_object(tmp_path: Path, source: str) -> str:
     (tmp_path / "source.cpp").write_text(source)
     made = tmp_path / "made.so"
-    subprocess.run([*cpu.compiler(), "-shared", "-fPIC", "-o", str(made), str(tmp_path / "source.cpp")], check=True)
+    subprocess.run(
+        [*compilers.compiler(), "-shared", "-fPIC", "-o", str(made), str(tmp_path / "source.cpp")], check=True
+    )
     return str(made)
 
 
@@ -550,13 +552,13 @@ def test_kernels_that_were_built_elsewhere_are_refused(name: str, tmp_path: Path
 def test_without_a_compiler_the_functions_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
-    cpu.compiler.cache_clear()
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    compilers.compiler.cache_clear()
     with pytest.raises(
         RuntimeUnavailable, match=r"no C\+\+ compiler.*load it without `register`, and its functions compute the same"
     ):
         build_kernels(embedded(CASES["half"]()))
-    cpu.compiler.cache_clear()
+    compilers.compiler.cache_clear()
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

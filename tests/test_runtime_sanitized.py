@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from taso_mirage.cpu import compiler
 from taso_mirage.runtime.build import LIBRARY
 from taso_mirage.runtime.plan import Image, sealed
+from taso_mirage.targets.cpu.compiler import compiler
 
 CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -12,13 +12,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from taso_mirage.cpu import compiler
 from taso_mirage.ir import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.targets.cpu.compiler import compiler
 
 PAGE = Path(__file__).parent.parent / "docs" / "shipping.md"
 CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"

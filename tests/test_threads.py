@@ -12,7 +12,7 @@ import mugraphs
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.expressions import Expr
-from taso_mirage.fuse.cuda import SHIPPED, everywhere
+from taso_mirage.targets.cuda.lowering import SHIPPED, everywhere
 
 
 @contextmanager

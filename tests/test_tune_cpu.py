@@ -10,13 +10,13 @@ import pytest
 from scripts import ROOT
 
 from taso_mirage.codegen.cpu.tune import FILE, different, tuned
-from taso_mirage.cpu import CPU
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Tensor, topological, variable
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.ops import interpret, term
+from taso_mirage.targets.cpu.device import CPU
 
 
 def norm_linear(rows: int) -> KernelGraph:

@@ -17,11 +17,11 @@ import pytest
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.axes import grouped
-from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.ops import term
+from taso_mirage.targets.cuda.device import H100
 
 SMALL, DECODER = (2, 2, 4, 33, 16), (8, 4, 8, 513, 64)
 """Batch, groups of heads, heads of queries a group, keys, width of a head; of a model of 1.1 billion weights at batch 8."""
@@ -105,7 +105,7 @@ import json, sys
 from pathlib import Path
 import torch
 from taso_mirage.codegen.compile import load
-from taso_mirage.fuse.cuda import Right, _program
+from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
 torch.manual_seed(0)

@@ -21,7 +21,6 @@ from taso_mirage import __version__
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.fuse import alone
 from taso_mirage.fuse.apart import taken_apart
-from taso_mirage.fuse.backend import BACKENDS, BATCH, Backend, Record, here
 from taso_mirage.fuse.searches import Searches
 from taso_mirage.fuse.trials import Fused, trials
 from taso_mirage.ir import Graph
@@ -45,6 +44,8 @@ from taso_mirage.optimize.session import Session, interleaved
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
+from taso_mirage.targets.known import TARGETS
+from taso_mirage.targets.lowering import BATCH, Backend, Record, here
 from taso_mirage.toml import write_file
 
 CUT = "cut short at"
@@ -65,13 +66,14 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
         raise InvalidOption(
             f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
         )
-    if mode != OFF and target in BACKENDS:
+    if mode != OFF and target in TARGETS:
         here(target)
 
 
 def usual_mode(config: Config) -> str:
     """What is done where nothing was asked for: kernels are searched, unless nothing is measured here or the model is to be portable."""
-    return OFF if config.portable or not config.measure or config.scheduler is not None else SEARCH
+    nothing = config.portable or not config.measure or config.scheduler is not None
+    return OFF if nothing or config.target.lowering is None else SEARCH
 
 
 def fused(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taso_mirage.fuse.backend import Record
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.runtime.embed import Region
 from taso_mirage.runtime.plan import Kernel
+from taso_mirage.targets.lowering import Record
 
 
 @dataclass(frozen=True, slots=True)

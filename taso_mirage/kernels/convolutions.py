@@ -13,13 +13,13 @@ from itertools import product
 from math import prod
 
 from taso_mirage.expressions import is_weight
-from taso_mirage.gpu import Device
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.patterns import ADDED, Pattern
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.work import work
 from taso_mirage.ops import term
+from taso_mirage.targets.device import Device
 from taso_mirage.verify.refused import Refused
 
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}

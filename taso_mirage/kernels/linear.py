@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod
 
-from taso_mirage.cpu import cores
 from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.expressions import is_weight
-from taso_mirage.gpu import Device
 from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.patterns import ADDED, Pattern
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.work import work
 from taso_mirage.ops import term
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.machine import cores
 from taso_mirage.verify.refused import Refused
 
 FEW = 8

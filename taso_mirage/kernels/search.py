@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
-from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
@@ -28,6 +27,8 @@ from taso_mirage.kernels.structures import Body, Limits, Plan, plans
 from taso_mirage.kernels.tiles import NEAR, Sizes, Tiled, fastest, predicted, rank
 from taso_mirage.kernels.verify import Evidence, Measured, verified
 from taso_mirage.mugraph import kernels
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.device import Device
 from taso_mirage.toml import write_file
 from taso_mirage.verify.refused import Refused
 

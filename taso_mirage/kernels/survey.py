@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
-from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import Graph, Node
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
@@ -20,6 +19,8 @@ from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.kernels.verify import Evidence, Measured
 from taso_mirage.meanings.work import work
 from taso_mirage.mugraph import kernels
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.device import Device
 
 VERSION = 1
 SINGLE = 2.0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.gpu import Device
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations.base import Counts
 from taso_mirage.kernels.structures import INSIDE, Kernel, Plan, stages
+from taso_mirage.targets.device import Device
 
 Sizes = Mapping[str, int]
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]

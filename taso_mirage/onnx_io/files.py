@@ -16,6 +16,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError
 from taso_mirage.model import Model
 from taso_mirage.onnx_io.copies import in_memory
+from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
@@ -47,6 +48,7 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
         raise InvalidModel(f"{path} is no regular file (a device, a pipe or a socket)")
     source = _read(path)
     source.meta[READ_FROM] = str(path.resolve())
+    without_stamp(source)
     return accepted(source, str(path), lambda tensor: _external(tensor, path), trust_kernels)
 
 

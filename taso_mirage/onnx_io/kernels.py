@@ -7,6 +7,7 @@ from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.onnx_io.walk import parts
+from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
 """The domain of the functions that `runtime.functions` writes."""
@@ -44,8 +45,17 @@ def without_kernels(old: ir.Model) -> ir.Model:
     return source
 
 
+def without_stamp(source: ir.Model) -> None:
+    """Forget where the file was measured: a result gets the stamp of its own target (`targets.packaging`)."""
+    for key in KEYS:
+        source.metadata_props.pop(key, None)
+
+
 def _has_kernels(source: ir.Model) -> bool:
-    if any(key.startswith(f"{DOMAIN}.") for key in source.metadata_props) or DOMAIN in source.opset_imports:
+    if (
+        any(key.startswith(f"{DOMAIN}.") and key not in KEYS for key in source.metadata_props)
+        or DOMAIN in source.opset_imports
+    ):
         return True
     return any(DOMAIN in part.opset_imports or any(node.domain == DOMAIN for node in part) for part in parts(source))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 
 from taso_mirage.ir import Node, Tensor
@@ -11,6 +10,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.ops import get, traits
 from taso_mirage.optimize import measure
 from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.child import in_child
 from taso_mirage.optimize.cost import FREE, UNMEASURABLE
 from taso_mirage.optimize.passes import Context
 from taso_mirage.optimize.session import Session
@@ -18,7 +18,7 @@ from taso_mirage.optimize.settings import Setting, alone, description
 
 
 class Available:
-    """Whether ONNX Runtime implements an operator for its operands on the target.
+    """Whether the target's runtime implements an operator for its operands.
 
     What the original uses it does. Others are loaded once, and those outside of ONNX's own domain run once: their kernels refuse
     what their schemas allow.
@@ -30,7 +30,9 @@ class Available:
 
     @cached_property
     def _device(self) -> str:
-        return measure.device_key(replace(self.context.target, options=()))  # they choose among kernels that are there
+        return str(
+            in_child(measure.device_key, self.context.target, False)
+        )  # options choose among kernels that are there
 
     def _keys(self, node: Node) -> tuple[str, ...]:
         """By what is asked, the narrowest first: what is there by one of these is there. Convolutions with channels last are so many
@@ -43,6 +45,8 @@ class Available:
         return (exact, wide) if traits(node).layout else (exact,)
 
     def __call__(self, node: Node) -> bool:
+        if get(node.op).domain not in self.context.target.domains:
+            return False
         try:
             keys = self._keys(node)
         except UNMEASURABLE:

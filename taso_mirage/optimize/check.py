@@ -9,8 +9,8 @@ digit more.
 Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
 that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. If it
 is no further off than the dtype's least normal number, below which digits are lost without any fault, the optimized model must be as
-near to r as the original is. On a GPU it may be the provider's kernels that are wrong, so the original runs on the CPU first: what is
-near r there is the original of the case.
+near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that one's kernels that are wrong, so the
+original runs on the CPU provider then: what is near r there is the original of the case.
 
 Where r is no reference and that fails, every input, weight and constant is rounded another way: if this moves r itself implausibly far
 too (quantized activations, a choice of experts), rounding turned a decision of the original and may turn it either way, and the bound is
@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.cpu import cores
 from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
 from taso_mirage.ir import is_float
 from taso_mirage.model import Model
@@ -37,6 +36,7 @@ from taso_mirage.optimize.native import Arrays
 from taso_mirage.optimize.reference import NoReference, OpaqueRunner, Reference
 from taso_mirage.optimize.session import Session, opened
 from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.targets.machine import cores
 
 __all__ = [
     "SEEDS",
@@ -149,14 +149,14 @@ def _tame(case: Case) -> bool:
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
-    """The case; with the outputs of the original on the CPU provider, if these are near the reference and a GPU's are not."""
-    if not target.gpu or _plausible(case):
+    """The case; with the outputs of the original on the CPU provider, if these are near the reference and the target's are not."""
+    if target.name == CPU.name or _plausible(case):
         return case
     try:
         there = witness().run(case.inputs)
     except TasoMirageError:
         return case
-    name = f"{case.name} (by the CPU provider: {target.provider} is off here with the original itself)"
+    name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
     witnessed = replace(case, name=name, original=there)
     return witnessed if _plausible(witnessed) else case
 

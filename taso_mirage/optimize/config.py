@@ -75,7 +75,8 @@ class Config:
     def applied(self) -> RuleSet:
         """The rules that may be applied: without the runtime's own operators where the result is to be portable."""
         allowed = rules() if self.rules is None else self.rules
-        return allowed.where(lambda each: not runtime_specific(each)) if self.portable else allowed
+        portable = self.portable or "com.microsoft" not in self.target.domains
+        return allowed.where(lambda each: not runtime_specific(each)) if portable else allowed
 
 
 class Stop:

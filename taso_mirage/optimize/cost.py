@@ -36,6 +36,7 @@ from taso_mirage.optimize.settings import (
     running,
 )
 from taso_mirage.optimize.target import Target
+from taso_mirage.optimize.target import running as placed
 from taso_mirage.outline import Key, canonical, surroundings
 
 FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
@@ -174,7 +175,7 @@ class Measured:
             return None
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
-            target = self.context.target.running([n.op for n in setting.terms])
+            target = placed(self.context.target, [n.op for n in setting.terms])
             found = self.cache.get(self.device(target), key)
             if found is None and time.monotonic() > self.deadline:
                 return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
@@ -13,11 +11,11 @@ import numpy as np
 from taso_mirage.ir import Graph, Tensor, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.onnx_io.files import node_count
 from taso_mirage.ops import get
-from taso_mirage.optimize.native import SETTLED, Arrays, NativeSession, optimized, version
-from taso_mirage.optimize.session import Session, device, pause_between
+from taso_mirage.optimize.native import SETTLED, Arrays
+from taso_mirage.optimize.session import Session, pause_between
 from taso_mirage.optimize.target import Target
+from taso_mirage.targets.protocol import RuntimeSession
 
 CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
@@ -49,10 +47,7 @@ def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1)
 
 def kernels(content: bytes, target: Target) -> int:
     """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "optimized.onnx")
-        optimized(content, target, path)
-        return node_count(path)
+    return target.nodes(content)
 
 
 @cache
@@ -66,14 +61,14 @@ def overhead(target: Target) -> float:
     return alone - max(many - alone, 0.0) / CHAIN
 
 
-def device_key(target: Target) -> str:
+def device_key(target: Target, options: bool = True) -> str:
     """The device, options and versions that a measurement on this machine holds for."""
-    options = "".join(f" {name}={value}" for name, value in target.options)
-    return f"{target.name}{options} | {device(target)} | onnxruntime {version()}"
+    said = "".join(f" {name}={value}" for name, value in target.options) if options else ""
+    return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
 def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
-    session = NativeSession(content, target)
+    session = target.open(content, False, False, {})
     run = session.bound(random_feed(session, seed))
     run()
     return run
@@ -87,7 +82,7 @@ def _settle(run: Callable[[], float]) -> None:
         run()
 
 
-def random_feed(session: Session | NativeSession, seed: int) -> Arrays:
+def random_feed(session: Session | RuntimeSession, seed: int) -> Arrays:
     """Random inputs of the types that a model of fixed sizes asks for."""
     from taso_mirage.model import repeated_array
 

@@ -83,11 +83,11 @@ class Context:
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""
-        counted, target = self.work(node), self.target
-        seconds = target.launch + sum(weight * other.estimate(node) for other, weight in self.others)
+        counted, reached = self.work(node), self.target.device.operator
+        seconds = reached.launch + sum(weight * other.estimate(node) for other, weight in self.others)
         if counted is None:
             return seconds
-        return seconds + max(counted.flops / target.flops, counted.bytes / target.bandwidth)
+        return seconds + max(counted.flops / reached.flops, counted.bytes / reached.bandwidth)
 
     def legal(self, node: Node) -> bool:
         """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""

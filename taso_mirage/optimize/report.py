@@ -23,6 +23,9 @@ from taso_mirage.optimize.result import Result
 from taso_mirage.optimize.search import Statistics
 from taso_mirage.optimize.timing import Timing
 from taso_mirage.partial.source import Mutation
+from taso_mirage.runtime.register import FORMAT_KEY
+from taso_mirage.targets.packaging import opening
+from taso_mirage.targets.stamp import PROVIDERS
 from taso_mirage.terminal import one_line
 from taso_mirage.text import show_equation
 
@@ -73,10 +76,11 @@ def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, 
     return {
         "model": str(source),
         "written": [str(p) for p in written],
+        "open": _opening(result, written) if written else None,
         "changed": result.changed,
         "target": {
             "name": result.target.name,
-            "provider": result.target.provider,
+            "provider": PROVIDERS.get(result.target.name),
             "options": dict(result.target.options),
         },
         "nodes": {"before": result.terms_before, "after": result.terms_after},
@@ -200,12 +204,17 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         console.print(one_line(f"note: {note}"), style="yellow", highlight=False, markup=False)
     if not result.changed:
         console.print("The original's graph was kept.", highlight=False)
-    if result.target.gpu:
-        options = {**dict(result.target.options), "enable_cuda_graph": "1"}
-        console.print(
-            f"measured with providers=[({result.target.provider!r}, {options})]", highlight=False, markup=False
-        )
+    if result.target.options:
+        said = ", ".join(f"{name}={value}" for name, value in result.target.stamp.options)
+        console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
     console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
+    if written:
+        console.print(f"open it with {_opening(result, written)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _opening(result: Result, written: Sequence[Path]) -> str:
+    """The line of Python that opens what was written."""
+    return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))
 
 
 def _times(timing: Timing | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Models in ONNX Runtime, which runs in a process of its own (`child.py`): sessions, single runs, and interleaved timing."""
+"""Models in a target's runtime, which runs in a process of its own (`child.py`): sessions, single runs, and interleaved timing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taso_mirage.cpu import cores
-from taso_mirage.errors import InvalidModel, RunFailed, RunRefused, RuntimeUnavailable
+from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
 from taso_mirage.ir import Tensor
 from taso_mirage.meanings.work import size
 from taso_mirage.model import Model
@@ -23,7 +22,7 @@ from taso_mirage.onnx_io.files import checked
 from taso_mirage.optimize import native
 from taso_mirage.optimize.child import child, in_child
 from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.target import CPU, TARGETS, Target
+from taso_mirage.optimize.target import CPU, Target
 
 Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
@@ -32,7 +31,7 @@ Source = Callable[[], AbstractContextManager[Content]]
 
 
 class Session:
-    """A model loaded in the child process; see `native.NativeSession`. `source`: the model's bytes, its path, or what gives them."""
+    """A model loaded in the child process; see `targets.protocol`. `source`: the model's bytes, its path, or what gives them."""
 
     def __init__(
         self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = False
@@ -58,7 +57,7 @@ class Session:
         return Prepared(self, inputs, False)
 
     def bound(self, inputs: Arrays) -> Prepared:
-        """As `prepared`, with inputs and outputs in place; see `native.NativeSession.bound`."""
+        """As `prepared`, with inputs and outputs in place; see `RuntimeSession.bound`."""
         return Prepared(self, inputs, True)
 
     def _number(self) -> int:
@@ -109,11 +108,6 @@ class _Place:
             self._end = weakref.finalize(self, there.drop, self._life, self._kept)
             self._end.atexit = False
         return self._kept
-
-
-def optimized(content: bytes, target: Target, path: str) -> None:
-    """Write the model that the runtime makes of a model, with its fusions and layouts, to a file."""
-    in_child(native.optimized, content, target, path)
 
 
 def opened(
@@ -216,48 +210,12 @@ def working_providers() -> list[str]:
 
     x = variable("x", Tensor("float32", (1,)))
     content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
-    return [p for p in providers() if _starts(content, p)]
-
-
-def _starts(content: bytes, provider: str) -> bool:
-    target = next((t for t in TARGETS.values() if t.provider == provider), Target(provider, provider))
-    try:
-        Session(content, target)
-    except RuntimeUnavailable:
-        return False
-    return True
+    return [p for p in providers() if in_child(native.starts, content, p)]
 
 
 def device(target: Target = CPU) -> str:
     """What the machine is, as a key for measurements: processor and the cores this process may use, or the GPU."""
-    if target.gpu:
-        return _gpu()
-    return f"{_processor()} x{cores()}"
-
-
-def _gpu() -> str:
-    """The name of the first GPU, as its driver gives it."""
-    import ctypes
-
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        name = ctypes.create_string_buffer(100)
-        if driver.cuInit(0) or driver.cuDeviceGetName(name, 100, 0):
-            return "unknown GPU"
-        return name.value.decode()
-    except OSError:
-        return "unknown GPU"
-
-
-def _processor() -> str:
-    import platform
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return target.machine
 
 
 @cache

@@ -137,7 +137,7 @@ class _Builder:
 
     def __init__(self, inside: Container[Node], context: Context) -> None:
         self.inside, self.sizes = inside, context.sizes
-        self.repeats = not context.target.gpu and context.opsets.get("", 17) >= TILE
+        self.repeats = context.target.repeats and context.opsets.get("", 17) >= TILE
         self.rng = np.random.default_rng(0)
         self.inputs: list[Node] = []
         self.weights: dict[str, Weight] = {}

@@ -23,6 +23,7 @@ from taso_mirage.pipeline.checking import check
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem, load, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.targets.packaging import stamped
 
 
 def conclude(
@@ -83,7 +84,7 @@ def explain(job: Job, result: Result) -> Result:
 
 def write(job: Job, result: Result, output: Path) -> Result:
     """The result with the files that the model was written to."""
-    return replace(result, written=tuple(save(result.model, output, source=not result.changed)))
+    return replace(result, written=tuple(save(stamped(result.model, result.target), output, source=not result.changed)))
 
 
 SEARCH = (

@@ -1,4 +1,4 @@
-"""Loading a model with its kernels: `register(options, model)`; and what the file says of them, read without loading it."""
+"""Loading a model with its kernels: `providers = register(options, model)`; and what the file says of them, read without loading it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from taso_mirage.errors import InvalidModel, RuntimeUnavailable
 from taso_mirage.runtime.build import compile_kernels, library
+from taso_mirage.targets import stamp
+from taso_mirage.targets.stamp import Provider, Stamp
 
 FORMAT = 1
 """The version of plans and metadata; cpp/plan.h has the same."""
@@ -18,8 +20,10 @@ SOURCE_KEY = "taso_mirage.cpp."
 Source = bytes | str | Path
 
 
-def register(options: Any, model: Source | None = None, *, cuda: bool | None = None) -> None:
-    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they run the functions instead.
+def register(options: Any, model: Source | None = None, *, cuda: bool | None = None) -> list[Provider]:
+    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they run the functions instead. Gives the
+    providers with the options that the model was measured with, but for a CUDA graph (`taso_mirage.session`):
+    `onnxruntime.InferenceSession(model, options, providers=register(options, model))`.
 
     `model` is the file or its bytes: the kernels for the CPU that it carries as C++ are compiled, once for this machine.
     **So registering compiles and runs code from the model, as loading any custom-operator library does: only register models that
@@ -28,8 +32,10 @@ def register(options: Any, model: Source | None = None, *, cuda: bool | None = N
     `cuda`: whether the session has the CUDA provider; None: whether the machine has a GPU. A session on the CPU of a machine with
     a GPU must say False: then ONNX Runtime takes the functions of the nodes that are meant for CUDA.
 
-    Raises InvalidModel for kernels of a newer version, RuntimeUnavailable without a C++ compiler, or on an ONNX Runtime before 1.18.
+    Raises InvalidModel for kernels of a newer version and for options that are not known, RuntimeUnavailable without a C++ compiler,
+    or on an ONNX Runtime before 1.18.
     """
+    wanted = _wanted(model, cuda)
     kernels = None if model is None else build_kernels(model)
     if kernels is not None:
         options.add_session_config_entry("taso_mirage.kernels", str(kernels))
@@ -39,6 +45,16 @@ def register(options: Any, model: Source | None = None, *, cuda: bool | None = N
         options.register_custom_ops_library(str(library()))
     except Exception as error:  # onnxruntime's errors share no base class of its own
         raise RuntimeUnavailable(f"ONNX Runtime refuses the kernels' library: {error}") from None
+    return wanted.providers()
+
+
+def _wanted(model: Source | None, cuda: bool | None) -> Stamp:
+    """The model's stamp, unless the session's provider is said to be another one."""
+    found = None if model is None else stamp.read(metadata(model))
+    if cuda is None:
+        return found or Stamp()
+    named = "cuda" if cuda else "cpu"
+    return found if found is not None and found.target == named else Stamp(named, stamp.DEFAULTS[named])
 
 
 def carries_kernels(model: Source) -> bool:

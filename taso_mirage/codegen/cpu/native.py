@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.cpu import compiler
 from taso_mirage.ir import Graph
+from taso_mirage.targets.cpu.compiler import compiler
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 """Infinities, NaN and the order of additions outside of folds keep their meaning."""

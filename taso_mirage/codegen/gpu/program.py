@@ -10,9 +10,9 @@ from taso_mirage.codegen.gpu.axes import power_of_two
 from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
 from taso_mirage.dims import product
 from taso_mirage.errors import Unsupported
-from taso_mirage.gpu import H100
 from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
 from taso_mirage.mugraph import Batch
+from taso_mirage.targets.cuda.device import H100
 
 SHARED = 160 * 1024
 """Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it is alone on its processor."""

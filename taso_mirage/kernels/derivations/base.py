@@ -15,12 +15,12 @@ from typing import ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.gpu import Device
 from taso_mirage.ir import Node
 from taso_mirage.kernels.derivations.bare import Bare, Signs, joined
 from taso_mirage.kernels.derivations.degrees import NONE, Degree
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.targets.device import Device
 
 Counts: TypeAlias = NDArray[np.float64]
 """A number for each of many tilings."""

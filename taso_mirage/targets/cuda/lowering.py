@@ -15,10 +15,7 @@ import numpy as np
 from taso_mirage.codegen import triton, tune
 from taso_mirage.codegen.compile import Compiled, compiled
 from taso_mirage.codegen.gpu.program import Program, Schedule, kernels
-from taso_mirage.cpu import cores
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.fuse.backend import BATCH, Record
-from taso_mirage.gpu import H100, Device
 from taso_mirage.ir import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.lanes import Lane, together
@@ -28,6 +25,10 @@ from taso_mirage.mugraph import Batch
 from taso_mirage.ops import interpret
 from taso_mirage.optimize.check import FLOOR
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
+from taso_mirage.targets.cuda.device import described, gpu
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.lowering import BATCH, Record
+from taso_mirage.targets.machine import cores
 from taso_mirage.workers import Workers
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
@@ -128,12 +129,10 @@ def here() -> Cuda:
             f"kernels for cuda are compiled by Triton and tuned on the GPU that is there: {error}; "
             "on a machine with the GPU, pip install 'taso-mirage[triton]' torch"
         ) from None
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    seen = torch.cuda.get_device_properties(torch.cuda.current_device())
-    shared = SHARED.get(10 * major + minor, LEAST) * 1024
-    return Cuda(replace(H100, processors=seen.multi_processor_count, shared=shared), key, 10 * major + minor)
+    found = gpu()
+    if found is None:
+        raise RuntimeUnavailable("kernels for cuda need the driver of the GPU, libcuda.so.1, which is not found")
+    return Cuda(described(found), key, found.capability)
 
 
 def _functions(program: Program) -> str:

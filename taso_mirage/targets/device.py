@@ -1,4 +1,4 @@
-"""What the analytic models know of a device, a GPU first: they rank where nothing can be measured."""
+"""What the analytic models know of a device: they rank where nothing can be measured. Each target describes its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """What one operator of a runtime reaches, far from the device's peak: seconds to start it, operations and bytes a second. The
+    roofline of passes and search."""
+
+    launch: float = 3e-6
+    flops: float = 5e10
+    bandwidth: float = 1e10
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """Bytes and operations (of the tensor cores) a second, bytes of shared memory and of registers of a processor, seconds to load and to
-    launch, threads and small blocks that a processor holds, and the bytes that memory gives at least.
+    """What a kernel may reach: bytes and operations (of the tensor cores) a second, bytes of shared memory and of registers of a
+    processor, seconds to load and to launch, threads and small blocks that a processor holds, and the bytes that memory gives
+    at least.
 
     `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`: operations of a product that take the time
     of one on elements. `padded`: rows and columns that a product's tile has at least. `general`: it loads ahead by itself, in a loop or
     not, and its blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel does not iterate, if
-    more than a sector; `started`: seconds that each block of such a kernel adds, until the processors are full."""
+    more than a sector; `started`: seconds that each block of such a kernel adds, until the processors are full.
+    `operator`: what one operator of the runtime reaches there."""
 
     name: str
     processors: int
@@ -35,6 +47,4 @@ class Device:
     loaded: float = 1.2e-6
     line: int = 0
     started: float = 0.0
-
-
-H100 = Device("H100", 132, 3.0e12, 5.5e12, 6.0e14, sector=64, batched=200.0, launch=1.4e-6, line=128, started=3e-9)
+    operator: Reached = Reached()

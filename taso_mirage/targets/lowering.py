@@ -1,4 +1,5 @@
-"""What the stage asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel that runs in a model."""
+"""What the kernel stage (`fuse/stage.py`) asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel
+that runs in a model."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from taso_mirage.gpu import Device
+from taso_mirage.errors import InvalidOption
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.lanes import Lane
 from taso_mirage.kernels.search import Found
 from taso_mirage.runtime.plan import Kernel
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.known import TARGETS
 
 Record = Mapping[str, Any]
 """A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel of any number of samples."""
@@ -62,11 +65,11 @@ class Backend(Protocol):
         """End what was started for measuring."""
 
 
-BACKENDS = {"cpu": "taso_mirage.fuse.cpu", "cuda": "taso_mirage.fuse.cuda"}
-"""The modules that have a function `here`, by the targets' names."""
-
-
 def here(target: str) -> Backend:
-    """The back end of a target on this machine. Raises RuntimeUnavailable, with what to install, where it cannot be."""
-    made: Backend = import_module(BACKENDS[target]).here()
+    """The back end of a target on this machine. Raises InvalidOption for a target without kernels, RuntimeUnavailable, with what to
+    install, where it cannot be."""
+    module = TARGETS[target].lowering
+    if module is None:
+        raise InvalidOption(f"there are no fused kernels for the target {target}; leave --kernels out")
+    made: Backend = import_module(module).here()
     return made

@@ -1,4 +1,4 @@
-"""The CPU: its cores, its C++ compiler, and what the analytic model knows of it, which chooses what is compiled; a measurement decides."""
+"""The machine's C++ compiler, for kernels and their library."""
 
 from __future__ import annotations
 
@@ -9,33 +9,6 @@ from functools import cache
 from importlib.util import find_spec
 
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.gpu import Device
-
-CPU = Device(
-    "CPU",
-    processors=2,
-    bandwidth=4e10,
-    cache=1.5e11,
-    flops=2e11,
-    shared=2**30,
-    registers=2**20,
-    threads=2,
-    latency=1e-7,
-    launch=2e-6,
-    resident=1,
-    sector=2048,
-    longest=2**30,
-    elementwise=8,
-    padded=1,
-    general=True,
-)
-"""Two cores with vectors of 16 floats, fp32. A tile is read where it lies, so only sums have to fit somewhere (the second cache); memory
-streams rows of two kibibytes or more."""
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

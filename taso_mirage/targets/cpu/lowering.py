@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 from taso_mirage.codegen.cpu.native import build
 from taso_mirage.codegen.cpu.tune import tuned
-from taso_mirage.cpu import CPU, cores
-from taso_mirage.fuse.backend import Record
-from taso_mirage.gpu import Device
 from taso_mirage.ir import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.lanes import Lane, together
 from taso_mirage.kernels.search import Found
-from taso_mirage.optimize import session as runtime
 from taso_mirage.runtime.plan import Kernel, cpu_kernel
+from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.target import CPU as TARGET
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.lowering import Record
+from taso_mirage.targets.machine import cores
 
 SECONDS = 1.0
 """For running the muGraphs of a region in turn, at most."""
@@ -31,7 +32,7 @@ class Cpu:
     lanes = 1
 
     def __init__(self) -> None:
-        self.key = runtime.device()
+        self.key = TARGET.machine
 
     def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
         """The quickest of those that have C++."""

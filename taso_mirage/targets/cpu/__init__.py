@@ -1,0 +1,1 @@
+"""The CPU: ONNX Runtime's CPU provider, and kernels in C++."""

@@ -1,0 +1,27 @@
+"""The CPU as a device: what the analytic model knows of it, which chooses what is compiled; a measurement decides."""
+
+from __future__ import annotations
+
+from taso_mirage.targets.device import Device, Reached
+
+CPU = Device(
+    "CPU",
+    processors=2,
+    bandwidth=4e10,
+    cache=1.5e11,
+    flops=2e11,
+    shared=2**30,
+    registers=2**20,
+    threads=2,
+    latency=1e-7,
+    launch=2e-6,
+    resident=1,
+    sector=2048,
+    longest=2**30,
+    elementwise=8,
+    padded=1,
+    general=True,
+    operator=Reached(launch=3e-6, flops=5e10, bandwidth=1e10),
+)
+"""Two cores with vectors of 16 floats, fp32. A tile is read where it lies, so only sums have to fit somewhere (the second cache); memory
+streams rows of two kibibytes or more."""

@@ -1,0 +1,61 @@
+"""A model in ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from taso_mirage.ir import Tensor
+from taso_mirage.targets.cpu.options import PROVIDER
+from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
+from taso_mirage.targets.protocol import Arrays, Source
+
+
+class CpuSession:
+    """See `protocol.RuntimeSession`."""
+
+    captures = False
+
+    def __init__(self, source: Source, alone: bool, library: bool, apart: Arrays) -> None:
+        self._apart = values(apart)
+        self._session = inference_session(source, [PROVIDER], alone, False if library else None, self._apart)
+        check_provider(self._session, PROVIDER)
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        try:
+            return list(self._session.run(None, dict(inputs)))
+        except Exception as error:
+            raise refused("run", error) from None
+
+    def inputs(self) -> dict[str, Tensor]:
+        return input_types(self._session)
+
+    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+        feed = dict(inputs)
+        self.run(feed)
+
+        def timed() -> float:
+            start = time.perf_counter()
+            self._session.run(None, feed)
+            return time.perf_counter() - start
+
+        return timed
+
+    def bound(self, inputs: Arrays) -> Callable[[], float]:
+        binding = self._session.io_binding()
+        try:
+            for name, array in inputs.items():
+                binding.bind_cpu_input(name, array)
+            for output in self._session.get_outputs():
+                binding.bind_output(output.name)
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise refused("run", error) from None
+
+        def timed() -> float:
+            start = time.perf_counter()
+            self._session.run_with_iobinding(binding)
+            return time.perf_counter() - start
+
+        return timed

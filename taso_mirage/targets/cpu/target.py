@@ -1,0 +1,60 @@
+"""ONNX Runtime's CPU provider, on this machine's cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taso_mirage.targets import machine, onnx_runtime
+from taso_mirage.targets.cpu import device
+from taso_mirage.targets.cpu.options import PROVIDER
+from taso_mirage.targets.cpu.session import CpuSession
+from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
+from taso_mirage.targets.stamp import Options, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """See `protocol.Target`."""
+
+    options: Options = ()
+    name = "cpu"
+    provider = PROVIDER
+    device = device.CPU
+    gpu = False
+    channels_last = False
+    repeats = True
+    domains = onnx_runtime.DOMAINS
+    lowering = "taso_mirage.targets.cpu.lowering"
+
+    @property
+    def machine(self) -> str:
+        return machine.machine()
+
+    @property
+    def runtime(self) -> str:
+        return f"onnxruntime {onnx_runtime.version()}"
+
+    @property
+    def variants(self) -> tuple[Cpu, ...]:
+        return ()
+
+    @property
+    def plain(self) -> Cpu:
+        return self
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.name)
+
+    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+        return CpuSession(source, alone, library, apart)
+
+    def nodes(self, content: bytes) -> int:
+        return onnx_runtime.nodes(content, [PROVIDER], cuda=False)
+
+    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+        return onnx_runtime.users_session(model, stamp.providers(), False if trust_kernels else None, options)
+
+
+CPU = Cpu()

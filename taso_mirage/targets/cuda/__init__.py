@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: ONNX Runtime's CUDA provider with CUDA graphs, and kernels in Triton."""

@@ -1,0 +1,112 @@
+"""A model in ONNX Runtime's CUDA provider.
+
+A run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; inputs and outputs stay on the
+device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import RunFailed
+from taso_mirage.ir import Tensor
+from taso_mirage.targets.cuda.options import GRAPH, PROVIDER
+from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
+from taso_mirage.targets.protocol import Arrays, Source
+
+PLAIN = "-1"
+"""The annotation of a run that neither captures nor replays a CUDA graph."""
+
+
+class CudaSession:
+    """See `protocol.RuntimeSession`."""
+
+    def __init__(self, source: Source, options: dict[str, str], alone: bool, library: bool, apart: Arrays) -> None:
+        self.captures, self._apart = True, values(apart)
+        self._graphs = count(1)
+        load_libraries()
+        kernels = True if library else None
+        try:
+            self._session = inference_session(source, [_provider(options, "1")], alone, kernels, self._apart)
+        except RunFailed:
+            if alone:
+                raise
+            self.captures = False  # parts run on the CPU: no graph can be captured
+            self._session = inference_session(source, [_provider(options, "0")], False, kernels, self._apart)
+        check_provider(self._session, PROVIDER)
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        try:
+            return list(self._session.run(None, dict(inputs), graph_run(PLAIN) if self.captures else None))
+        except Exception as error:
+            raise refused("run", error) from None
+
+    def inputs(self) -> dict[str, Tensor]:
+        return input_types(self._session)
+
+    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+        return self.bound(inputs)
+
+    def bound(self, inputs: Arrays) -> Callable[[], float]:
+        return _Bound(self._session, dict(inputs), str(next(self._graphs)) if self.captures else None)
+
+
+class _Bound:
+    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every one is a graph of its own."""
+
+    def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
+        import onnxruntime
+
+        self.session, self.options = session, None if graph is None else graph_run(graph)
+        outputs = session.run(None, feed, None if graph is None else graph_run(PLAIN))
+        self.binding = session.io_binding()
+        self.kept = []
+        for name, array in feed.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
+            self.binding.bind_ortvalue_input(name, value)
+            self.kept.append(value)
+        for output, array in zip(session.get_outputs(), outputs, strict=True):
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", 0)
+            self.binding.bind_ortvalue_output(output.name, value)
+            self.kept.append(value)
+        self.binding.synchronize_inputs()
+        for _ in range(3):  # a graph is captured at the second run
+            self()
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        try:
+            self.session.run_with_iobinding(self.binding, self.options)
+        except Exception as error:
+            raise refused("run", error) from None
+        return time.perf_counter() - start
+
+
+def _provider(options: dict[str, str], graph: str) -> tuple[str, dict[str, str]]:
+    return PROVIDER, {**options, GRAPH: graph}
+
+
+def graph_run(annotation: str) -> Any:
+    """The options of a run that captures, or replays, the CUDA graph of this annotation."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", annotation)
+    return options
+
+
+def load_libraries() -> None:
+    """Find the CUDA libraries that came as Python packages."""
+    import io
+
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        with redirect_stdout(io.StringIO()):  # it prints what it does not find
+            onnxruntime.preload_dlls()

@@ -1,0 +1,86 @@
+"""ONNX Runtime's CUDA provider: its options for convolutions are tried, as variants, and runs are captured as CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taso_mirage.errors import RunFailed
+from taso_mirage.targets import onnx_runtime
+from taso_mirage.targets.cuda import device
+from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER
+from taso_mirage.targets.cuda.session import CudaSession, load_libraries
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
+from taso_mirage.targets.stamp import Options, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """See `protocol.Target`."""
+
+    options: Options = DEFAULT
+    name = "cuda"
+    provider = PROVIDER
+    gpu = True
+    repeats = False
+    """A GPU takes some kernels of convolutions as initializers only."""
+    domains = onnx_runtime.DOMAINS
+    lowering = "taso_mirage.targets.cuda.lowering"
+
+    @property
+    def device(self) -> Device:
+        return device.here()
+
+    @property
+    def machine(self) -> str:
+        return device.machine()
+
+    @property
+    def runtime(self) -> str:
+        return f"onnxruntime {onnx_runtime.version()}"
+
+    @property
+    def variants(self) -> tuple[Cuda, ...]:
+        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm, and with it channels last, for which
+        ONNX has no word."""
+        chosen = (*self.options, CHOSEN)
+        return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
+
+    @property
+    def plain(self) -> Cuda:
+        return CUDA if self in CUDA.variants else self
+
+    @property
+    def channels_last(self) -> bool:
+        return CHANNELS_LAST in self.options
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.name, (*self.options, (GRAPH, "1")))
+
+    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+        return CudaSession(source, dict(self.options), alone, library, apart)
+
+    def nodes(self, content: bytes) -> int:
+        load_libraries()
+        return onnx_runtime.nodes(content, [(PROVIDER, {**dict(self.options), GRAPH: "0"})], cuda=True)
+
+    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+        load_libraries()
+        kernels = True if trust_kernels else None
+        if graph and options is None:  # options are registered once, so with the user's own there is no second try
+            try:
+                return _on_the_gpu(model, stamp, kernels, True, None)
+            except RunFailed:
+                pass  # parts run on the CPU: no graph can be captured
+        return _on_the_gpu(model, stamp, kernels, graph and options is not None, options)
+
+
+def _on_the_gpu(model: Source, stamp: Stamp, kernels: bool | None, graph: bool, options: Any) -> Any:
+    session = onnx_runtime.users_session(model, stamp.providers(graph), kernels, options)
+    onnx_runtime.check_provider(session, PROVIDER)
+    return session
+
+
+CUDA = Cuda()

@@ -1,0 +1,146 @@
+"""ONNX Runtime, for the targets that run on it: with `cuda/session.py` the only module that imports it.
+
+From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in processes that import this module first:
+models are their users' own, and the thread is in the way of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
+from taso_mirage.ir import Tensor
+from taso_mirage.runtime.register import carries_kernels, register
+from taso_mirage.targets.protocol import STANDARD, Arrays, Source
+from taso_mirage.targets.stamp import Provider
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+DOMAINS = STANDARD | {"com.microsoft"}
+"""Of the operators that it has."""
+
+
+def inference_session(
+    source: Source,
+    providers: Sequence[Provider],
+    alone: bool = False,
+    kernels: bool | None = None,
+    apart: Mapping[str, Any] | None = None,
+    dump: str = "",
+) -> Any:
+    """An `onnxruntime.InferenceSession` at the full optimization level. `kernels`: None without the library of kernels, else whether
+    those for CUDA are meant; `apart`: what `values` gives; `dump`: a file for the model that the runtime makes of this one."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if dump:
+        options.optimized_model_filepath = dump
+    if alone:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if kernels is not None and carries_kernels(source):
+        register(options, source, cuda=kernels)
+    try:
+        if apart:
+            options.add_external_initializers(list(apart), list(apart.values()))
+        return onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
+    except Exception as error:  # onnxruntime's errors share no base class of its own
+        raise refused("load", error) from None
+
+
+def check_provider(session: Any, provider: str) -> None:
+    """Raise RuntimeUnavailable unless a session has the provider."""
+    if provider not in session.get_providers():
+        raise RuntimeUnavailable(
+            f"ONNX Runtime has no working {provider} on this machine; `taso-mirage doctor` shows what works"
+        )
+
+
+def users_session(source: Source, providers: Sequence[Provider], kernels: bool | None, options: Any) -> Any:
+    """A session for the user's own process and with the user's own options, if there are any."""
+    import onnxruntime
+
+    options = options or onnxruntime.SessionOptions()
+    if kernels is not None and carries_kernels(source):
+        register(options, source, cuda=kernels)
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
+    except Exception as error:
+        raise refused("load", error) from None
+
+
+def values(arrays: Arrays) -> dict[str, Any]:
+    """As the runtime takes them: they stay where they are, for as long as a session has these."""
+    from onnxruntime import OrtValue
+
+    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def input_types(session: Any) -> dict[str, Tensor]:
+    """The types of the inputs; dims that are not fixed are refused."""
+    found: dict[str, Tensor] = {}
+    for each in session.get_inputs():
+        if not all(isinstance(d, int) for d in each.shape):
+            raise RunFailed(f"the input {each.name!r} has a dim without a fixed size: {each.shape}")
+        found[each.name] = Tensor(_dtype(each.type), tuple(each.shape))
+    return found
+
+
+def _dtype(text: str) -> str:
+    """Our name of ONNX Runtime's `tensor(float)`."""
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def nodes(content: bytes, providers: Sequence[Provider], cuda: bool) -> int:
+    """How many nodes the runtime makes of a model, with its fusions and layouts."""
+    from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "optimized.onnx")
+        inference_session(content, providers, kernels=cuda, dump=path)
+        return node_count(path)
+
+
+def refused(what: str, error: Exception, runtime: str = "ONNX Runtime") -> RunFailed:
+    """The error of a runtime that cannot load or run a model."""
+    short = "allocat" in str(error) or isinstance(error, MemoryError)
+    return (RunFailed if short else RunRefused)(f"{runtime} cannot {what} the model: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 400 characters."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
+
+
+def providers() -> list[str]:
+    """The execution providers that this ONNX Runtime was built with."""
+    import onnxruntime
+
+    return list(onnxruntime.get_available_providers())
+
+
+def starts(content: bytes, provider: str) -> bool:
+    """Whether a session on a model really uses a provider here."""
+    from taso_mirage.targets.cuda.session import load_libraries
+
+    if provider not in ("CPUExecutionProvider", "AzureExecutionProvider"):
+        load_libraries()
+    try:
+        check_provider(inference_session(content, [provider]), provider)
+    except RuntimeUnavailable:
+        return False
+    return True
+
+
+def version() -> str:
+    """ONNX Runtime's version."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)

@@ -1,0 +1,122 @@
+"""A model in OpenVINO's CPU plugin: the only module that imports it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import RunFailed, RuntimeUnavailable
+from taso_mirage.ir import Tensor
+from taso_mirage.targets.onnx_runtime import refused
+from taso_mirage.targets.openvino.options import PLACE
+from taso_mirage.targets.protocol import Arrays, Source
+
+INSTALL = "OpenVINO is not installed: pip install 'taso-mirage[openvino]'"
+LEAVES = frozenset(("Parameter", "Input", "Output", "Result", "Const", "Constant"))
+"""Kinds of nodes of a compiled model that do not run."""
+
+
+class OpenVinoSession:
+    """See `protocol.RuntimeSession`."""
+
+    captures = False
+
+    def __init__(self, source: Source, options: Mapping[str, str]) -> None:
+        self._model = compiled(source, options)
+        self._request = self._model.create_infer_request()
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        try:
+            found = self._request.infer(self._feed(inputs), share_inputs=True, share_outputs=False)
+            return [np.array(found[port]) for port in self._model.outputs]
+        except Exception as error:
+            raise _refused("run", error) from None
+
+    def inputs(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for port in self._model.inputs:
+            if port.get_partial_shape().is_dynamic:
+                shape = port.get_partial_shape()
+                raise RunFailed(f"the input {port.get_any_name()!r} has a dim without a fixed size: {shape}")
+            dtype = np.dtype(port.get_element_type().to_dtype()).name
+            found[port.get_any_name()] = Tensor(dtype, tuple(port.get_shape()))
+        return found
+
+    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+        feed = self._feed(inputs)
+        self.run(inputs)
+
+        def timed() -> float:
+            start = time.perf_counter()
+            self._request.infer(feed, share_inputs=True, share_outputs=False)
+            return time.perf_counter() - start
+
+        return timed
+
+    def bound(self, inputs: Arrays) -> Callable[[], float]:
+        return _Bound(self._model.create_infer_request(), self._feed(inputs))
+
+    def _feed(self, inputs: Arrays) -> dict[Any, Any]:
+        """The arrays by the model's ports; a port has the names of all that is the same tensor."""
+        return {port: inputs[next(n for n in port.get_names() if n in inputs)] for port in self._model.inputs}
+
+
+class _Bound:
+    """Runs with inputs and outputs in place."""
+
+    def __init__(self, request: Any, feed: Mapping[Any, Any]) -> None:
+        self.request = request
+        self.kept = {port: np.ascontiguousarray(array) for port, array in feed.items()}
+        try:
+            for port, array in self.kept.items():
+                request.set_tensor(port, _openvino().Tensor(array, shared_memory=True))
+            self()
+        except Exception as error:
+            raise _refused("run", error) from None
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        self.request.start_async()
+        self.request.wait()
+        return time.perf_counter() - start
+
+
+def compiled(source: Source, options: Mapping[str, str]) -> Any:
+    """An `openvino.CompiledModel`. Raises RuntimeUnavailable where OpenVINO is missing, RunFailed where it does not take the model."""
+    core = _openvino().Core()
+    try:
+        return core.compile_model(core.read_model(source), PLACE, dict(options))
+    except Exception as error:  # RuntimeError for all that is wrong
+        raise _refused("load", error) from None
+
+
+def nodes(content: bytes, options: Mapping[str, str]) -> int:
+    """How many nodes run of a compiled model."""
+    found = compiled(content, options).get_runtime_model().get_ops()
+    return sum(str(_kind(each)) not in LEAVES for each in found)
+
+
+def _kind(operation: Any) -> str:
+    return str(operation.get_rt_info()["layerType"].astype(str))
+
+
+def version() -> str:
+    """OpenVINO's version. Raises RuntimeUnavailable where it is missing."""
+    return str(_openvino().__version__).partition("-")[0]
+
+
+def _openvino() -> Any:
+    try:
+        import openvino
+    except ImportError:
+        raise RuntimeUnavailable(INSTALL) from None
+    return openvino
+
+
+def _refused(what: str, error: Exception) -> RunFailed:
+    """Its errors name places of its source first."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from ")]
+    return refused(what, RuntimeError(lines[0] if lines else error), "OpenVINO")

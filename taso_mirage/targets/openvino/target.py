@@ -1,0 +1,64 @@
+"""OpenVINO on this machine's cores. Models for it keep to standard ONNX, and have no fused kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.targets import machine
+from taso_mirage.targets.cpu import device
+from taso_mirage.targets.openvino import session
+from taso_mirage.targets.openvino.options import DEFAULT
+from taso_mirage.targets.protocol import STANDARD, Arrays, RuntimeSession, Source
+from taso_mirage.targets.stamp import Options, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVino:
+    """See `protocol.Target`."""
+
+    options: Options = DEFAULT
+    name = "openvino"
+    device = device.CPU
+    gpu = False
+    channels_last = False
+    repeats = False
+    domains = STANDARD
+    lowering = None
+
+    @property
+    def machine(self) -> str:
+        return machine.machine()
+
+    @property
+    def runtime(self) -> str:
+        return f"openvino {session.version()}"
+
+    @property
+    def variants(self) -> tuple[OpenVino, ...]:
+        return ()
+
+    @property
+    def plain(self) -> OpenVino:
+        return self
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.name, self.options)
+
+    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+        return session.OpenVinoSession(source, dict(self.options))
+
+    def nodes(self, content: bytes) -> int:
+        return session.nodes(content, dict(self.options))
+
+    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+        if options is not None:
+            raise InvalidOption(
+                "options are onnxruntime.SessionOptions; a model for openvino runs without ONNX Runtime"
+            )
+        return session.compiled(model, dict(stamp.options))
+
+
+OPENVINO = OpenVino()

@@ -1,0 +1,66 @@
+"""Files and the targets that they were measured on: the stamp of a result, and opening one as it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.model import Model
+from taso_mirage.onnx_io.copies import copy_model
+from taso_mirage.runtime.register import metadata
+from taso_mirage.targets import stamp
+from taso_mirage.targets.known import TARGETS
+from taso_mirage.targets.protocol import Target
+from taso_mirage.targets.stamp import Stamp
+
+
+def stamped(model: Model, target: Target) -> Model:
+    """The model with the stamp of the target that it was measured on. A file without one is for the CPU, where all sessions are alike."""
+    if target.stamp == Stamp():
+        return model
+    header = copy_model(model.header, model.header.graph)
+    header.metadata_props.update(target.stamp.metadata())
+    return replace(model, header=header)
+
+
+def session(
+    model: str | Path | bytes,
+    target: str | None = None,
+    *,
+    trust_kernels: bool = False,
+    cuda_graph: bool = False,
+    options: Any = None,
+) -> Any:
+    """A session on a file that `taso-mirage optimize` wrote, or on its bytes, as it was measured: an `onnxruntime.InferenceSession` with
+    the provider and its options, or for openvino an `openvino.CompiledModel`.
+
+    `target`: another one than the file says; its options are then those that it has by itself. `trust_kernels`: compile and run the
+    fused kernels that the file carries. **That runs code from the file: only for models that you trust.** Without it the kernels'
+    functions of ordinary operators run. `cuda_graph`: capture runs as a CUDA graph where the whole model runs on the GPU, as measured.
+    Inputs and outputs must be bound then (`io_binding`): a plain `run` would give the first run's outputs again. `options`: your
+    own `onnxruntime.SessionOptions`.
+
+    Raises InvalidModel for a file that asks for options that are not known, RuntimeUnavailable where its runtime is missing.
+    """
+    source = model if isinstance(model, bytes) else str(model)
+    wanted = _wanted(source, target)
+    return TARGETS[wanted.target].opened(source, wanted, trust_kernels, cuda_graph, options)
+
+
+def _wanted(source: str | bytes, name: str | None) -> Stamp:
+    """The stamp by which a file is opened."""
+    if name is None:
+        return stamp.read(metadata(source)) or Stamp()
+    if name not in TARGETS:
+        raise InvalidOption(f"the target {name!r} is not known; the targets are: {', '.join(TARGETS)}")
+    return TARGETS[name].stamp
+
+
+def opening(path: Path, made: Stamp, kernels: bool) -> str:
+    """The line of Python that opens a file as it was measured."""
+    said = [repr(str(path))]
+    said += ["trust_kernels=True"] if kernels else []
+    said += ["cuda_graph=True"] if made.graph else []
+    return f"taso_mirage.session({', '.join(said)})"

@@ -1,0 +1,117 @@
+"""What a target is: the protocol that `cpu/`, `cuda/` and `openvino/` keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from taso_mirage.ir import Tensor
+from taso_mirage.targets.device import Device
+from taso_mirage.targets.stamp import Options, Stamp
+
+Arrays = Mapping[str, NDArray[Any]]
+Source = bytes | str
+"""A model's bytes, or the path of its file."""
+STANDARD = frozenset(("", "ai.onnx"))
+"""ONNX's own domain, by both of its names."""
+
+
+class RuntimeSession(Protocol):
+    """A model loaded in the target's runtime; it lives in the child process (`optimize/child.py`)."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether a run of the same inputs is captured, and replayed."""
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        """The outputs, in the order of the model. Raises RunFailed."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The types of the inputs; dims that are not fixed are refused with RunFailed."""
+
+    def prepared(self, inputs: Arrays) -> Callable[[], float]:
+        """A function that runs the model on these inputs, and returns the wall seconds, as its users would run it."""
+
+    def bound(self, inputs: Arrays) -> Callable[[], float]:
+        """The same with inputs and outputs in place: a plain run takes a microsecond for each of them and copies every output, which a
+        term within a model does not; a small term would seem to cost several times what it does."""
+
+
+class Target(Protocol):
+    """Where a model runs, with the options of the runtime there. A value: equal ones measure alike; it travels to other processes."""
+
+    def __hash__(self) -> int:
+        """Of the name and the options."""
+
+    @property
+    def name(self) -> str:
+        """As `--target` has it."""
+
+    @property
+    def options(self) -> Options:
+        """Of the runtime, each with its value."""
+
+    # ------------------------------------------------------------ hardware
+
+    @property
+    def device(self) -> Device:
+        """What the analytic models know of the hardware."""
+
+    @property
+    def gpu(self) -> bool:
+        """Whether models run beside the processor's cores, in a memory of their own."""
+
+    @property
+    def machine(self) -> str:
+        """The hardware of this process, as a key for measurements."""
+
+    # ------------------------------------------------------------ runtime
+
+    @property
+    def runtime(self) -> str:
+        """The runtime and its version. Raises RuntimeUnavailable, with what to install, where it is missing."""
+
+    @property
+    def variants(self) -> tuple[Target, ...]:
+        """The same with other options, each of which is searched for models that they suit."""
+
+    @property
+    def plain(self) -> Target:
+        """A variant without its own options: what it runs other operators like."""
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the options ask for channels last in the whole model."""
+
+    def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
+        """A session. With `alone` a model of which another device would run a part is refused; only with `library` kernels that a model
+        carries are compiled and run. `apart`: weights that the source leaves out. Raises RuntimeUnavailable where the runtime is
+        missing, RunFailed where it does not load the model."""
+
+    def nodes(self, content: bytes) -> int:
+        """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
+
+    # ------------------------------------------------------------ what it can run
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """The domains of the operators that rewrites may make for it; which of them it implements, a session says."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a weight may be a block that `Tile` repeats, since that is written out when the model is loaded."""
+
+    # ------------------------------------------------------------ kernels and files
+
+    @property
+    def lowering(self) -> str | None:
+        """The module whose function `here` gives the target's `lowering.Backend`; None where models have no fused kernels."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """What travels with a file that was measured here."""
+
+    def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
+        """The runtime's own session on a file, in this process, as it was measured; see `packaging.session`."""
