@@ -1,7 +1,9 @@
-"""Plain values as TOML, and files that are written whole or not at all."""
+"""Plain values as TOML, texts and values from files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,21 @@ def _key(key: str) -> str:
 def _escaped(c: str) -> str:
     short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return short.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file: a pipe would be waited for. Raises OSError, or UnicodeDecodeError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file (a folder, a device, a pipe or a socket)", str(path))
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file. Raises OSError where it cannot be read, and ValueError for whatever is no JSON, too deep brackets among it."""
+    try:
+        return json.loads(read_text(path))
+    except (RecursionError, MemoryError):
+        raise ValueError("its brackets are too deep, or it is too large") from None
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -45,7 +45,7 @@ from taso_mirage.optimize.session import Session, interleaved
 from taso_mirage.optimize.timing import Timing, compared
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
-from taso_mirage.toml import write_file
+from taso_mirage.toml import read_json, write_file
 
 Progress = Callable[[str, int, int], None]
 MODES = ("off", "cached", "search")
@@ -280,7 +280,7 @@ class _Stage:
     def _record(self, graph: Graph) -> Record | None:
         """What lies on disk; None where nothing does, or nothing that can be read."""
         try:
-            found = json.loads(self._path(graph).read_text())
+            found = read_json(self._path(graph))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
