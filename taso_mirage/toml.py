@@ -70,14 +70,17 @@ def write_file(path: Path, content: str | bytes) -> None:
     new = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         try:
-            with open(number, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-        finally:
+            try:
+                number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+                with open(number, "wb") as file:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(new, path)
+            finally:
+                new.unlink(missing_ok=True)
+        finally:  # an interrupt may come at any moment
             new.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None

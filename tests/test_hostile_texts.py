@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from commandline import one_line, run
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.generate.pipeline import Options, _Partial
-from taso_mirage.kernels.checkpoint import Checkpoint
+from taso_mirage.ir import Graph, Tensor, variable
+from taso_mirage.kernels.checkpoint import Checkpoint, to_json
+from taso_mirage.kernels.regions import Region
+from taso_mirage.kernels.survey import _from_data
 from taso_mirage.library import parse_rules
+from taso_mirage.onnx_io.files import check_writable
+from taso_mirage.ops import term
 from taso_mirage.optimize.mutations import Store
-from taso_mirage.toml import read_json
+from taso_mirage.toml import read_json, write_file
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 DEEP = "[" * 100_000
@@ -68,6 +77,22 @@ def test_a_pipe_in_a_library_is_not_waited_for(tmp_path: Path) -> None:
     assert "no regular file" in one_line(run("substitutions", "list", "--library", tmp_path, check=2))
 
 
+@pytest.mark.parametrize("seconds", [[], None, "x", -1, 0, float("inf"), 10**400])
+def test_seconds_of_a_checkpoint_are_numbers(seconds: object) -> None:
+    x = variable("x", Tensor("float32", (4,)))
+    graph = Graph((x,), (term("relu", x),))
+    region = Region(graph, (), 0, 0, 0)
+    row = {
+        "mugraph": to_json(graph),
+        "device": "H100",
+        "seconds": {"fused": seconds, "apart": 1.0},
+        "search": {"seconds": 1.0},
+        "evidence": {"tests": 1, "undecided": 0, "bound": 0.0, "measured": []},
+    }
+    with pytest.raises(SyntaxProblem, match="a region of a survey"):
+        _from_data(region, row)
+
+
 # ---------------------------------------------------------------- outputs
 
 
@@ -88,3 +113,46 @@ def test_a_pipe_is_no_folder(model: Path, tmp_path: Path, command: str) -> None:
     words = {"kernels": ["kernels", model], "generate": ["substitutions", "generate", "--ops", "1"]}
     one_line(run(*words[command], "-o", tmp_path / "pipe", check=4))
     assert (tmp_path / "pipe").is_fifo()
+
+
+# ---------------------------------------------------------------- interrupts at every line
+
+
+class Pressed(BaseException):
+    """As what Ctrl-C raises: at any moment."""
+
+
+def interrupted(call: Callable[[], None], line: int) -> bool:
+    """Raise in the `line`-th line that a call runs, of ours and of Python's library, in a process of its own; whether there is one."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        seen += event == "line"
+        if event == "line" and seen == line:
+            raise Pressed
+        return trace
+
+    number = os.fork()
+    if number:
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 7
+    code = 1
+    try:
+        sys.settrace(trace)
+        call()
+        sys.settrace(None)
+        code = 0 if seen < line else 7
+    except Pressed:
+        code = 7
+    finally:
+        sys.settrace(None)
+        os._exit(code)
+
+
+@pytest.mark.parametrize("write", [check_writable, lambda path: write_file(path, "new")], ids=["probe", "file"])
+def test_an_interrupt_at_any_line_leaves_nothing(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    line = 1
+    while interrupted(lambda: write(tmp_path / "out"), line):
+        assert [each.name for each in tmp_path.iterdir() if each.name != "out"] == [], line
+        line += 1
+    assert line > 10

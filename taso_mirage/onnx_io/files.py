@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,8 +254,15 @@ def _replace(folder: Path, target: Path, names: list[str]) -> None:
 def _workspace(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: the folder {path.parent} does not exist")
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        yield Path(folder)
+    folder = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:  # an interrupt may come at any moment, while the folder is removed, too
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(file: Path) -> None:
