@@ -26,8 +26,8 @@ from taso_mirage.toml import comment, read_text, table, write_file
 PROOF_KINDS = ("symbolic", "bounded")
 LIBRARY = "library"
 """The `evidence` of a rule's equation."""
-MALFORMED = (TasoMirageError, SyntaxError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-MALFORMED += (RecursionError, MemoryError)
+_NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
 """What is raised where a text of a file is read that means nothing."""
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
