@@ -1,6 +1,7 @@
 """Hostile input and accidents by the thousand, through the command line: `python bench/soak.py -o bench/results/soak-cpu2.json`.
 
-Mutated and hostile models, random graphs with both strategies, interrupts at any moment, and tampered caches and checkpoints. Each case
+Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered caches and checkpoints, and
+broken texts (rules, certificates, plans). Each case
 has a seed; `--only KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang, read, write or start
 what it should not, leave a process behind, or compute something else.
 """
@@ -23,7 +24,7 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.optimize import session as runtime  # noqa: E402
 from taso_mirage.workers import Workers  # noqa: E402
 
-COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000}
+COUNTS = {"model": 20000, "graph": 10000, "interrupt": 500, "cache": 1000, "text": 3000}
 """Cases of a full run; every second random graph is searched with the other strategy."""
 LIMIT = 120.0
 """Seconds that a case may take."""

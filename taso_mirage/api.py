@@ -41,10 +41,10 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is written to `output`
     (`MODEL.optimized.onnx` if left out), and its path is returned. The options have the names of the command line's:
 
-    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"), shape (texts like
-    "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels ("off", "search", "cached"), partial, alpha,
-    measure, scheduler, explain, report and certificate (paths), trust_kernels, and rules: a RuleSet, or paths of rule files
-    that are added to all rules.
+    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"), shape (texts
+    like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels
+    ("off", "search" or "cached"), partial, alpha, measure, scheduler, explain, report and certificate (paths),
+    trust_kernels, and rules: a RuleSet, or paths of rule files whose rules are added to all others.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times, evidence and notes. Where a rewrite
     failed the check, it is left out; `result.failure` says which, and without `return_result` a warning does. Raises TasoMirageError.

@@ -333,16 +333,22 @@ def main() -> None:
         finally:  # a late one would end in a traceback, or cut the threads' end short
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except TasoMirageError as error:
-        say(one_line(f"taso-mirage: {error}"), err=True)
+        _complain(one_line(str(error)))
         sys.exit(error.exit_code)
     except Interrupted:
-        say("taso-mirage: interrupted; nothing was written", err=True)
+        _complain("interrupted; nothing was written")
         sys.exit(130)
     except MemoryError:
-        say("taso-mirage: not enough memory for this model", err=True)
+        _complain("not enough memory for this model")
         sys.exit(1)
     except Exception as error:
         sys.exit(_unexpected(error))
+
+
+def _complain(text: str) -> None:
+    """Say what went wrong on stderr. Where that takes no more, the exit code still says it."""
+    with contextlib.suppress(OSError):
+        say(f"taso-mirage: {text}", err=True)
 
 
 def _unexpected(error: Exception) -> int:
@@ -350,16 +356,12 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EPIPE):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for what Python itself would write at its end)
         why = "what was to be printed could not be written"
-        say(f"taso-mirage: {why} ({error.strerror}); files that were written before stay", err=True)
+        _complain(f"{why} ({error.strerror}); files that were written before stay")
         return OutputError.exit_code
     if os.environ.get("TASO_MIRAGE_TRACEBACK"):
         raise error
     text = (str(error).splitlines() or [""])[0][:300]
-    say(
-        f"taso-mirage: internal error: {type(error).__name__}: {text} "
-        "(please report it; TASO_MIRAGE_TRACEBACK=1 shows where)",
-        err=True,
-    )
+    _complain(f"internal error: {type(error).__name__}: {text} (please report it; TASO_MIRAGE_TRACEBACK=1 shows where)")
     return 1
 
 

@@ -50,16 +50,17 @@ def kernels(
     from taso_mirage.kernels.regions import regions
     from taso_mirage.kernels.survey import as_data, survey
     from taso_mirage.onnx_io import load
-    from taso_mirage.onnx_io.files import check_writable
+    from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
     from taso_mirage.optimize.config import Config, representative
     from taso_mirage.optimize.report import Stages
     from taso_mirage.optimize.shapes import parse_shape
     from taso_mirage.toml import write_file
 
     loaded = load(model)
-    for file in (checkpoint, page):
-        if file is not None:
-            check_writable(file)
+    files = {"--checkpoint": checkpoint, "--report": page}
+    check_outputs(files, {"the model": model}, data_files(loaded))
+    if output is not None:
+        check_folder(output)
     known = {} if checkpoint is None else _known(checkpoint)
     sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
     found: list[Surveyed] = []
@@ -123,11 +124,12 @@ def _removes(law: Equation) -> bool:
 def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
     """What an earlier run kept in a file; nothing if there is none yet."""
     from taso_mirage.kernels.survey import VERSION, known_regions
+    from taso_mirage.toml import read_json
 
     if not path.exists():
         return {}
     try:
-        kept = json.loads(path.read_text())
+        kept = read_json(path)
         if not isinstance(kept, dict) or kept.get("survey") != VERSION:
             raise SyntaxProblem(f"not a checkpoint of `taso-mirage kernels`, version {VERSION}")
         return known_regions(kept.get("regions"))

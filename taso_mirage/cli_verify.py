@@ -42,11 +42,13 @@ def verify(
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from taso_mirage.toml import read_json
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise InvalidOption(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckFailed(f"{path} is no certificate: {error}") from None
     if not isinstance(found, dict):
         raise CheckFailed(f"{path} is no certificate: it holds no object")

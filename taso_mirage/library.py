@@ -21,11 +21,14 @@ from taso_mirage.expressions import Expr, names
 from taso_mirage.ir import Node, Tensor, constant, numpy_dtype, variable, weight
 from taso_mirage.ops import data_folder
 from taso_mirage.text import parse_equation, parse_value, show_equation
-from taso_mirage.toml import comment, table, write_file
+from taso_mirage.toml import comment, read_text, table, write_file
 
 PROOF_KINDS = ("symbolic", "bounded")
 LIBRARY = "library"
 """The `evidence` of a rule's equation."""
+_NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
+"""What is raised where a text of a file is read that means nothing."""
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 FIELDS = {"name", "operators", "given", "attributes", "lhs", "rhs", "where", "evidence"}
@@ -243,7 +246,7 @@ def parse_rules(text: str, path: str = "rules") -> tuple[Rule, ...]:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except OSError as error:
         raise InvalidOption(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -255,6 +258,8 @@ def _entries_of(text: str, path: str, table: str) -> list[dict[str, Any]]:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SyntaxProblem(f"{path}: {error}") from None
+    except (RecursionError, MemoryError):
+        raise SyntaxProblem(f"{path}: its brackets are too deep, or it is too large") from None
     entries = content.pop(table, [])
     if content or not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise SyntaxProblem(f"{path}: only [[{table}]] is expected, not {', '.join(content) or table}")
@@ -283,8 +288,8 @@ def _read_rule(path: str, i: int, entry: Mapping[str, Any]) -> Rule:
         evidence = _read_evidence(entry.get(field, {}))
     except KeyError as error:
         raise SyntaxProblem(f"{label}: the field {error.args[0]} is missing") from None
-    except (TasoMirageError, SyntaxError, TypeError, ValueError) as error:
-        raise SyntaxProblem(f"{label}, field {field}: {error}") from None
+    except MALFORMED as error:
+        raise SyntaxProblem(f"{label}, field {field}: {error or type(error).__name__}") from None
     return Rule(name, operators, given, attributes, equation, evidence)
 
 

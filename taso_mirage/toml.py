@@ -1,7 +1,9 @@
-"""Plain values as TOML, and files that are written whole or not at all."""
+"""Plain values as TOML, texts and values from files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -47,20 +49,38 @@ def _escaped(c: str) -> str:
     return short.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
 
 
+def read_text(path: Path) -> str:
+    """The text of a regular file: a pipe would be waited for. Raises OSError, or UnicodeDecodeError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file (a folder, a device, a pipe or a socket)", str(path))
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file. Raises OSError where it cannot be read, and ValueError for whatever is no JSON, too deep brackets among it."""
+    try:
+        return json.loads(read_text(path))
+    except (RecursionError, MemoryError):
+        raise ValueError("its brackets are too deep, or it is too large") from None
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file beside its target, flush it, then rename: never half a file. OutputError where that fails."""
     refuse_irregular(path)
     new = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         try:
-            with open(number, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-        finally:
+            try:
+                number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+                with open(number, "wb") as file:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(new, path)
+            finally:
+                new.unlink(missing_ok=True)
+        finally:  # an interrupt may come at any moment
             new.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -17,11 +17,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""The variable that keeps the current folder off the path of modules."""
 
 
 class Workers:
@@ -95,6 +98,27 @@ def end_with_parent(descriptor: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes of `multiprocessing` for functions of modules. They import nothing from the current folder, not even what Python starts
+    them with, and end with this process and with what goes wrong here."""
+    kept = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"  # as -P; a process is started when there is work for it
+    made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
+    try:
+        yield made
+    except BaseException:
+        for process in list(made._processes.values()):
+            process.terminate()
+        raise
+    finally:
+        made.shutdown(wait=False, cancel_futures=True)
+        if kept is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = kept
 
 
 def follow_parent() -> None:

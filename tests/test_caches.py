@@ -286,6 +286,19 @@ print(workers("a path").result(60)); workers.close()
     assert outputs([python(code, tmp_path, cwd=tmp_path)]) == ["a path\n"]
 
 
+def test_pools_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """Not even what Python itself starts a process of a pool with."""
+    for name in ("multiprocessing", "pickle", "signal", "numpy"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()")
+    code = """
+from taso_mirage.workers import process_pool
+with process_pool(2) as processes:
+    print(processes.submit(len, "four").result(60))
+"""
+    assert outputs([python(code, tmp_path, cwd=tmp_path)]) == ["4\n"]
+    assert not (tmp_path / "imported").exists()
+
+
 @pytest.mark.parametrize(
     ("compiler", "said"),
     [("/bin/false", "failed: exit code 1"), ("/bin/true", "makes no file"), ("cat", "cat failed: ")],

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzz.corpus import KEPT
 from fuzz.mutate import hostile
 from fuzz.seeds import SEEDS, contents
 from scripts import script
@@ -25,15 +26,21 @@ def test_a_seed_gives_the_same_model() -> None:
     assert len({hostile(seed) for seed in range(50)}) > 45
 
 
-COUNTS = {"model": 250, "graph": 24, "interrupt": 4, "cache": 8}
+COUNTS = {"model": 250, "graph": 24, "interrupt": 4, "cache": 8, "text": 60}
 """Cases of a run of the tests; caches are warmed first, by searches."""
 
 
-@pytest.mark.parametrize("kind", ["model", "graph", "interrupt", pytest.param("cache", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["model", "graph", "interrupt", "text", pytest.param("cache", marks=pytest.mark.slow)])
 def test_nothing_goes_wrong(kind: str) -> None:
     found = script("soak").soak({kind: COUNTS[kind]}, first=100_000, workers=1)
     assert found["wrong"] == []
     assert sum(found["ended"].values()) == COUNTS[kind]
+
+
+def test_what_failed_before_does_not_again() -> None:
+    found = script("soak").soak({"corpus": len(KEPT)}, first=0, workers=1)
+    assert found["wrong"] == []
+    assert sum(found["ended"].values()) == len(KEPT) > 25
 
 
 def test_the_judge_sees_what_goes_wrong(tmp_path: Path) -> None:

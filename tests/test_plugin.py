@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -333,3 +334,20 @@ def test_no_file_outside_the_folder_is_written(optimized: Path, exported: Export
         "hostile.onnx",
         *(f"a/plugin/{name}" for name in files(exported.folder)),
     }
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "reference.onnx"])
+def test_the_model_that_is_read_is_not_written_over(optimized: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(optimized.read_bytes())
+    done = run("export-plugin", tmp_path / name, "-o", tmp_path, check=2)
+    assert "would overwrite the model that is read" in one_line(done)
+    assert (tmp_path / name).read_bytes() == optimized.read_bytes()
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_a_plugins_files_are_regular(optimized: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "model.onnx")
+    one_line(run("export-plugin", optimized, "-o", tmp_path / "folder", check=4))
+    os.mkfifo(tmp_path / "pipe")
+    one_line(run("export-plugin", optimized, "-o", tmp_path / "pipe", check=4))

@@ -46,7 +46,7 @@ from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
-from taso_mirage.toml import write_file
+from taso_mirage.toml import read_json, write_file
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
@@ -260,7 +260,7 @@ class _Stage:
     def _record(self, graph: Graph) -> Record | None:
         """What lies on disk; None where nothing does, or nothing that can be read."""
         try:
-            found = json.loads(self._path(graph).read_text())
+            found = read_json(self._path(graph))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None

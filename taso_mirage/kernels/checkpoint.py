@@ -10,7 +10,7 @@ from typing import Any
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.ir import Graph
 from taso_mirage.text import parse_graph, show_graph
-from taso_mirage.toml import write_file
+from taso_mirage.toml import read_json, write_file
 
 VERSION = 1
 
@@ -48,9 +48,9 @@ class Checkpoint:
 
     def _read(self, path: Path) -> None:
         try:
-            value = json.loads(path.read_text())
+            value = read_json(path)
             key, self.next, self.found = value["search"], int(value["next"]), list(value["found"])
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, LookupError, OverflowError):
             raise InvalidOption(f"{path} is no checkpoint of a kernel search; name another file") from None
         if key != self.key:
             raise InvalidOption(f"{path} is the checkpoint of another search; name another file, or delete it")

@@ -5,6 +5,7 @@ What was found is a plain value for `json.dump`, so that a survey goes on where 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -157,11 +158,21 @@ def _from_data(region: Region, row: Mapping[str, Any]) -> Surveyed:
         evidence = dict(row["evidence"])
         evidence["measured"] = tuple([Measured(**each) for each in evidence["measured"]])
         search = dict(row["search"])
-        took = search.pop("seconds")
-        graph, seconds = from_json(row["mugraph"]), row["seconds"]
+        took = _seconds(search.pop("seconds"))
+        graph = from_json(row["mugraph"])
+        fused, apart = (_seconds(row["seconds"][key]) for key in ("fused", "apart"))
+        if fused == 0:
+            raise ValueError("no kernel takes no time")
         if [o.type for o in graph.outputs] != [o.type for o in region.graph.outputs]:
             raise SyntaxProblem("its muGraph has other outputs than the region")
-        found = Found(graph, region.graph, seconds["fused"], row["device"], Evidence(**evidence))
-        return Surveyed(region, found, "", seconds["apart"], took, search)
-    except (TypeError, LookupError, ValueError) as error:
+        found = Found(graph, region.graph, fused, row["device"], Evidence(**evidence))
+        return Surveyed(region, found, "", apart, took, search)
+    except (TypeError, LookupError, ValueError, ArithmeticError) as error:
         raise SyntaxProblem(f"a region of a survey: {type(error).__name__}: {error}") from None
+
+
+def _seconds(value: Any) -> float:
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{found} are no seconds")
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,8 +292,15 @@ def _replace(folder: Path, target: Path, names: list[str]) -> None:
 def _workspace(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: the folder {path.parent} does not exist")
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        yield Path(folder)
+    folder = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
+    try:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:  # an interrupt may come at any moment, while the folder is removed, too
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(file: Path) -> None:
@@ -308,6 +316,15 @@ def check_writable(path: Path) -> None:
             (folder / "probe").write_bytes(b"")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_folder(folder: Path) -> None:
+    """Fail before the work where files cannot be written into a folder, which need not be there yet."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise OutputError(f"cannot write into {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write into {folder}: {there} may not be written to")
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = ()) -> None:
@@ -329,6 +346,23 @@ def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], 
             raise InvalidOption(
                 f"{option} {path} would overwrite weights of the model, which lie in that file; name another one"
             )
+
+
+def save_proto(proto: onnx.ModelProto, path: Path, external: bool) -> None:
+    """Write a model as it is, atomically; if it is to be external, its large tensors to `NAME.data` beside it."""
+    data = f"{path.name}.data"
+    refuse_irregular(path)
+    refuse_irregular(path.with_name(data))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _workspace(path) as folder:
+            onnx.save(proto, folder / path.name, save_as_external_data=external, location=data if external else None)
+            names = [data] if external else []
+            for name in [*names, path.name]:
+                _flush(folder / name)
+            _replace(folder, path.parent, [*names, path.name])
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def data_files(model: Model) -> set[Path]:

@@ -174,6 +174,8 @@ def _answer(name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
         return False, getattr(importlib.import_module(module), function)(*args)
     except MemoryError:
         return True, RunFailed("ONNX Runtime needs more memory than there is")
+    except ImportError as error:  # as a module in C++ says the same where it is loaded
+        return True, RunFailed(f"ONNX Runtime cannot be loaded: {(str(error).splitlines() or ['no reason'])[0][:400]}")
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

@@ -44,7 +44,9 @@ class Followed:
 def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], judge: Judge) -> Followed:
     """Check every record and that they lead from one model to the other. CheckFailed names the record that does not."""
     if certificate.get("format") != FORMAT:
-        raise CheckFailed(f"the certificate has format {certificate.get('format')!r}; this version reads {FORMAT!r}")
+        raise CheckFailed(
+            f"the certificate has format {str(certificate.get('format'))[:60]!r}; this version reads {FORMAT!r}"
+        )
     _same_border(original, optimized)
     reader = _Reader(original, certificate, judge)
     records = certificate.get("records")

@@ -21,7 +21,7 @@ from taso_mirage.optimize.cost import Cost, Weighted
 from taso_mirage.optimize.search import Budget
 from taso_mirage.partial.source import Mutation, Tried, counted, mutation, tried
 from taso_mirage.text import parse_graph, show_graph
-from taso_mirage.toml import write_file
+from taso_mirage.toml import read_json, write_file
 
 SHARE = 0.25
 """The part of the budget that mutants may take."""
@@ -64,7 +64,7 @@ class Store:
         if self.folder is None:
             return None
         try:
-            value = json.loads(self._path(program, self.folder).read_text())
+            value = read_json(self._path(program, self.folder))
             found = tuple(_read(program, each) for each in value["mutations"])
             return Tried(found, int(value["mutants"]), int(value["refused"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, TasoMirageError):

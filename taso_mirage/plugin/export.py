@@ -17,6 +17,7 @@ from taso_mirage.dims import evaluate, symbols
 from taso_mirage.errors import InvalidOption
 from taso_mirage.model import Model, random_inputs
 from taso_mirage.onnx_io import load
+from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
 from taso_mirage.optimize.check import Reference, difference
 from taso_mirage.optimize.session import Session
 from taso_mirage.plugin import python_plugin
@@ -57,7 +58,9 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
 
     Raises InvalidModel, Unsupported or OutputError; equal models give equal files.
     """
-    made = models(path, _input_shapes(load(path), sizes))
+    model = load(path)
+    _check(folder, path, model)
+    made = models(path, _input_shapes(model, sizes))
     with TemporaryDirectory() as temporary:
         reference = Path(temporary) / "reference.onnx"
         write(made.reference, reference, path)
@@ -75,6 +78,13 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
     write(made.plugin, folder / "model.onnx", path)
     write(made.reference, folder / "reference.onnx", path)
     return Exported(folder, made.kernels, missing, made.foreign, made.refused)
+
+
+def _check(folder: Path, path: Path, model: Model) -> None:
+    """Fail before the work where the folder cannot be written to, or has the model that is read, or its weights, in the place of ours."""
+    check_folder(folder)
+    for name in ("model.onnx", "model.onnx.data", "reference.onnx", "reference.onnx.data") if folder.is_dir() else ():
+        check_outputs({"--output": folder / name}, {"the model that is read": path}, data_files(model))
 
 
 def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -12,8 +12,8 @@ import onnx.inliner
 import onnx.shape_inference
 from onnx import external_data_helper
 
-from taso_mirage.errors import InvalidModel, OutputError, Unsupported
-from taso_mirage.onnx_io.files import EXTERNAL_ABOVE
+from taso_mirage.errors import InvalidModel, Unsupported
+from taso_mirage.onnx_io.files import EXTERNAL_ABOVE, save_proto
 from taso_mirage.plugin.kernels import Kernel
 from taso_mirage.plugin.plan import kernel
 from taso_mirage.plugin.source import NAMESPACE
@@ -194,10 +194,4 @@ def write(proto: onnx.ModelProto, path: Path, base: Path) -> None:
     """Save a model whose external weights are beside `base`; large ones go beside the new file. OutputError where that fails."""
     external_data_helper.load_external_data_for_model(proto, str(base.parent))
     large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > EXTERNAL_ABOVE
-    data = path.with_name(f"{path.name}.data")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data.unlink(missing_ok=True)
-        onnx.save(proto, path, save_as_external_data=large, location=data.name if large else None)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+    save_proto(proto, path, large)

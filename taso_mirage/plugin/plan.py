@@ -17,6 +17,8 @@ from taso_mirage.runtime.register import FORMAT
 HEAD = f"taso_mirage {FORMAT} cuda"
 PLAN = "plan"
 """The attribute that holds the text; `image_0`, `image_1`, ... hold the code in base64."""
+LONGEST = 300
+"""Characters of an error that are shown: it may quote the plan."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 Shapes = Sequence[Sequence[int] | None]
 
@@ -34,9 +36,11 @@ def kernel(name: str, attributes: Mapping[str, str], shapes: Shapes) -> Kernel:
             )
         return _kernel([line.split() for line in lines], attributes, shapes)
     except Unsupported as error:
-        raise Unsupported(f"{name}: {error}") from None
+        raise Unsupported(f"{name}: {str(error)[:LONGEST]}") from None
     except (KeyError, ValueError, IndexError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise InvalidModel(f"{name} has no plan that can be read ({type(error).__name__}: {error})") from None
+        raise InvalidModel(
+            f"{name} has no plan that can be read ({type(error).__name__}: {str(error)[:LONGEST]})"
+        ) from None
 
 
 def _checked(text: str) -> str:

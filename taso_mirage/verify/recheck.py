@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -19,7 +18,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
 from taso_mirage.ops import get
 from taso_mirage.text import laws, show_equation
-from taso_mirage.workers import follow_parent
+from taso_mirage.workers import process_pool
 
 if TYPE_CHECKING:
     from taso_mirage.verify.examine import Examined
@@ -66,9 +65,8 @@ def recheck(
             yield verdict
         return
     size = max(1, min(8, len(rules) // (4 * workers)))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(rules)), context, follow_parent) as pool:
-        parts = [pool.submit(_verdicts, rules[i : i + size], seed, typings) for i in range(0, len(rules), size)]
+    with process_pool(min(workers, len(rules))) as processes:
+        parts = [processes.submit(_verdicts, rules[i : i + size], seed, typings) for i in range(0, len(rules), size)]
         try:
             for part in parts:
                 for verdict in part.result():
@@ -76,10 +74,6 @@ def recheck(
                     yield verdict
         except BrokenExecutor:
             raise TasoMirageError("a worker process ended (out of memory?); try fewer --workers") from None
-        except BaseException:
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
 
 
 def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[Verdict]:
