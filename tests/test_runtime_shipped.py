@@ -6,18 +6,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mugraphs
 import numpy as np
 import onnxruntime
 import pytest
 
+import taso_mirage
 from taso_mirage.ir import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.ops import term
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.runtime.register import register
+from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.compiler import compiler
 
 PAGE = Path(__file__).parent.parent / "docs" / "shipping.md"
@@ -100,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shipped(folder: Path) -> Path:
     """The folder after the page's Python has run in it, from the first block to the last."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for i, block in enumerate(blocks):
         (folder / f"block{i}.py").write_text(block)
         done = subprocess.run([sys.executable, f"block{i}.py"], cwd=folder, capture_output=True, text=True)
@@ -113,6 +117,24 @@ def test_the_pages_python_makes_what_it_says(shipped: Path) -> None:
     files = {p.suffix: p.read_text() for p in (shipped / "audit").iterdir()}
     assert 'extern "C"' in files[".cpp"]
     assert "Gelu" in files[".txt"]
+
+
+def test_a_session_runs_kernels_only_if_they_are_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def seen(options: Any, model: Any, cuda: bool) -> list[Any]:
+        asked.append((model, cuda))
+        return register(options, model, cuda=cuda)
+
+    monkeypatch.setattr(onnx_runtime, "register", seen)
+    path, x = folder / "model.optimized.onnx", np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    (plain,) = taso_mirage.session(path).run(None, {"X": x})
+    assert asked == []
+    (fast,) = taso_mirage.session(path, trust_kernels=True).run(None, {"X": x})
+    assert asked == [(str(path), False)]
+    np.testing.assert_allclose(fast, plain, rtol=1e-5, atol=1e-6)
+    taso_mirage.session(folder / "model.onnx", trust_kernels=True)  # which has none
+    assert len(asked) == 1
 
 
 def test_a_program_without_python_runs_the_kernels(shipped: Path) -> None:
