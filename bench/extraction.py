@@ -32,7 +32,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import extraction_milp  # noqa: E402
 from matching import Timer, passed  # noqa: E402
 from rows import Rows  # noqa: E402
-from taso_mirage.optimize.pipeline import rules  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
@@ -44,6 +43,7 @@ from taso_mirage.optimize.cost import Cost, Roofline  # noqa: E402
 from taso_mirage.optimize.extract import Choice, Extraction, extract  # noqa: E402
 from taso_mirage.optimize.partition import parts  # noqa: E402
 from taso_mirage.optimize.passes import Context, for_search, stages  # noqa: E402
+from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.optimize.search import Budget, directions  # noqa: E402
 from taso_mirage.rules import Rules  # noqa: E402
 

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from taso_mirage.optimize.pipeline import Config, Stop, _Job
 
 import taso_mirage
 from taso_mirage.dims import symbol
@@ -27,7 +26,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.ops import term
 from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.cache import CostCache
+from taso_mirage.optimize.config import Config
 from taso_mirage.optimize.passes import Context, runtime_specific
 from taso_mirage.optimize.session import Session, interleaved, working_providers
 from taso_mirage.optimize.target import CPU, CUDA, OPENVINO, TARGETS, running
@@ -129,8 +128,7 @@ def test_operators_of_one_runtime_are_not_available_on_another() -> None:
 
 def runtime_specific_is_left(target: Target) -> bool:
     """Whether the optimizer has equations into the runtime's own operators for a target."""
-    job = _Job(relu(4), Config(target=target, measure=False), lambda *_: None, Stop(), CostCache(None), None)
-    return any(map(runtime_specific, job.equations))
+    return any(map(runtime_specific, Config(target=target, measure=False).applied))
 
 
 # ---------------------------------------------------------------- the stamp of a file
