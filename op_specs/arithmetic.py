@@ -7,6 +7,7 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import Node, is_float, numpy_dtype
+from taso_mirage.meanings.functions import TRUNCATED_DIVIDE
 from taso_mirage.ops import Call, op
 
 
@@ -28,19 +29,13 @@ def mul(xp, a, b):
     return xp.mul(a, b)
 
 
-def truncated_divide(a, b):
-    """C's integer division, which rounds towards zero."""
-    quotient = np.floor_divide(a, b)
-    return quotient + ((quotient * b != a) & ((a < 0) != (b < 0)))
-
-
 @op(onnx="Div", since=7, truncates=True)
 def div(xp, a, b):
     """x, y -> x / y; integers round towards zero"""
     if is_float(xp.dtype(a)):
         return xp.div(a, b)
     unsigned = numpy_dtype(xp.dtype(a)).kind == "u"
-    return xp.map(np.floor_divide if unsigned else truncated_divide, a, b)
+    return xp.map(np.floor_divide if unsigned else TRUNCATED_DIVIDE, a, b)
 
 
 @op(onnx="Neg", since=6)

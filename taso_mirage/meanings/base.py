@@ -13,7 +13,7 @@ from taso_mirage.ir import Literal
 V = TypeVar("V")
 R = TypeVar("R")
 Scalar = Callable[..., Any]
-"""A numpy function applied to every element: np.add, np.exp, np.where... Its `__name__` is its identity."""
+"""What is applied to every element: a numpy function (np.add, np.exp, np.where...) or a record of `functions`, which has both."""
 
 
 class Meaning(Generic[V]):
@@ -148,11 +148,6 @@ def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]
         b.replace("...", letters[widest - extra_b :] if extra_b else ""),
         result.replace("...", letters),
     )
-
-
-def scalar_name(fn: Scalar) -> str:
-    """The identity of an elementwise function: its name, for ufuncs and plain functions alike."""
-    return str(fn.__name__)
 
 
 def window_count(n: Dim, size: int, stride: int, dilation: int) -> Dim:

@@ -177,9 +177,9 @@ def _new(algebra: Scalars, a: Atom) -> Interval:
     if a.kind == "sum":
         return _of_sum(algebra, a)
     if ":" in a.kind:
-        from taso_mirage.meanings import axioms
+        from taso_mirage.meanings import rewrites
 
-        found, span = axioms.bounds(algebra, a.kind, a.args), limits(a.kind.rpartition(":")[2])
+        found, span = rewrites.bounds(algebra, a.kind, a.args), limits(a.kind.rpartition(":")[2])
         return span if span is not None and found == Interval() else found
     return Interval()
 

@@ -35,9 +35,9 @@ def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
     kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
     if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
         return kept[0][2].scaled(scale) + shift
-    from taso_mirage.meanings import axioms
+    from taso_mirage.meanings import rewrites
 
-    outside = axioms.pulled(algebra, kept)
+    outside = rewrites.pulled(algebra, kept)
     if outside is not None:
         return outside.scaled(scale) + shift
     kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
@@ -147,9 +147,9 @@ def surely_nonnegative(algebra: Scalars, p: Poly) -> bool:
     """The same, with what is known of ranges."""
     if nonnegative(p):
         return True
-    from taso_mirage.meanings import axioms, machine
+    from taso_mirage.meanings import machine, rewrites
 
-    p = axioms.factored(algebra, p)
+    p = rewrites.factored(algebra, p)
     if nonnegative(p):
         return True
 
@@ -159,9 +159,9 @@ def surely_nonnegative(algebra: Scalars, p: Poly) -> bool:
 
 def surely_positive(algebra: Scalars, p: Poly) -> bool:
     """Whether a scalar is surely > 0: it is nonnegative, and one of its terms is not 0."""
-    from taso_mirage.meanings import axioms, machine
+    from taso_mirage.meanings import machine, rewrites
 
-    p = axioms.factored(algebra, p)
+    p = rewrites.factored(algebra, p)
     if nonnegative(p) and any(all(_strict(algebra, a) for a, _ in m) for m in p.terms):
         return True
     low = machine.bounds(algebra, p).low

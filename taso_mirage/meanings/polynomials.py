@@ -93,7 +93,7 @@ def number(c: Rational) -> Poly:
 
 ZERO, ONE = number(0), number(1)
 LEAST, MOST = Poly({(): Fraction(-1, 10**400)}), Poly({(): Fraction(1, 10**400)})
-"""Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `functions.apply`'s."""
+"""Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `elementwise.apply`'s."""
 
 
 def infinite(p: Poly) -> bool:

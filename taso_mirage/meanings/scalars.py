@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, isqrt
 from typing import Any
 
 from taso_mirage.dims import Dim, Floor, Symbolic, symbol
 from taso_mirage.meanings.indices import Indices, Position, Unprovable, names
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Monomial, Poly, Rational, number
+from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number
 
 
 class Looked:
@@ -107,9 +107,9 @@ class Scalars:
         return Poly(total)
 
     def _fraction(self, m: Monomial) -> Poly | None:
-        from taso_mirage.meanings import axioms
+        from taso_mirage.meanings import rewrites
 
-        return axioms.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
+        return rewrites.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
         """The sum of many."""
@@ -157,9 +157,9 @@ class Scalars:
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
-            from taso_mirage.meanings import axioms
+            from taso_mirage.meanings import rewrites
 
-            return axioms.inverse_of_sum(self, p)
+            return rewrites.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
         result = number(plain(1 / Fraction(c)))
         for a, power in monomial:
@@ -176,9 +176,9 @@ class Scalars:
 
     def exp(self, p: Poly) -> Poly:
         if any(a.kind == "log:float" for m in p.terms for a, _ in m):
-            from taso_mirage.meanings import axioms
+            from taso_mirage.meanings import rewrites
 
-            found = axioms.exp_of_logs(self, p)
+            found = rewrites.exp_of_logs(self, p)
             if found is not None:
                 return found
         return self.poly("exp", p) if p.terms else ONE
@@ -233,10 +233,18 @@ class Scalars:
 
     def magnitude(self, a: Atom) -> Poly:
         """|a|"""
+        p = Poly({((a, 1),): 1})
+        return self.largest([((), (), p), ((), (), p.scaled(-1))])
+
+    def largest(self, branches: Sequence[Branch]) -> Poly:
         from taso_mirage.meanings import maxima
 
-        p = Poly({((a, 1),): 1})
-        return maxima.largest(self, [((), (), p), ((), (), p.scaled(-1))])
+        return maxima.largest(self, branches)
+
+    def log(self, p: Poly) -> Poly:
+        from taso_mirage.meanings import rewrites
+
+        return rewrites.log(self, p)
 
     # ------------------------------------------------------------ integers
 
@@ -348,16 +356,16 @@ class Scalars:
 
             return machine.seen(self, args[0], kind[5:])
         if ":" in kind:
-            from taso_mirage.meanings import axioms
+            from taso_mirage.meanings import rewrites
 
-            return axioms.rewritten(self, kind, args)
+            return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
 
     def sign(self, kind: str, p: Poly) -> Poly:
         """[p > 0] or [p = 0], as 0 or 1; a positive factor does not matter."""
-        from taso_mirage.meanings import axioms, machine
+        from taso_mirage.meanings import machine, rewrites
 
-        p = axioms.sign_of(self, kind, p)
+        p = rewrites.sign_of(self, kind, p)
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO

@@ -12,9 +12,10 @@ from taso_mirage.codegen.gpu.order import Order, ordered
 from taso_mirage.codegen.gpu.products import DEFERRED, elements, vector_dot, vector_products
 from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic, guessed
 from taso_mirage.codegen.gpu.threads import chain
-from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, LOWEST, Tile, Tiles
+from taso_mirage.codegen.gpu.tiles import HALF, LOWEST, Tile, Tiles, folded
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged
 from taso_mirage.meanings.work import work
 from taso_mirage.mugraph import Overlap, Stage, overlaps, stages
@@ -40,7 +41,7 @@ EARLY = (
 """Not of a kernel with a loop, which was up to 1.5 times as slow there. All generated kernels wait, so the end of each is that of all
 before it."""
 Groups = Sequence[Sequence[int]]
-FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
+FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class Block:
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
         by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
-        late = not by_rows and x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
+        late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
         if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
@@ -184,7 +185,7 @@ class Block:
         found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
-        call = FOLDS[put_off[0]][0]
+        call = folded(put_off[0]).triton
         self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
         return replace(x, stage=Stage.AFTER, fold=(put_off[0], found, put_off[2]))
 
