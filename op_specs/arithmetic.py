@@ -8,6 +8,7 @@ import numpy as np
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import Node, is_float, numpy_dtype
 from taso_mirage.meanings.functions import TRUNCATED_DIVIDE
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, op
 
 
@@ -23,7 +24,7 @@ def sub(xp, a, b):
     return xp.sub(a, b)
 
 
-@op(onnx="Mul", since=7, commutative=True)
+@op(onnx="Mul", since=7, commutative=True, lowering=Lowering.MULTIPLY)
 def mul(xp, a, b):
     """x, y -> x * y"""
     return xp.mul(a, b)
@@ -118,7 +119,7 @@ def round_(xp, x):
     return xp.map(np.rint, real(xp, x))
 
 
-@op(onnx="Max", since=8, commutative=True)
+@op(onnx="Max", since=8, commutative=True, lowering=Lowering.MAXIMUM)
 def max_(xp, a, b):
     """x, y -> the larger"""
     return xp.maximum(a, b)

@@ -1,10 +1,11 @@
 """Matrix products."""
 
 from op_specs.arithmetic import add, div, mul, sub
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import op
 
 
-@op(onnx="MatMul", since=1)
+@op(onnx="MatMul", since=1, lowering=Lowering.CONTRACT)
 def matmul(xp, a, b):
     """(...,m,k), (...,k,n) -> (...,m,n); numpy's rule for vectors"""
     left = "k" if xp.rank(a) == 1 else "...mk"

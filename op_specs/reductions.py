@@ -5,10 +5,11 @@ import numpy as np
 from op_specs.arithmetic import abs_, add, exp, log, mul, sqrt, sub
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, Ints, Op, extents, op
 
 
-@op(onnx="ReduceSum", since=1)
+@op(onnx="ReduceSum", since=1, lowering=Lowering.SUM)
 def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the sum over `axes`"""
     return xp.sum(x, axes, bool(keepdims))

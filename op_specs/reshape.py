@@ -3,10 +3,11 @@
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.dims import Symbolic, product
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, Dims, Ints, extents, op
 
 
-@op(onnx="Reshape", since=5)
+@op(onnx="Reshape", since=5, lowering=Lowering.RESHAPE)
 def reshape(xp, x, *, shape: Dims):
     """(...) -> shape, of as many elements; `shape` holds neither 0 for a copied dim nor -1"""
     return xp.reshape(x, shape)

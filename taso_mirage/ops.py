@@ -20,6 +20,7 @@ from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupport
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.mugraph import Lowering
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
@@ -100,6 +101,7 @@ class Op:
     from_inputs: Mapping[str, int] = field(default_factory=dict)
     commutative: bool = False
     truncates: bool = False
+    lowering: Lowering | None = None
     law_texts: list[str] = field(default_factory=list)
     law_typings: dict[int, str] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
@@ -312,6 +314,12 @@ def get(name: str) -> Op:
     return registry[name]
 
 
+def lowering(node: Node) -> Lowering | None:
+    """What code generators know of a term's operator besides its definition; None for leaves."""
+    op = load_specs().get(node.op)
+    return None if op is None else op.lowering
+
+
 @cache
 def by_onnx() -> Mapping[tuple[str, str], tuple[Op, ...]]:
     """The operators of an ONNX (domain, op type)."""
@@ -345,23 +353,7 @@ class Terms(Meaning[Node]):
 
 
 _PRIMITIVES = frozenset(
-    [
-        "iota",
-        "map",
-        "cast",
-        "contract",
-        "reduce",
-        "cumulate",
-        "reshape",
-        "transpose",
-        "expand",
-        "concat",
-        "slice",
-        "pad",
-        "window",
-        "take",
-        "take_along",
-    ]
+    "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along".split()
 )
 TERMS = Terms()
 

@@ -8,7 +8,7 @@ derivation of an output over the edges that remain computes what the goal does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -19,7 +19,6 @@ from taso_mirage.ir import ABSENT, Node, Tensor, is_float, topological
 from taso_mirage.kernels.labels import Axes, Labelled
 from taso_mirage.kernels.roles import applied
 from taso_mirage.kernels.sketch import Sketch
-from taso_mirage.kernels.trace import ALGEBRA
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.ops import get
@@ -151,7 +150,7 @@ class _Values:
             return self._map(edge)
         if edge.op in _ELEMENTWISE:
             left, right = self._aligned(args)
-            return xp.map(ALGEBRA[edge.op], left, right)
+            return xp.map(_ELEMENTWISE[edge.op], left, right)
         if edge.op == "div":
             left, right = self._aligned(args, {args[1]: self._inverted(args[1])})
             return xp.map(np.multiply, left, right)
@@ -198,7 +197,7 @@ class _Values:
         if edge.name == "reciprocal":
             return self._inverted(edge.args[0])
         if edge.name in _MAPS and edge.name not in self.goal.functions:
-            return self.xp.map(ALGEBRA[edge.name], self.values[edge.args[0]])
+            return self.xp.map(_MAPS[edge.name], self.values[edge.args[0]])
         return applied(self.goal.functions[edge.name], self.xp, self._aligned(edge.args))
 
     def _aligned(self, args: Sequence[int], instead: Mapping[int, Residues] | None = None) -> list[Residues]:
@@ -211,8 +210,8 @@ class _Values:
         return found
 
 
-_ELEMENTWISE = ("mul", "add", "sub")
-_MAPS = ("exp", "sqrt", "neg")
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {"mul": np.multiply, "add": np.add, "sub": np.subtract}
+_MAPS: dict[str, Callable[..., Any]] = {"exp": np.exp, "sqrt": np.sqrt, "neg": np.negative}
 
 
 def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:

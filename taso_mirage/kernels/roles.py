@@ -64,7 +64,7 @@ def role(node: Node) -> str:
         probes |= {a: meaning.leaf(a) for a in operands}
         result: Value = run(node, meaning, [probes.get(a) for a in node.args])
         maps = [t for t in below(result.term) if t.op not in ("input", "constant")]
-        if not maps or any(t.op not in {*ALGEBRA, "scalar"} for t in maps):
+        if not maps or any(t.op not in {*ALGEBRA.values(), "scalar"} for t in maps):
             return "other"
         _, axes = meaning.broadcast([probes[a] for a in operands])
     except TasoMirageError:

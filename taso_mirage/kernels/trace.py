@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -12,8 +12,7 @@ from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, Node, Tensor, is_float
 from taso_mirage.kernels.axes import Axes, Axis, Label, Unifier
-from taso_mirage.meanings.base import Meaning, Scalar, contraction
-from taso_mirage.meanings.functions import ADD, DIVIDE, FUNCTIONS, MAXIMUM, POWER, Function, function_of
+from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
 
 
@@ -38,8 +37,17 @@ class Value:
     term: Term
 
 
-ALGEBRA: Mapping[str, Function] = {f.term: f for f in FUNCTIONS.values() if f.term}
-"""The operators of the search's algebra, and the scalar functions that they are."""
+ALGEBRA: dict[Scalar, str] = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.divide: "div",
+    np.exp: "exp",
+    np.sqrt: "sqrt",
+    np.negative: "neg",
+    np.reciprocal: "reciprocal",
+    np.square: "square",
+}
 _POWERS = {1.0: "identity", 2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
 
 
@@ -84,11 +92,10 @@ class Labels(Meaning[Value]):
 
     def map(self, fn: Scalar, *xs: Value) -> Value:
         dtype = SHAPES.map(fn, *[Tensor(x.dtype, ()) for x in xs]).dtype
-        function = function_of(fn)
-        if function is DIVIDE and xs[1].term.op == "scalar" and xs[1].term.labels:
+        if fn is np.divide and xs[1].term.op == "scalar" and xs[1].term.labels:
             return replace(xs[0], term=self._mean(xs[0].term, xs[1].term))
-        op = function.term or "scalar"
-        if function is POWER and xs[1].term.op == "constant" and xs[1].term.value in _POWERS:
+        op = ALGEBRA.get(fn, "scalar")
+        if fn is np.power and xs[1].term.op == "constant" and xs[1].term.value in _POWERS:
             op, xs = _POWERS[xs[1].term.value], xs[:1]
         aligned, axes = self.broadcast(xs)
         terms = tuple([x.term for x in aligned])
@@ -164,12 +171,11 @@ class Labels(Meaning[Value]):
         return self.made(Term("contract", (left.term, right.term), labels=labels), axes, a.dtype)
 
     def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
-        function = function_of(fn)
-        if function not in (ADD, MAXIMUM):
-            raise Unsupported(f"a fold of {function.name}")
+        if fn not in (np.add, np.maximum):
+            raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])
         left: Axes = tuple([() if i in axes else axis for i, axis in enumerate(a.axes) if keepdims or i not in axes])
-        term = Term("sum" if function is ADD else "max", (a.term,), labels=labels)
+        term = Term("sum" if fn is np.add else "max", (a.term,), labels=labels)
         return Value(left, a.dtype, term)
 
     # ------------------------------------------------------------ structure

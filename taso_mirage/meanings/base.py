@@ -150,6 +150,11 @@ def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]
     )
 
 
+def scalar_name(fn: Scalar) -> str:
+    """The name of what is applied to every element: of numpy functions, plain functions and records alike."""
+    return str(fn.__name__)
+
+
 def window_count(n: Dim, size: int, stride: int, dilation: int) -> Dim:
     """How many windows fit into `n` positions."""
     return (n - ((size - 1) * dilation + 1)) // stride + 1

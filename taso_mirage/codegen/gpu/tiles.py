@@ -7,14 +7,14 @@ dims that are not 1 (and not the same all along); what is computed is fp32, what
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from taso_mirage.codegen.gpu.axes import Axes
 from taso_mirage.codegen.gpu.lines import Lines
-from taso_mirage.codegen.gpu.products import product
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, is_float
@@ -51,6 +51,9 @@ class Tile:
         return [a for a in self.axes if a is not None]
 
 
+Product: TypeAlias = "Callable[[Tiles, Tile, Tile, str, str, str], Tile]"
+
+
 def folded(function: Function) -> Fold:
     """How Triton folds with a function."""
     if function.fold is None or not function.fold.triton:
@@ -59,10 +62,10 @@ def folded(function: Function) -> Fold:
 
 
 class Tiles(Meaning[Tile]):
-    """Writes into `lines`; `hint` names what is written."""
+    """Writes into `lines`; `hint` names what is written. `product` makes contractions: an einsum of two tiles, by their letters."""
 
-    def __init__(self, axes: Axes, lines: Lines) -> None:
-        self.axes_of, self.lines, self.hint = axes, lines, "v"
+    def __init__(self, axes: Axes, lines: Lines, product: Product) -> None:
+        self.axes_of, self.lines, self.hint, self._product = axes, lines, "v", product
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one difference and one power of 2."""
         self.notes: list[str] = []
@@ -271,7 +274,7 @@ class Tiles(Meaning[Tile]):
 
     def contract(self, equation: str, a: Tile, b: Tile) -> Tile:
         letters = contraction(equation, len(a.shape), len(b.shape))
-        return product(self, self.ready(a), self.ready(b), *letters)
+        return self._product(self, self.ready(a), self.ready(b), *letters)
 
     # ------------------------------------------------------------ layout
 

@@ -62,7 +62,6 @@ EXP = declare(
             Fact("inverse", "f(log(x) / 2) == sqrt(x)", "x > 0"),
         ),
         infinite=lambda ps: ZERO if ps[0] is LEAST else None,
-        term="exp",
         cpp="exponential({})",
         triton="tl.exp({})",
         dear=True,

@@ -92,7 +92,7 @@ class Function:
     Proofs: `normal` builds its normal form (of floats alone if `floats`); `facts` is what else holds; `ring`: on integers it is one of
     their classes modulo 2^n; `boolean` names the function that it is on booleans; `infinite` gives the result where an operand is an
     infinite constant, or None; `comparison` and `division` say which of these it is.
-    Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes; `term` is its operator in the algebra of the kernel search.
+    Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes.
     Code: `cpp` and `triton` are expressions of the operands; `dear`: it is not computed twice where a load will do; `fold`.
     """
 
@@ -111,7 +111,6 @@ class Function:
     division: Division | None = None
     linear: Linear | None = None
     sizes: bool = False
-    term: str = ""
     cpp: str = ""
     triton: str = ""
     dear: bool = False
@@ -119,6 +118,10 @@ class Function:
 
     def __call__(self, *xs: Any) -> Any:
         return self.real(*xs)
+
+    @property
+    def __name__(self) -> str:  # as a numpy function has it
+        return self.name
 
     def known(self, *uses: str) -> bool:
         """Whether one of its facts is of use for that."""
