@@ -19,9 +19,10 @@ from taso_mirage.ir import Literal, Tensor
 from taso_mirage.meanings import folds, machine, maxima
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.cases import Cases, broadcast, decided, finite, merged, numeral, under
+from taso_mirage.meanings.conditions import Conditions, Unprovable, names
 from taso_mirage.meanings.elementwise import apply, converted, reshaped
 from taso_mirage.meanings.functions import function_of
-from taso_mirage.meanings.indices import Conditions, Indices, Unprovable, names
+from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.scalars import Scalars
 from taso_mirage.meanings.shapes import SHAPES

@@ -8,8 +8,9 @@ from taso_mirage.dims import Dim, Shape, product
 from taso_mirage.ir import is_float
 from taso_mirage.meanings import machine
 from taso_mirage.meanings.cases import Cases
+from taso_mirage.meanings.conditions import Conditions, Unprovable
 from taso_mirage.meanings.functions import FUNCTIONS, POWER, WHERE, Comparison, Function
-from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
+from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.scalars import Scalars
 

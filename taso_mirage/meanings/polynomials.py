@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from taso_mirage.dims import Floor
-from taso_mirage.meanings.indices import Conditions
+from taso_mirage.meanings.conditions import Conditions
 
 Monomial: TypeAlias = "tuple[tuple[Atom, int], ...]"
 Rational: TypeAlias = int | Fraction
@@ -98,3 +98,8 @@ LEAST, MOST = Poly({(): Fraction(-1, 10**400)}), Poly({(): Fraction(1, 10**400)}
 
 def infinite(p: Poly) -> bool:
     return p is LEAST or p is MOST
+
+
+def plain(c: Rational) -> Rational:
+    """A whole number as an integer."""
+    return int(c) if c == int(c) else c

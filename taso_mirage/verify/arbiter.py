@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from taso_mirage.meanings.indices import Conditions
+from taso_mirage.meanings.conditions import Conditions
 from taso_mirage.meanings.integers import context
 from taso_mirage.meanings.machine import bounds, integral, modulus
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.functions.record import Algebra, Fact, Function, Normal, declare
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.functions.record import Fact, Function, Normal, declare
 from taso_mirage.meanings.polynomials import LEAST, ONE, ZERO, Poly
 from taso_mirage.meanings.residues import exponential
 

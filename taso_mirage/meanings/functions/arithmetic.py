@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.functions.record import Algebra, Division, Fact, Fold, Function, Linear, declare
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
 from taso_mirage.meanings.residues import exact, moduli, ordered, quotient, root, tied, whole_power
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.functions.record import Algebra, Comparison, Function, Linear, declare
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.functions.record import Comparison, Function, Linear, declare
 from taso_mirage.meanings.polynomials import MOST, ONE, ZERO, Poly, infinite, number
 from taso_mirage.meanings.residues import ordered, tested
 
