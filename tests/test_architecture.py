@@ -159,7 +159,7 @@ def imported(file: Path) -> set[str]:
 
 
 def test_code_generators_name_no_operator() -> None:
-    """What they need to know of one is a trait of it; the leaves of a graph, and `item`, are no operators."""
+    """What they know of one is a trait of it; leaves of a graph, and `item`, are no operators."""
     leaves = {"input", "weight", "constant", "extents", "absent", "opaque", "item"}
     wrong = []
     for file in (PACKAGE / "codegen").rglob("*.py"):

@@ -1,4 +1,5 @@
-"""A scalar function is one record: what is declared here, and nowhere else, is typed, fingerprinted, proved, searched and compiled."""
+"""A scalar function is one record: what is declared here, and nowhere else, is typed, fingerprinted,
+proved, searched and compiled."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ numpy.save(sys.argv[3], module.launch(torch.from_numpy(numpy.load(sys.argv[2])))
 
 @pytest.fixture(autouse=True)
 def declared() -> Iterator[None]:
-    """Two functions: one that the field does not know, and one that it does. Each is one record, and an operator that maps it."""
+    """Two functions, one that the field does not know, and one that it does.
+
+    Each is one record, and an operator that maps it.
+    """
     load_specs()
     bell = Function(
         "bell",

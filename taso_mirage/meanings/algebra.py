@@ -1,6 +1,7 @@
 """What the rules of normal forms ask of one another: the algebra that `scalars` makes of them all.
 
-A sum may have a maximum in it, whose bounds hang on a logarithm, and so on, so every module of rules is given the algebra whole.
+A sum may have a maximum in it, whose bounds hang on a logarithm, and so on. So every module of
+rules is given the whole algebra, and asks it for what other modules know.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Ratio
 
 
 class Algebra(Protocol):
-    """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of atoms 1 / (a + b exp(x))."""
+    """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x)).
+
+    `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces integers.
+    `largest` is a maximum over branches, and `pulled` what can be taken out of it. `shifted` and
+    `factored` take factors out of a sum. `span` has the values that a function can have.
+    """
 
     indices: Indices
     ranges: dict[Atom, Any]

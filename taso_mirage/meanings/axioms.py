@@ -1,4 +1,6 @@
-"""What proofs know of scalar functions: a table of properties, each with its domain; `rewrites` has the normal forms that follow.
+"""What proofs know of scalar functions: a table of properties, each with its domain.
+
+The properties are those of the functions' records; `rewrites` has the normal forms that follow.
 
 Nothing is claimed where a function is undefined: a logarithm of what is not positive, a division by 0, a root of a negative number.
 `tests/test_axioms.py` checks every line of the table in numbers.
@@ -52,7 +54,7 @@ AXIOMS = [
 """All that proofs know, from the records of the scalar functions."""
 _FACTS = {f"cast:{dtype}": _ROUNDING for dtype in _CASTS}
 _BARE = ("exp", "sqrt")
-"""The functions that the normal form itself is built with; atoms of others, on floats, are called `name:float`."""
+"""Functions that normal forms are built with; atoms of others, on floats, are called `name:float`."""
 
 
 def has(kind: str, *uses: str) -> bool:

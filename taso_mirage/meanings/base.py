@@ -13,7 +13,8 @@ from taso_mirage.ir import Literal
 V = TypeVar("V")
 R = TypeVar("R")
 Scalar = Callable[..., Any]
-"""What is applied to every element: a numpy function (np.add, np.exp, np.where...) or a record of `functions`, which has both."""
+"""What is applied to every element: a numpy function (np.add, np.exp, np.where...), or a record of
+`functions`."""
 
 
 class Meaning(Generic[V]):
@@ -151,7 +152,7 @@ def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]
 
 
 def scalar_name(fn: Scalar) -> str:
-    """The name of what is applied to every element: of numpy functions, plain functions and records alike."""
+    """The name of a numpy function, a plain function or a record."""
     return str(fn.__name__)
 
 

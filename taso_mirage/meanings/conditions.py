@@ -1,4 +1,4 @@
-"""Conditions on the integers of a proof: polynomials over index variables and sizes, and what can be read off them."""
+"""Conditions on the integers of a proof: polynomials over index variables and sizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Arithmetic modulo two primes, and what a scalar function does to residues: what the meaning `field` is built from.
+"""Arithmetic modulo two primes, and what scalar functions do to residues.
 
-Every rule below makes a `FieldRule` for the record of a function. A function without one is a random oracle.
+The meaning `field` is built from these. The rules are for the records of functions; a function
+without one is a random oracle.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Preimage:
-    """The operands of a function whose result has `dtype`. `full`, `valid`: of all operands; `generator`: of order q, one a trial."""
+    """The operands of a function whose result has `dtype`.
+
+    `full` and `valid` are those of all operands; `generator` has one element of order q a trial.
+    """
 
     arrays: list[Array]
     dtype: str
@@ -47,7 +51,7 @@ class Preimage:
 
 
 FieldRule: TypeAlias = Callable[[Preimage], Image | None]
-"""None where the field knows nothing of the function: it is an oracle on floats, and itself on integers."""
+"""None where the field knows nothing: the function is an oracle on floats, and itself on integers."""
 
 
 def moduli(rank: int) -> Array:
@@ -88,7 +92,8 @@ def ordered(
 ) -> FieldRule:
     """Decide on centred mod-p residues, then take both sides of what was chosen.
 
-    `ties`: where the order mod p leaves open which residue mod q is chosen; such a trial decides nothing.
+    `ties`: where the order mod p leaves open which residue mod q is chosen; such a trial decides
+    nothing.
     """
 
     def rule(of: Preimage) -> Image:
@@ -112,7 +117,7 @@ def tied(arrays: list[Array]) -> Array:
 
 
 def quotient(of: Preimage) -> Image | None:
-    """A quotient, or the reciprocal of one operand; a trial with a zero denominator decides nothing."""
+    """A quotient, or the reciprocal of one operand; trials with a zero denominator do not decide."""
     if not is_float(of.dtype):
         return None
     numerator = of.arrays[0] if len(of.arrays) == 2 else np.ones_like(of.arrays[0])

@@ -1,4 +1,4 @@
-"""The normal forms of scalar functions, quotients, logarithms and orders that follow from the axioms."""
+"""The normal forms of functions, quotients, logarithms and orders that follow from the axioms."""
 
 from __future__ import annotations
 

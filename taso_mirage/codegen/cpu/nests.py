@@ -181,16 +181,16 @@ def _target(store: Store) -> Index:
 
 def _combine(store: Store, a: str, b: str) -> str:
     """One element more in a fold."""
-    return "" if store.fold is None else store.fold.cpp.format(a, b)
+    assert store.fold is not None
+    return store.fold.cpp.format(a, b)
 
 
 def _folded(store: Store) -> Fold:
     """How C++ folds with the function of a store."""
-    if store.fold is None or store.fold.fold is None:
-        raise Unsupported(
-            f"no C++ for a fold with {store.fold and store.fold.name}; keep its operator outside of kernels"
-        )
-    return store.fold.fold
+    found = None if store.fold is None else store.fold.fold
+    if found is None:
+        raise Unsupported("a fold that has no C++; keep its operator outside of kernels")
+    return found
 
 
 # ---------------------------------------------------------------- a stage

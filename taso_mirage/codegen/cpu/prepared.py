@@ -19,8 +19,9 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a term becomes an instance of a class: its sizes and switches, and what the prepared weights hang on besides the weights. A block
-    has so many tiles or columns; `sides` of a tile are powers of two."""
+    """How a term becomes an instance of a class: its sizes and switches, and what the prepared
+    weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
+    powers of two."""
 
     header: str
     name: str

@@ -62,7 +62,10 @@ def folded(function: Function) -> Fold:
 
 
 class Tiles(Meaning[Tile]):
-    """Writes into `lines`; `hint` names what is written. `product` makes contractions: an einsum of two tiles, by their letters."""
+    """Writes into `lines`; `hint` names what is written.
+
+    `product` makes contractions: an einsum of two tiles, by their letters.
+    """
 
     def __init__(self, axes: Axes, lines: Lines, product: Product) -> None:
         self.axes_of, self.lines, self.hint, self._product = axes, lines, "v", product

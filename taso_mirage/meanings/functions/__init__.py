@@ -1,4 +1,8 @@
-"""Scalar functions, each one record in one place (`record`): a new one is declared here, or beside the operator that maps it."""
+"""Scalar functions, each one record in one place.
+
+`record` says what a record holds. A new function is declared in a file here, or beside the operator
+that maps it.
+"""
 
 from taso_mirage.meanings.functions.analysis import ERROR_FUNCTION as ERROR_FUNCTION
 from taso_mirage.meanings.functions.analysis import EXP as EXP

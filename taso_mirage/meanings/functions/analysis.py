@@ -1,7 +1,8 @@
 """Exponentials, logarithms, trigonometric and hyperbolic functions: records of scalar functions.
 
-Core Triton has no tanh and no log1p; those here keep their digits where results are small: what comes later may scale them up (the cap of
-Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba are softplus of about -6).
+Core Triton has no tanh and no log1p; those here keep their digits where results are small: what
+comes later may scale them up (the cap of Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba are
+softplus of about -6).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WITHIN_1 = (Fact("odd", "f(-x) == -f(x)", "-1 < x < 1"), Fact("strict", "f(x) < 
 
 def error_function(x: Any) -> Any:
     """The Gauss error function."""
-    from scipy.special import erf as wide  # here: it takes a third of a second, and few models need it
+    from scipy.special import erf as wide  # here: it takes a third of a second
 
     return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
 

@@ -36,7 +36,7 @@ def _difference_of_infinite(ps: Sequence[Poly]) -> Poly | None:
 
 
 def _largest_of_infinite(absorbed: Poly, other: Poly) -> Any:
-    """The larger (or smaller) of two numbers, of which `absorbed` is the infinity that does not matter."""
+    """The larger (or smaller) of two numbers; `absorbed` is the infinity that does not matter."""
 
     def rule(ps: Sequence[Poly]) -> Poly | None:
         finite = [p for p in ps if not infinite(p)]

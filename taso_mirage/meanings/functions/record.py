@@ -1,7 +1,8 @@
 """A scalar function as one record: everything that any part of the system knows of it.
 
-Definitions map functions over elements: `xp.map(np.exp, x)`, or `xp.map(ERROR_FUNCTION, x)` for a function that numpy has not.
-A numpy function without a record is uninterpreted: an oracle in the field, an opaque function in proofs, and without code.
+Definitions map functions over elements: `xp.map(np.exp, x)`, or `xp.map(ERROR_FUNCTION, x)` where
+numpy has no such function. A numpy function without a record is uninterpreted: it is an oracle in
+the field and an opaque function in proofs, and has no code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ Normal: TypeAlias = Callable[..., Poly]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`statement` about the function, which it calls f, holds for all reals x, y, z in `domain`; `use` says what proofs make of it."""
+    """A statement about the function, which it calls f, that holds for all reals x, y, z in `domain`.
+
+    `use` says what proofs make of it.
+    """
 
     use: str
     statement: str
@@ -31,7 +35,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """0 or 1 by the `sign` ("positive" or "zero") of a - b, or of b - a where `swapped`; `holds`: what it is where that is the sign."""
+    """0 or 1 by the `sign` ("positive" or "zero") of a - b, or of b - a where `swapped`.
+
+    `holds`: what it is where the difference has that sign.
+    """
 
     sign: str
     holds: bool = True
@@ -40,7 +47,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Of integers: the rest or the quotient; `floors`: the quotient is rounded down, not towards zero."""
+    """Of integers: the rest or the quotient, which is rounded down (`floors`) or towards zero."""
 
     rest: bool
     floors: bool
@@ -48,8 +55,11 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What folding with a function is: a `kind` of fold in proofs; in C++ its first value and OpenMP's name of it; in Triton the call
-    and the number that changes nothing."""
+    """What folding with a function is.
+
+    `kind` is that of a fold in proofs. C++ begins with the value `cpp`, and OpenMP calls the fold
+    `clause`. Triton has a call, and a number that changes nothing.
+    """
 
     kind: str
     cpp: str
@@ -71,13 +81,16 @@ class Linear(Enum):
 class Function:
     """A function of elements. All but the name and the numpy function may be left out.
 
-    Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the result is a bool.
+    Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
+    result is a bool.
     Field: `field` is what it does to residues; without it, it is a random oracle on floats.
-    Proofs: `normal` builds its normal form (of floats alone if `floats`); `facts` is what else holds; `ring`: on integers it is one of
-    their classes modulo 2^n; `boolean` names the function that it is on booleans; `infinite` gives the result where an operand is an
-    infinite constant, or None; `comparison` and `division` say which of these it is.
+    Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is what else holds.
+    `ring`: on integers it is one of their classes modulo 2^n. `boolean` names the function that it
+    is on booleans. `infinite` gives the result where an operand is an infinite constant, or None.
+    `comparison` and `division` say which of these it is.
     Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes.
-    Code: `cpp` and `triton` are expressions of the operands; `dear`: it is not computed twice where a load will do; `fold`.
+    Code: `cpp` and `triton` are expressions of the operands. `dear`: it is not computed twice where
+    a load will do. `fold`: folding with it.
     """
 
     name: str
