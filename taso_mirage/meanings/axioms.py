@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taso_mirage.meanings.functions import FUNCTIONS, Fact
+from taso_mirage.meanings.functions import FUNCTIONS, Division, Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,12 @@ AXIOMS = [
 _FACTS = {f"cast:{dtype}": _ROUNDING for dtype in _CASTS}
 _BARE = ("exp", "sqrt")
 """Functions that normal forms are built with; atoms of others, on floats, are called `name:float`."""
+
+
+def division(kind: str) -> Division | None:
+    """Which division of integers an atom's function is."""
+    function = FUNCTIONS.get(kind.partition(":")[0])
+    return None if function is None else function.division
 
 
 def has(kind: str, *uses: str) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from taso_mirage.ir import Literal, is_float, numpy_dtype
 from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.axioms import has
 from taso_mirage.meanings.cases import numeral
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.intervals import Interval
@@ -189,7 +190,7 @@ def _integer(a: Atom) -> bool:
         return all(integral(p) for _, _, p in a.args)
     if a.kind in ("sum", "prod"):
         return all(power > 0 and _integer(x) for x, power in a.args[2])
-    if a.kind in ("size", "floor", "positive", "zero", "floor:float", "rint:float"):
+    if a.kind in ("size", "floor", "positive", "zero") or has(a.kind, "whole"):
         return True
     return ":" in a.kind and limits(a.kind.rpartition(":")[2]) is not None
 

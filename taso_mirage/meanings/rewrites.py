@@ -5,9 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.axioms import has
-from taso_mirage.meanings.functions import FUNCTIONS
-from taso_mirage.meanings.functions.record import Division
+from taso_mirage.meanings.axioms import division, has
+from taso_mirage.meanings.functions import FUNCTIONS, Division
 from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.machine import bounds as bounded
 from taso_mirage.meanings.machine import integral
@@ -25,8 +24,8 @@ def rewritten(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Poly:
         return args[0]
     if has(kind, "integer") and integral(args[0]):
         return args[0]
-    if function is not None and function.division is not None:
-        return _divided(algebra, kind, function.division, *args)
+    if (how := division(kind)) is not None:
+        return _divided(algebra, kind, how, *args)
     if has(kind, "odd"):
         if not args[0].terms:
             return ZERO
@@ -42,23 +41,22 @@ def bounds(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Interval:
     """What is known of a function's values beyond its dtype."""
     if has(kind, "bounded"):
         return Interval(-1, 1)
-    function = FUNCTIONS.get(kind.partition(":")[0])
-    division = None if function is None else function.division
-    m = args[1].number if division is not None and division.rest else None
-    if division is None or m is None or m <= 0 or "int" not in kind.rpartition(":")[2]:
+    divided = division(kind)
+    m = args[1].number if divided is not None and divided.rest else None
+    if divided is None or m is None or m <= 0 or "int" not in kind.rpartition(":")[2]:
         return Interval()
     low = bounded(algebra, args[0]).low
-    return Interval(0 if division.floors or (low is not None and low >= 0) else 1 - m, m - 1)
+    return Interval(0 if divided.floors or (low is not None and low >= 0) else 1 - m, m - 1)
 
 
-def _divided(algebra: Algebra, kind: str, division: Division, p: Poly, q: Poly) -> Poly:
+def _divided(algebra: Algebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
     """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
     m, found = q.number, bounded(algebra, p)
     if m is not None and m > 0 and "int" in kind.rpartition(":")[2]:
         if m == 1:
-            return ZERO if division.rest else p
+            return ZERO if how.rest else p
         if found.low is not None and found.high is not None and found.low >= 0 and found.high < m:
-            return p if division.rest else ZERO
+            return p if how.rest else ZERO
     return algebra.poly(kind, p, q)
 
 

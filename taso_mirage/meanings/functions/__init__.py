@@ -20,6 +20,7 @@ from taso_mirage.meanings.functions.logic import NOT_EQUAL as NOT_EQUAL
 from taso_mirage.meanings.functions.logic import WHERE as WHERE
 from taso_mirage.meanings.functions.record import FUNCTIONS as FUNCTIONS
 from taso_mirage.meanings.functions.record import Comparison as Comparison
+from taso_mirage.meanings.functions.record import Division as Division
 from taso_mirage.meanings.functions.record import Fact as Fact
 from taso_mirage.meanings.functions.record import Fold as Fold
 from taso_mirage.meanings.functions.record import Function as Function

@@ -273,7 +273,11 @@ SIGN = declare(
 
 # ---------------------------------------------------------------- what rounds
 
-_ROUNDS = (Fact("increasing", "f(x) <= f(y)", "x < y"), Fact("integer", "f(x) == x", "x == floor(x)"))
+_ROUNDS = (
+    Fact("increasing", "f(x) <= f(y)", "x < y"),
+    Fact("integer", "f(x) == x", "x == floor(x)"),
+    Fact("whole", "f(x) == floor(f(x))"),
+)
 FLOOR = declare(Function("floor", np.floor, facts=_ROUNDS, cpp="std::floor({})", triton="tl.floor({})"))
 CEIL = declare(
     Function(
