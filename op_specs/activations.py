@@ -7,6 +7,7 @@ import numpy as np
 from op_specs.arithmetic import add, div, max_, min_, mul, real
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, constant
+from taso_mirage.meanings.functions import ERROR_FUNCTION
 from taso_mirage.ops import Call, op
 
 
@@ -102,17 +103,10 @@ def tanh(xp, x):
     return xp.map(np.tanh, real(xp, x))
 
 
-def error_function(x):
-    """The Gauss error function."""
-    from scipy.special import erf as wide  # here: it takes a third of a second, and few models need it
-
-    return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
-
-
 @op(onnx="Erf", since=9)
 def erf(xp, x):
     """x -> erf x"""
-    return xp.map(error_function, real(xp, x))
+    return xp.map(ERROR_FUNCTION, real(xp, x))
 
 
 @op(onnx="Gelu", since=20)

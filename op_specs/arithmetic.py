@@ -7,6 +7,8 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import Node, is_float, numpy_dtype
+from taso_mirage.meanings.functions import TRUNCATED_DIVIDE
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, op
 
 
@@ -22,16 +24,10 @@ def sub(xp, a, b):
     return xp.sub(a, b)
 
 
-@op(onnx="Mul", since=7, commutative=True)
+@op(onnx="Mul", since=7, commutative=True, lowering=Lowering.MULTIPLY)
 def mul(xp, a, b):
     """x, y -> x * y"""
     return xp.mul(a, b)
-
-
-def truncated_divide(a, b):
-    """C's integer division, which rounds towards zero."""
-    quotient = np.floor_divide(a, b)
-    return quotient + ((quotient * b != a) & ((a < 0) != (b < 0)))
 
 
 @op(onnx="Div", since=7, truncates=True)
@@ -40,7 +36,7 @@ def div(xp, a, b):
     if is_float(xp.dtype(a)):
         return xp.div(a, b)
     unsigned = numpy_dtype(xp.dtype(a)).kind == "u"
-    return xp.map(np.floor_divide if unsigned else truncated_divide, a, b)
+    return xp.map(np.floor_divide if unsigned else TRUNCATED_DIVIDE, a, b)
 
 
 @div.traits.exactness
@@ -147,7 +143,7 @@ def round_(xp, x):
     return xp.map(np.rint, real(xp, x))
 
 
-@op(onnx="Max", since=8, commutative=True)
+@op(onnx="Max", since=8, commutative=True, lowering=Lowering.MAXIMUM)
 def max_(xp, a, b):
     """x, y -> the larger"""
     return xp.maximum(a, b)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from taso_mirage.errors import IllTyped
+from taso_mirage.meanings.functions import NEVER
 from taso_mirage.ops import op
 
 
@@ -79,12 +80,7 @@ def isinf(xp, x, *, detect_negative: int = 1, detect_positive: int = 1):
         return xp.map(np.isinf, x)
     if detect_positive:
         return xp.map(np.isposinf, x)
-    return xp.map(np.isneginf if detect_negative else never, x)
-
-
-def never(x):
-    """False everywhere."""
-    return np.zeros(np.shape(x), bool)
+    return xp.map(np.isneginf if detect_negative else NEVER, x)
 
 
 @op(onnx="Where", since=9)

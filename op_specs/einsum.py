@@ -6,10 +6,11 @@ from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Node
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, op
 
 
-@op(onnx="Einsum", since=12)
+@op(onnx="Einsum", since=12, lowering=Lowering.CONTRACT)
 def einsum(xp, a, b, *, equation: str):
     """two operands by `equation`, as in numpy, the result spelled out"""
     return xp.contract(equation, a, b)

@@ -15,14 +15,14 @@ from taso_mirage.errors import IllTyped
 from taso_mirage.ir import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged
-from taso_mirage.mugraph import Stage, check, overlaps, stages
+from taso_mirage.mugraph import Lowering, Stage, check, overlaps, stages
 from taso_mirage.ops import Ints, Maps, op, run
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
 """What an accumulator takes, and its second operand."""
 
 
-@op()
+@op(lowering=Lowering.ACCUMULATE)
 def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
     """x -> what x is over all iterations: the "sum", the "max", "rescaled" by a `running_max` m, which is
     sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t are the variance and the mean of those of one
@@ -37,13 +37,13 @@ def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
     return x
 
 
-@op()
+@op(lowering=Lowering.RUNNING)
 def running_max(xp, x):
     """x -> the largest x of the iterations up to this one; outside of a kernel, x"""
     return x
 
 
-@op()
+@op(lowering=Lowering.KERNEL)
 def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps):
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
 

@@ -3,10 +3,11 @@
 from op_specs.arithmetic import add
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Ints, op
 
 
-@op()
+@op(lowering=Lowering.LINEAR)
 def linear(xp, x, w, b=None, z=None, *, block: Ints = (16, 8, 1)):
     """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
 

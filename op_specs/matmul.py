@@ -5,10 +5,11 @@ from math import prod
 from op_specs.arithmetic import add, div, mul, sub
 from taso_mirage.copies import sizes, under, whole
 from taso_mirage.errors import Unsupported
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import op, term
 
 
-@op(onnx="MatMul", since=1)
+@op(onnx="MatMul", since=1, lowering=Lowering.CONTRACT)
 def matmul(xp, a, b):
     """(...,m,k), (...,k,n) -> (...,m,n); numpy's rule for vectors"""
     left = "k" if xp.rank(a) == 1 else "...mk"

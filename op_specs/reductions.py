@@ -6,10 +6,11 @@ from op_specs.arithmetic import abs_, add, exp, log, mul, product_below, sqrt, s
 from taso_mirage.copies import sizes
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, Ints, Op, extents, get, op
 
 
-@op(onnx="ReduceSum", since=1, rounds=True)
+@op(onnx="ReduceSum", since=1, rounds=True, lowering=Lowering.SUM)
 def reduce_sum(xp, x, *, axes: Ints, keepdims: int = 1):
     """x -> the sum over `axes`"""
     return xp.sum(x, axes, bool(keepdims))

@@ -11,11 +11,12 @@ from taso_mirage.copies import cut, join, sizes, whole
 from taso_mirage.dims import Dim, Symbolic, product, symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.meanings.boxes import regrouped_runs
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, Dims, Ints, extents, op
 from taso_mirage.traits import Box, Interval
 
 
-@op(onnx="Reshape", since=5, domains={"shape": "regrouped"})
+@op(onnx="Reshape", since=5, lowering=Lowering.RESHAPE, domains={"shape": "regrouped"})
 def reshape(xp, x, *, shape: Dims):
     """(...) -> shape, of as many elements; `shape` holds neither 0 for a copied dim nor -1"""
     return xp.reshape(x, shape)

@@ -1,10 +1,11 @@
 """Transpose."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Call, Ints, op
 
 
-@op(onnx="Transpose", since=1)
+@op(onnx="Transpose", since=1, lowering=Lowering.TRANSPOSE)
 def transpose(xp, x, *, perm: Ints):
     """axis i of the result is axis perm[i] of the operand"""
     return xp.transpose(x, perm)

@@ -14,6 +14,7 @@ from op_specs.conv import check_bias
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir import Literal
+from taso_mirage.mugraph import Lowering
 from taso_mirage.ops import Ints, op
 
 HALVES = {0: "", 3: "1", 5: "2/3 3/2", 9: "2/5 4/5 5/4 5/2"}
@@ -23,7 +24,7 @@ is any; and at infinity. With 2/3 and 3/2 in place of 1 and 2 the error is less 
 decide it: Barabasz et al., TOMS 2020."""
 
 
-@op()
+@op(lowering=Lowering.WINOGRAD)
 def winograd(
     xp, x, w, b=None, z=None, *, pads: Ints, group: int = 1, tile: Ints = (2, 2), block: Ints = (16, 1), relu: int = 0
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import IllTyped
@@ -12,6 +12,22 @@ from taso_mirage.ir import Graph, Node, Tensor, topological
 
 Ints = tuple[int, ...]
 Maps = tuple[Ints, ...]
+
+
+class Lowering(Enum):
+    """What code generators know of an operator besides its definition, which they compile."""
+
+    KERNEL = "the blocks of a grid; in a body, the thread level"
+    ACCUMULATE = "what a value is over all iterations"
+    RUNNING = "the largest of the iterations so far"
+    CONTRACT = "a contraction and nothing else, which tensor cores may do"
+    RESHAPE = "a reshape and nothing else"
+    TRANSPOSE = "a transpose and nothing else"
+    MULTIPLY = "the product of two operands, element by element"
+    SUM = "a sum over axes"
+    MAXIMUM = "the larger of its operands"
+    WINOGRAD = "minimal filtering, which has C++ by hand"
+    LINEAR = "a product with prepared weights, which has C++ by hand"
 
 
 class Stage(IntEnum):

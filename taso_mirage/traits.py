@@ -12,6 +12,7 @@ from typing import Any
 
 from taso_mirage.dims import Dim
 from taso_mirage.ir import Node
+from taso_mirage.mugraph import Lowering
 
 Interval = tuple[int, int]
 Box = tuple[Interval, ...]
@@ -69,9 +70,11 @@ class Traits:
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
+    `lowering`: What code generators do with the operator besides following its definition.
     """
 
     windowed: bool = False
+    lowering: Lowering | None = None
     kernel: int | None = None
     initializer: bool = False
     layout: bool = False

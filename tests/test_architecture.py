@@ -18,7 +18,8 @@ LAYERS = [
     {"checker", "dims", "store", "terminal", "toml", "workers"},
     {"builds", "console", "targets.device"},
     {"ir"},
-    {"mugraph", "traits"},
+    {"mugraph"},
+    {"traits"},
     {"meanings"},
     {"ops"},
     {"copies", "exactness"},
@@ -155,3 +156,40 @@ def test_the_checker_shares_no_code_with_the_prover() -> None:
     for file in (PACKAGE / "checker").glob("*.py"):
         ours = {name for name in imports(file) if name.startswith("taso_mirage")}
         assert ours <= {"taso_mirage.errors"} | {f"taso_mirage.checker.{f.stem}" for f in file.parent.glob("*.py")}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Of the meanings and the code generators, and lazy imports count."""
+    names = {".".join(("taso_mirage", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in modules()}
+    known = {name.removesuffix(".__init__"): f for name, f in names.items()}
+    known = {name: f for name, f in known.items() if name.split(".")[1:2] in (["meanings"], ["codegen"])}
+    after = {name: imported(f) & known.keys() for name, f in known.items()}
+    for name in known:  # what is reached through it
+        for other in known:
+            if name in after[other]:
+                after[other] |= after[name]
+    assert [name for name in known if name in after[name]] == []
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file imports anywhere: a package, and what of it is a module."""
+    found = imports(file)
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_code_generators_name_no_operator() -> None:
+    """What they know of one is a trait of it; leaves of a graph, and `item`, are no operators."""
+    leaves = {"input", "weight", "constant", "extents", "absent", "opaque", "item"}
+    wrong = []
+    for file in (PACKAGE / "codegen").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Compare) and any(
+                isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node)
+            ):
+                texts = {x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)}
+                tables = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id.isupper()} - {"ABSENT"}
+                wrong += [f"{file.name}:{node.lineno}: {each}" for each in (texts | tables) - leaves]
+    assert wrong == []

@@ -242,7 +242,7 @@ def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
     have tests of their own."""
     found, without = [], set()
     for op in load_specs().values():
-        if op.name in KINDS:
+        if op.traits.lowering in KINDS:
             continue
         for i, example in enumerate(op.examples):
             operands = [

@@ -15,7 +15,8 @@ from taso_mirage.dims import symbol
 from taso_mirage.equation import apply, match
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
-from taso_mirage.meanings.field import Field, P
+from taso_mirage.meanings.field import Field
+from taso_mirage.meanings.residues import P
 from taso_mirage.ops import Op, get, term
 from taso_mirage.partial import agreement as partial_agreement
 from taso_mirage.partial.agreement import Agreement, agreement, compared, leaves_of

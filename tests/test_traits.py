@@ -111,11 +111,9 @@ def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
 ELSEWHERE = {
     "checker": "its own reading of ONNX's operators, which shares nothing with theirs on purpose",
     "meanings": "the names are those of scalar functions, which lie below operators",
-    "kernels": "the search has terms of its own over labels: scalars, products, sums and maxima",
-    "codegen": "back ends write some operators in a way of their own, and the muGraph's parts",
 }
 """Packages that may name operators, and why."""
-OWN = {"mugraph.py": {"accumulate", "running_max"}}
+OWN = {"mugraph.py": {"accumulate", "kernel", "running_max"}}
 """What a muGraph's body is made of besides operators, as `KINDS` is for a term."""
 
 

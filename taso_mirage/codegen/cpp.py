@@ -41,8 +41,8 @@ from taso_mirage.codegen.cpu.values import (
 )
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
-from taso_mirage.mugraph import overlaps
-from taso_mirage.ops import run
+from taso_mirage.mugraph import Lowering, overlaps
+from taso_mirage.ops import run, traits
 from taso_mirage.text import show_graph
 
 STACK = 65_536
@@ -106,7 +106,7 @@ class Program:
         lines = block.function(operands, [t for _, t in where])
         self.functions.append(_function(function, node, block, lines))
         pointers = ", ".join(f"const_cast<void*>({p})" if p.startswith("inputs") else p for p, _ in where)
-        blocks = prod(node.attr("grid")) if node.op == "kernel" else 1
+        blocks = prod(node.attr("grid")) if traits(node).lowering is Lowering.KERNEL else 1
         tensors = f"tensors_{len(self.functions) - 1}"
         self.calls += [
             f"void* {tensors}[] = {{{pointers}}};",
@@ -223,7 +223,7 @@ class Block:
         results = [
             Buffer(t.dtype, _fixed(t), f"y{i}", contiguous(_fixed(t))) for i, t in enumerate(types[len(operands) :])
         ]
-        if self.node.op != "kernel":
+        if traits(self.node).lowering is not Lowering.KERNEL:
             return lines + self._ordinary(memory, results)
         given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
         return lines + self._kernel(given, results)
@@ -355,7 +355,9 @@ def _function(name: str, node: Node, block: Block, lines: Sequence[str]) -> str:
     where = "alignas(64) " if size <= STACK else "alignas(64) static thread_local "
     made = [f"{where}{'float' if is_float(b.dtype) else memory_type(b.dtype)} {b.name}[{b.count}];" for b in tiles]
     made += [f"{where}{memory_type(b.dtype)} {b.name}[{b.count}];" for b in block.spares]
-    shown = f"grid {node.attr('grid')}, loop {node.attr('loop')}" if node.op == "kernel" else node.op
+    shown = (
+        f"grid {node.attr('grid')}, loop {node.attr('loop')}" if traits(node).lowering is Lowering.KERNEL else node.op
+    )
     head = f"// {shown}; tiles of {size} bytes {'on the stack' if size <= STACK else 'of each thread'}"
     body = "\n".join(INDENT + line if not line.startswith("#") else line for line in (*made, *_read(lines)))
     tensors = f"{INDENT}void** tensors = static_cast<void**>(data);"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from taso_mirage.dims import evaluate
 from taso_mirage.generate.family import Assignment, Family, Kind
 from taso_mirage.ir import Node, Tensor, is_float, topological
-from taso_mirage.meanings.field import MODULI, Field, Residues
+from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.meanings.residues import MODULI
 from taso_mirage.ops import interpret
 
 Array = NDArray[np.integer]

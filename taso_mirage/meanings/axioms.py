@@ -1,4 +1,6 @@
-"""What proofs know of scalar functions: a table of properties, each with its domain, and the normal forms that follow from it.
+"""What proofs know of scalar functions: a table of properties, each with its domain.
+
+The properties are those of the functions' records; `rewrites` has the normal forms that follow.
 
 Nothing is claimed where a function is undefined: a logarithm of what is not positive, a division by 0, a root of a negative number.
 `tests/test_axioms.py` checks every line of the table in numbers.
@@ -6,15 +8,10 @@ Nothing is claimed where a function is undefined: a logarithm of what is not pos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
-from taso_mirage.meanings.machine import Interval, integral
-from taso_mirage.meanings.machine import bounds as bounded
-from taso_mirage.meanings.maxima import inhabited, largest, surely_positive
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number
-from taso_mirage.meanings.scalars import Scalars, plain
+from taso_mirage.meanings.functions import FUNCTIONS, Division, Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,386 +24,48 @@ class Axiom:
     domain: str = "True"
 
 
-def _each(names: str, use: str, statement: str, domain: str = "True") -> list[Axiom]:
-    return [Axiom(f, use, statement.replace("f(", f"{f}("), domain) for f in names.split()]
-
-
-AXIOMS = [
-    *_each("error_function sin tan arctan arcsinh rint", "odd", "f(-x) == -f(x)"),
-    *_each("arcsin arctanh", "odd", "f(-x) == -f(x)", "-1 < x < 1"),
-    *_each("cast_float16 cast_bfloat16 cast_float32", "odd", "f(-x) == -f(x)"),
-    *_each("cos", "even", "f(-x) == f(x)"),
-    *_each("exp error_function arctan arcsinh", "strict", "f(x) < f(y)", "x < y"),
-    *_each("log", "strict", "f(x) < f(y)", "0 < x < y"),
-    *_each("sqrt", "strict", "f(x) < f(y)", "0 <= x < y"),
-    *_each("arcsin arctanh", "strict", "f(x) < f(y)", "-1 < x < y < 1"),
-    *_each("arccosh", "strict", "f(x) < f(y)", "1 <= x < y"),
-    *_each("floor rint", "increasing", "f(x) <= f(y)", "x < y"),
-    *_each("cast_float16 cast_bfloat16 cast_float32", "increasing", "f(x) <= f(y)", "x < y"),
-    *_each("cast_float16 cast_bfloat16 cast_float32", "idempotent", "f(f(x)) == f(x)"),
-    *_each("floor rint", "integer", "f(x) == x", "x == floor(x)"),
-    *_each("sin cos error_function", "bounded", "-1 <= f(x) <= 1"),
+_ROUNDING = (
+    Fact("odd", "f(-x) == -f(x)"),
+    Fact("increasing", "f(x) <= f(y)", "x < y"),
+    Fact("idempotent", "f(f(x)) == f(x)"),
+)
+_CASTS = ("float16", "bfloat16", "float32")
+_ATOMS = [
     Axiom("inv", "pulled out of maxima", "1 / y < 1 / x", "0 < x < y"),
     Axiom("max", "positive factors out", "max(x * z, y * z) == max(x, y) * z", "z > 0"),
-    Axiom("ceil", "rewritten", "ceil(x) == -floor(-x)"),
-    Axiom("sign", "rewritten", "sign(x) == (x > 0) - (x < 0)"),
-    Axiom("log1p", "rewritten", "log1p(x) == log(1 + x)", "x > -1"),
-    Axiom("expm1", "rewritten", "expm1(x) == exp(x) - 1"),
-    Axiom("tanh", "rewritten", "tanh(x) == 1 - 2 / (1 + exp(2 * x))"),
-    Axiom("sinh", "rewritten", "sinh(x) == (exp(x) - exp(-x)) / 2"),
-    Axiom("cosh", "rewritten", "cosh(x) == (exp(x) + exp(-x)) / 2"),
     Axiom("inv", "exponentials out", "1 / (x + exp(-y)) == exp(y) / (1 + x * exp(y))", "x > 0"),
     Axiom("inv", "no factor exp(x)", "exp(x) / (y + z * exp(x)) == (1 - y / (y + z * exp(x))) / z", "y > 0 and z > 0"),
     Axiom(
         "inv", "no factor exp(-x)", "1 / (y + z * exp(x)) == (1 - z * exp(x) / (y + z * exp(x))) / y", "y > 0 and z > 0"
     ),
-    Axiom("log", "positive factors out", "log(x * y) == log(x) + log(y)", "x > 0 and y > 0"),
-    Axiom("log", "inverse", "log(exp(x)) == x"),
-    Axiom("log", "rewritten", "log(1 / x) == -log(x)", "x > 0"),
-    Axiom("log", "rewritten", "log(sqrt(x)) == log(x) / 2", "x > 0"),
-    Axiom("log", "exponentials out", "log(x + exp(-y)) == log(1 + x * exp(y)) - y", "x > 0"),
-    Axiom("log", "softplus", "log(1 + exp(abs(x))) == log(1 + exp(x)) + abs(x) - max(x, 0)"),
-    Axiom("exp", "inverse", "exp(log(x) + y) == x * exp(y)", "x > 0"),
-    Axiom("exp", "inverse", "exp(log(x) / 2) == sqrt(x)", "x > 0"),
-    Axiom("sqrt", "even powers out", "sqrt(x * x * y) == abs(x) * sqrt(y)", "y >= 0"),
-    Axiom("power", "rewritten", "power(x, -2) == 1 / (x * x)", "x != 0"),
-    Axiom("power", "rewritten", "power(x, 0.5) == sqrt(x)", "x >= 0"),
-    Axiom("power", "rewritten", "power(x, -0.5) == 1 / sqrt(x)", "x > 0"),
-    Axiom("remainder", "small", "x - floor(x / y) * y == x", "0 <= x < y"),
 ]
+"""Of what is no scalar function: quotients and maxima."""
 
 
-def _kinds(*uses: str) -> frozenset[str]:
-    names = {a.function for a in AXIOMS if a.use in uses}
-    return frozenset(
-        n.replace("cast_", "cast:") if n.startswith("cast_") else n if n in ("exp", "sqrt") else f"{n}:float"
-        for n in names
-    )
+def _named(name: str, facts: Sequence[Fact]) -> list[Axiom]:
+    return [Axiom(name, fact.use, fact.statement.replace("f(", f"{name}("), fact.domain) for fact in facts]
 
 
-ODD, EVEN, BOUNDED = _kinds("odd"), _kinds("even"), _kinds("bounded")
-STRICT, INCREASING = _kinds("strict"), _kinds("strict", "increasing")
-ROUNDING, INTEGER = _kinds("idempotent"), _kinds("integer")
+AXIOMS = [
+    *(axiom for function in FUNCTIONS.values() for axiom in _named(function.name, function.facts)),
+    *(axiom for dtype in _CASTS for axiom in _named(f"cast_{dtype}", _ROUNDING)),
+    *_ATOMS,
+]
+"""All that proofs know, from the records of the scalar functions."""
+_FACTS = {f"cast:{dtype}": _ROUNDING for dtype in _CASTS}
+_BARE = ("exp", "sqrt")
+"""Functions that normal forms are built with; atoms of others, on floats, are called `name:float`."""
 
 
-def rewritten(algebra: Scalars, kind: str, args: tuple[Poly, ...]) -> Poly:
-    """The normal form of a function of normal forms."""
-    if kind.startswith("sign:"):
-        return algebra.sign("positive", args[0]) - algebra.sign("positive", args[0].scaled(-1))
-    if kind in _BUILT:
-        return _BUILT[kind](algebra, args[0])
-    if kind == "power:float":
-        return _power(algebra, *args)
-    if kind in ROUNDING and _rounded(kind, args[0]):
-        return args[0]
-    if kind in INTEGER and integral(args[0]):
-        return args[0]
-    if kind.partition(":")[0] in ("remainder", "fmod", "floor_divide", "truncated_divide") and len(args) == 2:
-        return _divided(algebra, kind, *args)
-    if kind in ODD:
-        if not args[0].terms:
-            return ZERO
-        return (
-            algebra.poly(kind, args[0].scaled(-1)).scaled(-1) if algebra.flipped(args[0]) else algebra.poly(kind, *args)
-        )
-    if kind in EVEN and algebra.flipped(args[0]):
-        return algebra.poly(kind, args[0].scaled(-1))
-    return algebra.poly(kind, *args)
+def division(kind: str) -> Division | None:
+    """Which division of integers an atom's function is."""
+    function = FUNCTIONS.get(kind.partition(":")[0])
+    return None if function is None else function.division
 
 
-def bounds(algebra: Scalars, kind: str, args: tuple[Poly, ...]) -> Interval:
-    """What is known of a function's values beyond its dtype."""
-    if kind in BOUNDED:
-        return Interval(-1, 1)
-    name = kind.partition(":")[0]
-    m = args[1].number if name in ("remainder", "fmod") else None
-    if m is None or m <= 0 or "int" not in kind.rpartition(":")[2]:
-        return Interval()
-    low = bounded(algebra, args[0]).low
-    return Interval(0 if name == "remainder" or (low is not None and low >= 0) else 1 - m, m - 1)
-
-
-def _divided(algebra: Scalars, kind: str, p: Poly, q: Poly) -> Poly:
-    """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
-    m, found = q.number, bounded(algebra, p)
-    rest = kind.startswith(("remainder", "fmod"))
-    if m is not None and m > 0 and "int" in kind.rpartition(":")[2]:
-        if m == 1:
-            return ZERO if rest else p
-        if found.low is not None and found.high is not None and found.low >= 0 and found.high < m:
-            return p if rest else ZERO
-    return algebra.poly(kind, p, q)
-
-
-def _rounded(kind: str, p: Poly) -> bool:
-    monomial, c = _single(p)
-    return c in (1, -1) and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == kind
-
-
-def _single(p: Poly) -> tuple[Monomial, Rational]:
-    """The one term of a polynomial; nothing where there are more."""
-    return next(iter(p.terms.items())) if len(p.terms) == 1 else ((), 0)
-
-
-def _power(algebra: Scalars, p: Poly, q: Poly) -> Poly:
-    n = q.number
-    if n == 0.5:
-        return algebra.sqrt(p)
-    if n == -0.5:
-        return algebra.inverse(algebra.sqrt(p))
-    if n is not None and n == int(n) and -8 <= n < 0:
-        return algebra.inverse(algebra.power(p, -int(n)))
-    return algebra.poly("power:float", p, q)
-
-
-def _tanh(algebra: Scalars, p: Poly) -> Poly:
-    return ONE - algebra.inverse(ONE + algebra.exp(p.scaled(2))).scaled(2)
-
-
-def _hyperbolic(sign: int) -> Callable[[Scalars, Poly], Poly]:
-    return lambda algebra, p: (algebra.exp(p) + algebra.exp(p.scaled(-1)).scaled(sign)).scaled(Fraction(1, 2))
-
-
-def _ceil(algebra: Scalars, p: Poly) -> Poly:
-    return algebra.apply("floor:float", p.scaled(-1)).scaled(-1)
-
-
-# ---------------------------------------------------------------- quotients
-
-
-def inverse_of_sum(algebra: Scalars, p: Poly) -> Poly:
-    """1 / p with numbers and exponentials taken out; 1 / (a + b exp(x)) is noted for `fraction`."""
-    e, p = algebra.shifted(p)
-    outside = algebra.exp(e.scaled(-1))
-    if len(p.terms) == 1:
-        return algebra.mul(outside, algebra.inverse(p))
-    c = Fraction(algebra.content(p))
-    p = p.scaled(plain(1 / c))
-    atom = algebra.atom("inv", p)
-    exponent = _exponent(p)
-    if exponent is not None:
-        a, b = p.terms[()], sum(p.terms.values()) - p.terms[()]
-        if a > 0 and b > 0:
-            algebra.fractions[atom] = (a, plain(b), exponent)
-    return algebra.mul(outside, Poly({((atom, 1),): plain(1 / c)}))
-
-
-def _exponent(p: Poly) -> Poly | None:
-    """x of a + b exp(x)."""
-    if len(p.terms) != 2 or () not in p.terms:
-        return None
-    (other,) = (m for m in p.terms if m)
-    alone: Atom = other[0][0]
-    found: Poly | None = alone.args[0] if len(other) == 1 and alone.kind == "exp" else None
-    return found
-
-
-def fraction(algebra: Scalars, m: Monomial) -> Poly | None:
-    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where nothing is to do."""
-    held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
-    exponent = next((a for a, _ in m if a.kind == "exp"), None)
-    if held is None or exponent is None:
-        return None
-    a, b, x = algebra.fractions[held[0]]
-    of: Poly = exponent.args[0]
-    ratios = [Fraction(of.terms.get(k, 0)) / c for k, c in x.terms.items()]
-    one = Poly({((held[0], 1),): 1})
-    rest = Poly({tuple(y for y in m if y[0] is not exponent and y[0] is not held[0]): 1})
-    rest = algebra.mul(rest, algebra.power(one, held[1] - 1))
-    algebra.indices.step(5)
-    if min(ratios) >= 1:
-        left = algebra.mul(rest, algebra.exp(of - x))
-        return algebra.mul(left, (ONE - one.scaled(a)).scaled(plain(1 / Fraction(b))))
-    if max(ratios) < 0:
-        more = algebra.mul(algebra.mul(rest, algebra.exp(of + x)), one).scaled(plain(Fraction(b)))
-        return (algebra.mul(rest, algebra.exp(of)) - more).scaled(plain(1 / Fraction(a)))
-    return None
-
-
-def factored(algebra: Scalars, p: Poly) -> Poly:
-    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as they are."""
-    if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
-        return p
-    (other,) = (m for m in p.terms if m)
-    held = algebra.fractions.get(other[0][0]) if len(other) == 1 and other[0][1] == 1 else None
-    c = p.terms[()]
-    if held is None or p.terms[other] != -c * held[0]:
-        return p
-    return Poly({algebra.times(other, ((algebra.atom("exp", held[2]), 1),)): c * held[1]})
-
-
-# ---------------------------------------------------------------- logarithms
-
-
-def log(algebra: Scalars, p: Poly) -> Poly:
-    """Positive factors and exponentials are taken out."""
-    if p.number is not None:
-        return ZERO if p.number == 1 else algebra.poly("log:float", p)
-    p = factored(algebra, p)
-    if len(p.terms) > 1:
-        return _log_of_sum(algebra, p)
-    ((monomial, c),) = p.terms.items()
-    total, left = ZERO, []
-    for a, power in monomial:
-        part = _log_of_factor(algebra, a)
-        total = total + (ZERO if part is None else part.scaled(power))
-        left += [(a, power)] if part is None else []
-    if c < 0 or not left:
-        rest = Poly({tuple(left): c})
-    else:
-        total, rest = total + log(algebra, number(c)), Poly({tuple(left): 1})
-    if rest.number is not None and rest.number == 1:
-        return total
-    return total + algebra.poly("log:float", rest)
-
-
-def _log_of_factor(algebra: Scalars, a: Atom) -> Poly | None:
-    """The logarithm of a factor that is surely positive."""
-    if a.kind == "exp":
-        one: Poly = a.args[0]
-        return one
-    if not surely_positive(algebra, Poly({((a, 1),): 1})):
-        return None
-    if a.kind in ("inv", "sqrt"):
-        return log(algebra, a.args[0]).scaled(-1 if a.kind == "inv" else Fraction(1, 2))
-    return algebra.poly("log:float", Poly({((a, 1),): 1}))
-
-
-def _log_of_sum(algebra: Scalars, p: Poly) -> Poly:
-    c = abs(Fraction(algebra.content(p)))
-    factor, rest = algebra.shifted(p.scaled(plain(1 / c)))
-    total = factor + log(algebra, number(plain(c)))
-    u = _magnitude(rest)
-    if u is None:
-        return total + algebra.poly("log:float", rest)
-    k, of, whole = u
-    of = of.scaled(-1) if algebra.flipped(of) else of
-    positive = largest(algebra, [((), (), of), ((), (), ZERO)])
-    return total + log(algebra, ONE + algebra.exp(of.scaled(k))) + whole - positive.scaled(k)
-
-
-def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
-    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0."""
-    exponent = next((m[0][0].args[0] for m in p.terms if len(m) == 1 and m[0][0].kind == "exp"), None)
-    if exponent is None or len(p.terms) != 2 or p.terms.get(()) != 1 or sum(p.terms.values()) != 2:
-        return None
-    monomial, k = _single(exponent)
-    if k <= 0 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
-        return None
-    branches = monomial[0][0].args
-    if len(branches) != 2 or any(b or c for b, c, _ in branches) or (branches[0][2] + branches[1][2]).terms:
-        return None
-    return k, branches[0][2], exponent
-
-
-def exp_of_logs(algebra: Scalars, p: Poly) -> Poly | None:
-    """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no such term."""
-    for m, c in p.terms.items():
-        if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != "log:float" or not -8 <= c <= 8 or int(2 * c) != 2 * c:
-            continue
-        of = m[0][0].args[0]
-        if surely_positive(algebra, of):
-            one = algebra.power(of if c == int(c) else algebra.sqrt(of), abs(int(c if c == int(c) else 2 * c)))
-            rest = algebra.exp(Poly({k: v for k, v in p.terms.items() if k != m}))
-            return algebra.mul(algebra.inverse(one) if c < 0 else one, rest)
-    return None
-
-
-# ---------------------------------------------------------------- order
-
-
-def sign_of(algebra: Scalars, kind: str, p: Poly) -> Poly:
-    """A polynomial of the same sign (or the same zeros, for `zero`) with positive factors and strictly increasing functions gone."""
-    common = _common(algebra, [p], frozenset())
-    p = algebra.shifted(_without(p, common))[1]
-    found = _difference(algebra, p)
-    return p if found is None else sign_of(algebra, kind, found)
-
-
-def _difference(algebra: Scalars, p: Poly) -> Poly | None:
-    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d."""
-    if len(p.terms) != 2 or sum(p.terms.values()) != 0:
-        return None
-    (m, c), (n, _) = p.terms.items()
-    if c < 0:
-        m, n = n, m
-    if not m or not n:
-        exponent = _exponent(p)
-        return None if exponent is None else exponent.scaled(1 if m else -1)
-    if not (len(m) == len(n) == 1 and m[0][1] == n[0][1] == 1 and m[0][0].kind == n[0][0].kind):
-        return None
-    a: Poly = m[0][0].args[0]
-    b: Poly = n[0][0].args[0]
-    if m[0][0].kind == "inv" and surely_positive(algebra, a) and surely_positive(algebra, b):
-        return b - a
-    return a - b if m[0][0].kind in STRICT else None
-
-
-def pulled(algebra: Scalars, branches: list[Branch]) -> Poly | None:
-    """A maximum with common positive factors, or one monotone function of every branch, taken out of it."""
-    bound = frozenset(n for b in branches for n in b[0])
-    common = _common(algebra, [p for _, _, p in branches], bound)
-    if common:
-        inner = largest(algebra, [(b, c, _without(p, common)) for b, c, p in branches])
-        return algebra.mul(Poly({common: 1}), inner)
-    first = next((_function(p) for _, _, p in branches if p.number is None), None)
-    if first is None:
-        return None
-    f, c = first
-    increasing = 1 if f in INCREASING else -1 if f == "inv" else 0
-    inner_ = [_inside(algebra, f, c, p) for _, _, p in branches]
-    if not increasing or any(q is None for q in inner_) or not any(_sure(algebra, b) for b in branches):
-        return None
-    sign = increasing * (1 if c > 0 else -1)
-    top = largest(algebra, [(b, e, (q or ZERO).scaled(sign)) for (b, e, _), q in zip(branches, inner_, strict=True)])
-    return algebra.apply(f, top.scaled(sign)).scaled(c)
-
-
-def _function(p: Poly) -> tuple[str, Rational] | None:
-    monomial, c = _single(p)
-    return (monomial[0][0].kind, c) if len(monomial) == 1 and monomial[0][1] == 1 else None
-
-
-def _inside(algebra: Scalars, f: str, c: Rational, p: Poly) -> Poly | None:
-    """q of p = c f(q)."""
-    if p.number is not None:
-        return p.scaled(plain(1 / Fraction(c))) if f in INTEGER and int(p.number) == p.number and c in (1, -1) else None
-    if _function(p) != (f, c):
-        return None
-    q: Poly = next(iter(p.terms))[0][0].args[0]
-    return q if f != "inv" or surely_positive(algebra, q) else None
-
-
-def _sure(algebra: Scalars, branch: Branch) -> bool:
-    """Whether a branch is surely over something."""
-    return inhabited(algebra.indices, list(branch[0]), list(branch[1]))
-
-
-def _common(algebra: Scalars, ps: list[Poly], bound: frozenset[str]) -> Monomial:
-    """The surely positive factors without bound integers that all terms share."""
-    terms = [dict(m) for p in ps for m in p.terms]
-    if not terms or not all(terms):
-        return ()
-    found: list[tuple[Atom, int]] = []
-    for a, power in terms[0].items():
-        least: int = min([t.get(a, 0) for t in terms]) if power > 0 else 0
-        if least > 0 and a.names.isdisjoint(bound) and surely_positive(algebra, Poly({((a, 1),): 1})):
-            found.append((a, least))
-    return tuple(found)
-
-
-def _without(p: Poly, common: Monomial) -> Poly:
-    """The polynomial with factors that all its terms have taken out."""
-    powers = dict(common)
-    return Poly({tuple((a, n) for a, k in m if (n := k - powers.get(a, 0))): c for m, c in p.terms.items()})
-
-
-_BUILT: dict[str, Callable[[Scalars, Poly], Poly]] = {
-    "log:float": log,
-    "log1p:float": lambda algebra, p: log(algebra, ONE + p),
-    "expm1:float": lambda algebra, p: algebra.exp(p) - ONE,
-    "tanh:float": _tanh,
-    "sinh:float": _hyperbolic(-1),
-    "cosh:float": _hyperbolic(1),
-    "ceil:float": _ceil,
-}
+def has(kind: str, *uses: str) -> bool:
+    """Whether one of the facts about an atom's function is of some use."""
+    function = FUNCTIONS.get(kind if kind in _BARE else kind.removesuffix(":float"))
+    if function is not None and (kind in _BARE or kind.endswith(":float")):
+        return function.known(*uses)
+    return any(fact.use in uses for fact in _FACTS.get(kind, ()))

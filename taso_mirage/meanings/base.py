@@ -13,7 +13,8 @@ from taso_mirage.ir import Literal
 V = TypeVar("V")
 R = TypeVar("R")
 Scalar = Callable[..., Any]
-"""A numpy function applied to every element: np.add, np.exp, np.where... Its `__name__` is its identity."""
+"""What is applied to every element: a numpy function (np.add, np.exp, np.where...), or a record of
+`functions`."""
 
 
 class Meaning(Generic[V]):
@@ -151,7 +152,7 @@ def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]
 
 
 def scalar_name(fn: Scalar) -> str:
-    """The identity of an elementwise function: its name, for ufuncs and plain functions alike."""
+    """The name of a numpy function, a plain function or a record."""
     return str(fn.__name__)
 
 

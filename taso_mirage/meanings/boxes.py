@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, Tensor, numpy_dtype
-from taso_mirage.meanings.base import Meaning, R, Scalar, contraction, scalar_name
+from taso_mirage.meanings.base import Meaning, R, Scalar, contraction
+from taso_mirage.meanings.functions import ADD, Linear, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
 Splits = tuple[frozenset[int], ...]
 """For each dim the positions above 0 at which an interval begins."""
-LINEAR = frozenset({"add", "subtract", "negative", "multiply"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,11 @@ class Boxes(Meaning[Cut]):
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: Cut) -> Cut:
-        name = scalar_name(fn)
+        function = function_of(fn)
         result = SHAPES.map(fn, *[x.type for x in xs])
         known = all(x.known for x in xs)
-        linear = name in LINEAR or (name == "divide" and xs[1].known) or (name == "where" and xs[0].known)
-        if not known and not linear:
-            raise Unsupported(f"{name} is not linear")
+        if not known and not _is_linear(function.linear, xs):
+            raise Unsupported(f"{function.name} is not linear")
         rank = len(result.shape or ())
         splits = [frozenset[int]().union(*[s for x in xs for s in _aligned(x, axis, rank)]) for axis in range(rank)]
         return Cut(result, tuple(splits), known, None)
@@ -94,16 +93,16 @@ class Boxes(Meaning[Cut]):
         return Cut(result, tuple(found[c] for c in letters), a.known and b.known)
 
     def reduce(self, fn: np.ufunc, a: Cut, axes: Sequence[int], keepdims: bool = True) -> Cut:
-        if scalar_name(fn) != "add" and not a.known:
-            raise Unsupported(f"a fold of {scalar_name(fn)} is not linear")
+        if function_of(fn) is not ADD and not a.known:
+            raise Unsupported(f"a fold of {function_of(fn).name} is not linear")
         result = SHAPES.reduce(fn, a.type, axes, keepdims)
         kept = [frozenset[int]() if i in axes else s for i, s in enumerate(a.splits) if keepdims or i not in axes]
         return Cut(result, tuple(kept), a.known)
 
     def cumulate(self, fn: np.ufunc, a: Cut, axis: int) -> Cut:
         """Every element along the axis has a range of its own."""
-        if scalar_name(fn) != "add" and not a.known:
-            raise Unsupported(f"a running fold of {scalar_name(fn)} is not linear")
+        if function_of(fn) is not ADD and not a.known:
+            raise Unsupported(f"a running fold of {function_of(fn).name} is not linear")
         splits = [_every(n) if i == axis else s for i, (n, s) in enumerate(zip(a.sizes, a.splits, strict=True))]
         return Cut(a.type, tuple(splits), a.known)
 
@@ -195,6 +194,13 @@ class Boxes(Meaning[Cut]):
 
 
 BOXES = Boxes()
+
+
+def _is_linear(linear: Linear | None, xs: Sequence[Cut]) -> bool:
+    """Whether a function is linear in each of its operands that is not known."""
+    if linear is Linear.QUOTIENT:
+        return xs[1].known
+    return xs[0].known if linear is Linear.CHOICE else linear is not None
 
 
 def _every(n: int) -> frozenset[int]:

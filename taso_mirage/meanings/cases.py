@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from taso_mirage.dims import Dim, Shape
-from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
-from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, infinite, number
-from taso_mirage.meanings.scalars import plain
+from taso_mirage.meanings.conditions import Conditions, Unprovable
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, infinite, number, plain
 
 Index: TypeAlias = tuple[Dim, ...]
 Cases: TypeAlias = tuple[tuple[Conditions, Poly], ...]

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from taso_mirage.ir import Tensor
+from taso_mirage.meanings.functions import Linear, function_of
 from taso_mirage.meanings.typed import Typed
 
 Degrees = Mapping[str, float]
-_LINEAR = frozenset({np.add, np.subtract, np.negative})
+_FUNCTIONS = ("map", "reduce", "cumulate")
+"""The primitives that apply a scalar function."""
 
 
 class Degree(Typed[Degrees]):
@@ -21,15 +21,14 @@ class Degree(Typed[Degrees]):
     def note(
         self, primitive: str, fn: Any, notes: Sequence[Degrees], operands: Sequence[Tensor], result: Tensor
     ) -> Degrees:
-        if primitive == "contract" or (primitive == "map" and fn is np.multiply):
+        linear = function_of(fn).linear if primitive in _FUNCTIONS else None
+        if primitive == "contract" or (primitive == "map" and linear is Linear.PRODUCT):
             return _plus(notes[0], notes[1])
-        if primitive == "map" and fn is np.divide:
+        if primitive in ("take", "take_along") or (primitive == "map" and linear is Linear.QUOTIENT):
             return _plus(notes[0], _opaque(notes[1]))
-        if primitive == "map" and fn is np.where:
+        if primitive == "map" and linear is Linear.CHOICE:
             return _plus(_most([notes[1], notes[2]]), _opaque(notes[0]))
-        if primitive in ("take", "take_along"):
-            return _plus(notes[0], _opaque(notes[1]))
-        if primitive in ("map", "reduce", "cumulate") and fn not in _LINEAR:
+        if primitive in _FUNCTIONS and linear is not Linear.SUM:
             return _opaque(_most(notes))
         return self._pad(fn, notes[0]) if primitive == "pad" else _most(notes)
 

@@ -17,10 +17,12 @@ import numpy as np
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.ir import Literal, Tensor
 from taso_mirage.meanings import folds, machine, maxima
-from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.cases import Cases, broadcast, decided, finite, merged, numeral, under
-from taso_mirage.meanings.functions import apply, converted, reshaped
-from taso_mirage.meanings.indices import Conditions, Indices, Unprovable, names
+from taso_mirage.meanings.conditions import Conditions, Unprovable, names
+from taso_mirage.meanings.elementwise import apply, converted, reshaped
+from taso_mirage.meanings.functions import function_of
+from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.scalars import Scalars
 from taso_mirage.meanings.shapes import SHAPES
@@ -103,11 +105,11 @@ class Elements(Meaning[Element]):
 
     def map(self, fn: Scalar, *xs: Element) -> Element:
         type = SHAPES.map(fn, *[x.type for x in xs])
-        name, whole = scalar_name(fn), type.shape or ()
+        function, whole = function_of(fn), type.shape or ()
 
         def read(index: Index) -> Cases:
             operands = [x.at(broadcast(index, whole, x.shape)) for x in xs]
-            return self._combined(operands, lambda ps: apply(self.algebra, name, x_types, ps, type.dtype))
+            return self._combined(operands, lambda ps: apply(self.algebra, function, x_types, ps, type.dtype))
 
         x_types = [machine.known(x.type.dtype) for x in xs]
         return Element(type, read)
@@ -167,9 +169,10 @@ class Elements(Meaning[Element]):
         type = SHAPES.reduce(fn, a.type, axes, keepdims)
         axes = list(axes)
         extents = {f"r{i}": a.shape[i] for i in axes}
-        kinds = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
-        if fn.__name__ not in kinds or (fn is np.add and machine.known(a.type.dtype) == "bool"):
-            raise Unprovable(f"a fold with {fn.__name__}")
+        fold = function_of(fn).fold
+        if fold is None or (fn is np.add and machine.known(a.type.dtype) == "bool"):
+            raise Unprovable(f"a fold with {function_of(fn).name}")
+        kind = fold.kind
         ordered = fn in (np.maximum, np.minimum)
 
         def read(index: Index) -> Cases:
@@ -180,13 +183,13 @@ class Elements(Meaning[Element]):
                 found = a.at(tuple(place[f"r{i}"] if i in axes else next(others) for i in range(len(a.shape))))
                 return self._seen(found, a.type.dtype) if ordered else found
 
-            return self._modular(self._folded(kinds[fn.__name__], list(extents), extents, {}, inner), a.type.dtype)
+            return self._modular(self._folded(kind, list(extents), extents, {}, inner), a.type.dtype)
 
         return Element(type, read)
 
     def cumulate(self, fn: np.ufunc, a: Element, axis: int) -> Element:
         if fn is not np.add or a.type.dtype == "bool":
-            raise Unprovable(f"a running fold with {fn.__name__}")
+            raise Unprovable(f"a running fold with {function_of(fn).name}")
 
         def read(index: Index) -> Cases:
             def inner(place: dict[str, Dim]) -> Cases:

@@ -11,19 +11,8 @@ from taso_mirage.errors import Undecidable
 from taso_mirage.ir import Literal
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.base import Scalar
+from taso_mirage.meanings.functions import EQUAL, NOT_EQUAL, TRUNCATED_DIVIDE, function_of
 from taso_mirage.meanings.reals import Reals
-
-_EXACT = {
-    np.add,
-    np.subtract,
-    np.multiply,
-    np.floor_divide,
-    np.remainder,
-    np.negative,
-    np.where,
-    np.equal,
-    np.not_equal,
-}
 
 
 class Extents(Reals):
@@ -48,14 +37,15 @@ class Extents(Reals):
         if not symbolic:
             numbers = [x.astype(np.int64) if x.dtype == object else x for x in xs]
             return _objects(super().map(fn, *numbers))
-        if fn.__name__ == "truncated_divide" and all(_positive(v) for x in xs for v in x.flat):
-            fn = np.floor_divide
-        if fn not in _EXACT:
-            raise Undecidable(f"{fn.__name__} of sizes that are not fixed")
-        if fn in (np.equal, np.not_equal):
-            compare = np.vectorize(lambda a, b: _same(a, b) is (fn is np.equal), otypes=[bool])
+        function = function_of(fn)
+        if function is TRUNCATED_DIVIDE and all(_positive(v) for x in xs for v in x.flat):
+            function = function_of(np.floor_divide)
+        if not function.sizes:
+            raise Undecidable(f"{function.name} of sizes that are not fixed")
+        if function in (EQUAL, NOT_EQUAL):
+            compare = np.vectorize(lambda a, b: _same(a, b) is (function is EQUAL), otypes=[bool])
             return np.asarray(compare(*xs))
-        return np.asarray(fn(*xs), object)
+        return np.asarray(function(*xs), object)
 
     def cast(self, a: Array, dtype: str) -> Array:
         if dtype not in ("int64", "int32", "bool") and any(isinstance(v, Symbolic) for v in a.flat):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -19,12 +18,10 @@ import numpy as np
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.ir import Literal, Tensor, is_float
 from taso_mirage.meanings.arrays import Array, aligned, padded, pairwise, windows
-from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+from taso_mirage.meanings.functions import function_of
+from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, power
 from taso_mirage.meanings.shapes import SHAPES
-
-P, Q = 65063, 32531  # safe primes, p = 2q + 1; float64 products of inner size up to 2^21 are exact
-MODULI = np.array([P, Q], np.int64)
-SQRT_P, SQRT_Q = (3 * P - 1) // 4, (Q + 1) // 4  # both odd: an even exponent would accept sqrt(-x) = sqrt(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Field(Meaning[Residues]):
     def __init__(self, trials: int = 8, seed: int = 0) -> None:
         self.trials, self.key = trials, seed
         self.rng = np.random.default_rng(seed)
-        self.generator = _power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
+        self.generator = power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
 
     def repeated(self, times: int) -> Field:
         """The field of so many programs side by side, each with this one's trials: values of (times * trials, ...)."""
@@ -72,7 +69,7 @@ class Field(Meaning[Residues]):
         """Numbers as residues: a float is the dyadic rational that it is; infinities are the ends of the order."""
         array = np.asarray(array)
         if array.dtype.kind in "biu":
-            data = array.astype(np.int64)[None, None] % _moduli(array.ndim)
+            data = array.astype(np.int64)[None, None] % moduli(array.ndim)
         else:
             data = np.stack([_rationals(array.astype(np.float64), int(m)) for m in MODULI])[:, None]
         return self._make(np.broadcast_to(data, (2, self.trials, *array.shape)), array.dtype.name)
@@ -99,38 +96,14 @@ class Field(Meaning[Residues]):
         full = all(x.full for x in xs)
         valid = np.logical_and.reduce([x.valid for x in xs])
         arrays = aligned([x.data for x in xs], 2)
-        if fn in (np.divide, np.reciprocal) and is_float(dtype):
-            return self._divide(arrays, dtype, full, valid)
-        if fn is np.exp and is_float(dtype):
-            return self._exp(arrays[0], dtype, full, valid)
-        if fn is np.power and (exponent := _whole_exponent(arrays[1])) is not None:
-            data = np.stack([_power(a, np.int64(exponent), int(m)) for a, m in zip(arrays[0], MODULI, strict=True)])
-        elif fn in _EXACT:
-            data = _EXACT[fn](*arrays) % _moduli(max(a.ndim for a in arrays) - 2)
-        elif fn in _BY_ORDER:
-            data = _by_order(_BY_ORDER[fn], arrays)
-            if full and fn in _TIES:
-                valid = valid & ~_TIES[fn](arrays).reshape(self.trials, -1).any(axis=1)
-        elif any(is_float(x.dtype) for x in xs):
-            return self._oracle(scalar_name(fn), arrays, dtype, valid)
-        else:
-            data = _as_integers(fn, arrays)
-        return self._make(data, dtype, full, valid)
-
-    def _divide(self, arrays: list[Array], dtype: str, full: bool, valid: Array) -> Residues:
-        numerator = arrays[0] if len(arrays) == 2 else np.ones_like(arrays[0])
-        denominator = arrays[-1]
-        inverse = np.stack([_power(denominator[i], np.int64(m - 2), int(m)) for i, m in enumerate(MODULI)])
-        zero = (denominator[0] == 0) | (full & (denominator[1] == 0))
-        valid = valid & ~zero.reshape(self.trials, -1).any(axis=1)
-        return self._make(numerator * inverse % _moduli(inverse.ndim - 2), dtype, full, valid)
-
-    def _exp(self, a: Array, dtype: str, full: bool, valid: Array) -> Residues:
-        if not full:  # at most one exp on a path has a meaning; further ones are oracles
-            return self._oracle("exp", [a], dtype, valid)
-        generator = self.generator.reshape(self.trials, *(1,) * (a.ndim - 2))
-        power = _power(np.broadcast_to(generator, a.shape[1:]), a[1], P)
-        return self._make(np.stack([power, np.zeros_like(power)]), dtype, False, valid)
+        function = function_of(fn)
+        if function.field is not None:
+            found = function.field(Preimage(arrays, dtype, full, valid, self.generator))
+            if found is not None:
+                return self._make(found.data, dtype, found.full, found.valid)
+        if any(is_float(x.dtype) for x in xs):
+            return self._oracle(function.name, arrays, dtype, valid)
+        return self._make(_as_integers(fn, arrays), dtype, full, valid)
 
     def _oracle(self, name: str, arrays: list[Array], dtype: str, valid: Array) -> Residues:
         """A random function of the mod-p residues, keyed by name, dtype and seed."""
@@ -167,10 +140,10 @@ class Field(Meaning[Residues]):
         right = np.broadcast_to(b.data, (2, self.trials, *[sizes[c] for c in letters_b])).astype(np.float64)
         lone_a = [i + 2 for i, c in enumerate(letters_a) if c not in letters_b + result]
         if lone_a:
-            left = left.sum(axis=tuple(lone_a)) % _moduli(left.ndim - 2 - len(lone_a))
+            left = left.sum(axis=tuple(lone_a)) % moduli(left.ndim - 2 - len(lone_a))
             letters_a = "".join(c for c in letters_a if c in letters_b + result)
         data = pairwise(left, right, "01" + letters_a, "01" + letters_b, "01" + result)
-        data = data.astype(np.int64) % _moduli(data.ndim - 2)
+        data = data.astype(np.int64) % moduli(data.ndim - 2)
         return self._make(data, a.dtype, a.full and b.full, a.valid & b.valid)
 
     def reduce(self, fn: np.ufunc, a: Residues, axes: Sequence[int], keepdims: bool = True) -> Residues:
@@ -231,106 +204,39 @@ class Field(Meaning[Residues]):
         return self._structure(a, lambda d: windows(d, [i + 2 for i in axes], sizes, strides, dilations))
 
     def take(self, a: Residues, indices: Residues, axis: int) -> Residues:
-        chosen = _centred(indices.data[0])
+        chosen = centred(indices.data[0])
         if (chosen == chosen[:1]).all():
             return self._structure(a, lambda d: np.take(d, chosen[0], axis + 2))
         parts = [np.take(a.data[:, t], chosen[t], axis + 1) for t in range(self.trials)]
         return replace(a, data=np.stack(parts, 1), valid=a.valid & indices.valid)
 
     def take_along(self, a: Residues, indices: Residues, axis: int) -> Residues:
-        chosen = _centred(indices.data[0])
+        chosen = centred(indices.data[0])
         chosen = np.where(chosen < 0, chosen + a.shape[axis], chosen)
         sizes = [max(n, 1) if i == axis else m for i, (n, m) in enumerate(zip(a.shape, indices.shape, strict=True))]
         data = a.data[(slice(None), slice(None), *[slice(0, n) for n in sizes])]
         return replace(a, data=np.take_along_axis(data, np.broadcast_to(chosen, (2, *chosen.shape)), axis + 2))
 
 
-def _by_order(choose: Callable[..., Array], arrays: list[Array]) -> Array:
-    """Decide on centred mod-p residues, then take both sides of what was chosen."""
-    result = choose([_centred(a[0]) for a in arrays], arrays)
-    return np.broadcast_to(result, (2, *result.shape[1:])) if result.shape[0] == 1 else result
-
-
-def _comparison(fn: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    return lambda order, arrays: fn(order[0], order[1]).astype(np.int64)[None]
-
-
-_EXACT: dict[Any, Callable[..., Array]] = {
-    np.add: np.add,
-    np.subtract: np.subtract,
-    np.multiply: np.multiply,
-    np.negative: np.negative,
-    np.square: lambda a: a * a,
-    np.sqrt: lambda a: np.stack([_power(a[0], np.int64(SQRT_P), P), _power(a[1], np.int64(SQRT_Q), Q)]),
-}
-_BY_ORDER: dict[Any, Callable[..., Array]] = {
-    np.maximum: lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]),
-    np.minimum: lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]),
-    np.where: lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2]),
-    np.abs: lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % _moduli(order[0].ndim - 1),
-    np.sign: lambda order, arrays: np.sign(order[0])[None] % _moduli(order[0].ndim - 1),
-    np.isnan: lambda order, arrays: np.zeros_like(order[0])[None],  # a real number is none
-    np.equal: _comparison(np.equal),
-    np.not_equal: _comparison(np.not_equal),
-    np.less: _comparison(np.less),
-    np.less_equal: _comparison(np.less_equal),
-    np.greater: _comparison(np.greater),
-    np.greater_equal: _comparison(np.greater_equal),
-}
-
-_TIES: dict[Any, Callable[[list[Array]], Array]] = {
-    np.maximum: lambda arrays: (arrays[0][0] == arrays[1][0]) & (arrays[0][1] != arrays[1][1]),
-    np.abs: lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
-}
-_TIES[np.minimum] = _TIES[np.maximum]
-"""Where the order mod p leaves open which residue mod q is chosen: such a trial decides nothing."""
-
-
-def _whole_exponent(exponents: Array) -> int | None:
-    """The small whole number that all exponents are, so that x^2 is x*x; None for other powers."""
-    first = int(exponents.flat[0]) if exponents.size else -1
-    return first if 0 <= first <= 8 and (exponents == first).all() else None
-
-
 def _as_integers(fn: Scalar, arrays: list[Array]) -> Array:
     """A function of integers or booleans is itself, on the integers that the residues stand for."""
     with np.errstate(all="ignore"):
-        result = np.asarray(fn(*[_centred(a[0]) for a in arrays])).astype(np.int64)
-    return result[None] % _moduli(result.ndim - 1)
-
-
-def _centred(residues: Array) -> Array:
-    return np.where(residues > P // 2, residues - P, residues)
+        result = np.asarray(fn(*[centred(a[0]) for a in arrays])).astype(np.int64)
+    return result[None] % moduli(result.ndim - 1)
 
 
 def _fold(fn: np.ufunc, data: Array, axis: int) -> Array:
-    moduli = _moduli(data.ndim - 2)
     if fn is np.add:
-        return np.asarray(data.sum(axis=axis, keepdims=True) % moduli)
+        return np.asarray(data.sum(axis=axis, keepdims=True) % moduli(data.ndim - 2))
     if fn in (np.maximum, np.minimum):
-        order = _centred(data[0])
+        order = centred(data[0])
         at = (order.argmax if fn is np.maximum else order.argmin)(axis=axis - 1, keepdims=True)
         return np.take_along_axis(data, np.broadcast_to(at, (2, *at.shape)), axis)
     moved = np.moveaxis(data, axis, 0)
     total = np.ones_like(moved[0])
     for each in moved:
-        total = fn(total, each) % _moduli(total.ndim - 2)
+        total = fn(total, each) % moduli(total.ndim - 2)
     return np.expand_dims(total, axis)
-
-
-def _moduli(rank: int) -> Array:
-    return MODULI.reshape(2, 1, *(1,) * rank)
-
-
-def _power(base: Array, exponent: Array | np.int64, modulus: int) -> Array:
-    """base ** exponent mod modulus, elementwise, by squaring; products stay below 2^33."""
-    base, exponent = np.broadcast_arrays(np.asarray(base, np.int64), exponent)
-    result, exponent = np.ones_like(base), exponent.copy()
-    while exponent.any():
-        result = np.where(exponent & 1, result * base % modulus, result)
-        base = base * base % modulus
-        exponent = exponent >> 1
-    return result
 
 
 def _rationals(array: Array, modulus: int) -> Array:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from taso_mirage.dims import Dim, symbol
-from taso_mirage.meanings.indices import Conditions, Indices, linear, names
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.conditions import Conditions, floors, linear, names
+from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
-from taso_mirage.meanings.scalars import Scalars, floors
 
 
-def fold(algebra: Scalars, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+def fold(algebra: Algebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
     """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges are understood."""
     if kind == "prod":
         return _product(algebra, bound, conditions, body)
@@ -20,14 +21,14 @@ def fold(algebra: Scalars, kind: str, bound: Sequence[str], conditions: Conditio
     return total
 
 
-def _product(algebra: Scalars, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+def _product(algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
     ((monomial, c),) = body.terms.items() if len(body.terms) == 1 else (((), 0),)
     if c != 1:
         monomial = ((algebra.atom("id", body), 1),)
     return _closed(algebra, "prod", list(bound), list(conditions), monomial)
 
 
-def _sum(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
+def _sum(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
     indices = algebra.indices
     indices.step()
     monomial = _flattened(algebra, bound, conditions, monomial)
@@ -51,7 +52,7 @@ def _sum(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Mo
     return result
 
 
-def _flattened(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
+def _flattened(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
     """A factor that is a sum, and hangs on what is bound, joins its binders."""
     while True:
         nested = next((x for x in monomial if x[0].kind == "sum" and x[0].names & set(bound)), None)
@@ -69,7 +70,7 @@ def _flattened(algebra: Scalars, bound: list[str], conditions: list[Dim], monomi
 
 
 def opened(
-    algebra: Scalars, bound: Sequence[str], conditions: Conditions, body: Monomial | Poly
+    algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Monomial | Poly
 ) -> tuple[list[str], Conditions, Poly]:
     """A binder's conditions and body under fresh names."""
     indices = algebra.indices
@@ -99,7 +100,7 @@ def decided_conditions(indices: Indices, conditions: Iterable[Dim]) -> list[Dim]
 Step = tuple[str, Dim, dict[str, tuple[Dim, ...]]]
 
 
-def _refinement(algebra: Scalars, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
+def _refinement(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
     """A bound integer that is divided by d and ranges over m * d becomes two."""
     found = [f for e in conditions for f in floors(e)] + [f for a, _ in monomial for f in a.floors]
     for f in found:
@@ -150,7 +151,7 @@ def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) ->
     return None
 
 
-def _split(algebra: Scalars, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
+def _split(algebra: Algebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
     """The factors that do not hang on what is bound, and those that do; exp(a + b) is two factors."""
     outside: Monomial = ()
     inside: list[tuple[Poly, int]] = []
@@ -173,7 +174,7 @@ def names_in(m: Monomial) -> frozenset[str]:
 
 
 def _components(
-    algebra: Scalars, bound: list[str], conditions: list[Dim], inside: Monomial
+    algebra: Algebra, bound: list[str], conditions: list[Dim], inside: Monomial
 ) -> list[tuple[list[str], list[Dim], Monomial]]:
     """Independent parts: a sum of f(i) g(j) is a product of two sums."""
     group = {b: {b} for b in bound}
@@ -210,7 +211,7 @@ def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
     return high - low + 1 if not conditions or indices.nonnegative(high - low + 1) else None
 
 
-def _closed(algebra: Scalars, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
+def _closed(algebra: Algebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
     """The atom, its bound integers named by their place, so that equal folds built alike are one atom."""
     mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
@@ -222,7 +223,7 @@ def _closed(algebra: Scalars, kind: str, bound: list[str], conditions: list[Dim]
     return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
 
 
-def renaming(algebra: Scalars, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
+def renaming(algebra: Algebra, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
     indices = algebra.indices
     level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
     order: list[str] = []

@@ -3,88 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd
 from typing import Any
 
 from taso_mirage.dims import Dim, Floor, Symbolic, floor_divide, symbol
-
-Conditions = tuple[Dim, ...]
-"""A conjunction: each polynomial is >= 0."""
-
-
-class Unprovable(Exception):
-    """A step outside of what the proof methods cover, with the reason."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """An integer that is read from data (an index of a gather): one unknown for equal `value`s, which is a normal form."""
-
-    value: Any
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@lru_cache(maxsize=65536)
-def names(e: Dim) -> frozenset[str]:
-    """The variables and sizes in a polynomial."""
-    found: set[str] = set()
-    for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
-        for atom, _ in monomial:
-            if isinstance(atom, str):
-                found.add(atom)
-            elif isinstance(atom, Floor):
-                found |= names(atom.numerator) | names(atom.denominator)
-            else:
-                found |= atom.value.names
-    return frozenset(found)
-
-
-@lru_cache(maxsize=65536)
-def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
-    """(a, b) with e = a * name + b; None where e is not linear in it."""
-    if name not in names(e) or not isinstance(e, Symbolic):
-        return 0, e
-    slope: Dim = 0
-    rest: Dim = 0
-    for monomial, c in e.terms:
-        if any(a == name for a, _ in monomial):
-            if any((a == name and p != 1) for a, p in monomial):
-                return None
-            slope = slope + _polynomial([(tuple(x for x in monomial if x[0] != name), c)])
-        else:
-            rest = rest + _polynomial([(monomial, c)])
-    if name in names(slope) or name in names(rest):
-        return None
-    return slope, rest
-
-
-def _polynomial(terms: Iterable[Any]) -> Dim:
-    kept = tuple(terms)
-    if not kept:
-        return 0
-    return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(kept)
-
-
-@lru_cache(maxsize=65536)
-def of_sizes_nonnegative(e: Dim) -> bool:
-    """Whether a polynomial over sizes is >= 0 whenever all sizes are >= 1: its coefficients in sizes - 1 are."""
-    if isinstance(e, int):
-        return e >= 0
-    total: Dim = 0
-    for monomial, c in e.terms:
-        product: Dim = c
-        for atom, power in monomial:
-            if not isinstance(atom, str):
-                return False
-            for _ in range(power):
-                product = product * (symbol(atom) + 1)
-        total = total + product
-    return total >= 0 if isinstance(total, int) else all(c >= 0 for _, c in total.terms)
+from taso_mirage.meanings.conditions import Conditions, Unprovable, linear, names, of_sizes_nonnegative, polynomial
+from taso_mirage.meanings.integers import follows
 
 
 class Indices:
@@ -194,7 +118,7 @@ class Indices:
         for monomial, c in e.terms if isinstance(e, Symbolic) else ():
             if any(isinstance(a, str) and a in self.extents for a, _ in monomial):
                 sizes = tuple((a, p) for a, p in monomial if isinstance(a, str) and a not in self.extents)
-                factor = _polynomial([(sizes, abs(c))])
+                factor = polynomial([(sizes, abs(c))])
                 if factor != 1 and factor not in found:
                     found.append(factor)
         return found
@@ -231,7 +155,7 @@ class Indices:
             for atom, _ in monomial:
                 if isinstance(atom, Floor) and (atom.numerator, atom.denominator) != (r, d) and len(monomial) == 1:
                     again = self.divide(atom.numerator, atom.denominator)
-                    left = left + (again - _polynomial([(monomial, 1)])) * c
+                    left = left + (again - polynomial([(monomial, 1)])) * c
         return q + left
 
     def _common(self, e: Dim, d: Dim) -> list[Dim]:
@@ -241,9 +165,9 @@ class Indices:
             monomial, c = d.terms[0]
             found = [symbol(a) for a, _ in monomial if isinstance(a, str) and (len(monomial) > 1 or c != 1)]
             found += [c] if c > 1 else []
-            found += [_polynomial([(monomial, 1)])] if c > 1 and len(monomial) > 1 else []
+            found += [polynomial([(monomial, 1)])] if c > 1 and len(monomial) > 1 else []
             found += [
-                _polynomial([(tuple(x for x in monomial if x[0] != a), 1)]) for a, _ in monomial if len(monomial) > 2
+                polynomial([(tuple(x for x in monomial if x[0] != a), 1)]) for a, _ in monomial if len(monomial) > 2
             ]
         elif isinstance(d, int):
             found = sorted({gcd(c, d) for _, c in _terms(e)} - {1, d})
@@ -262,8 +186,6 @@ class Indices:
         key = (given, e)
         if key not in self._known:
             self.step(20)
-            from taso_mirage.meanings.integers import follows
-
             self._known[key] = follows(self, given, [e])
         return self._known[key]
 
@@ -303,4 +225,4 @@ def _over(term: Any, divisor: Any) -> Dim | None:
     c, left = divmod(term[1], divisor[1])
     if c == 0 or (left and any(powers.values())):
         return None
-    return _polynomial([(tuple((a, p) for a, p in powers.items() if p), c)])
+    return polynomial([(tuple((a, p) for a, p in powers.items() if p), c)])

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from taso_mirage.dims import Dim, Floor
-from taso_mirage.meanings.indices import Conditions, Indices, Position
+from taso_mirage.meanings.conditions import Conditions, Position
 
 RLIMIT = 400_000
 """Z3's own measure of work, a question; it does not depend on the machine."""
 
 
-def context(indices: Indices) -> Any:
+class Ranges(Protocol):
+    """The index variables of a proof with their extents, and Z3's state for it."""
+
+    extents: dict[str, Dim]
+    context: Any
+
+
+def context(indices: Ranges) -> Any:
     """Z3's state for one proof: what it can show within the limit must not hang on earlier proofs."""
     import z3
 
@@ -24,7 +31,7 @@ def context(indices: Indices) -> Any:
 class _Translation:
     """Dims as Z3 integers; `facts` collects what holds of every variable met."""
 
-    def __init__(self, indices: Indices) -> None:
+    def __init__(self, indices: Ranges) -> None:
         self.indices, self.context = indices, context(indices)
         self.known: dict[Any, Any] = {}
         self.facts: list[Any] = []
@@ -58,12 +65,12 @@ class _Translation:
         return value
 
 
-def follows(indices: Indices, given: Conditions, alternatives: Iterable[Dim]) -> bool:
+def follows(indices: Ranges, given: Conditions, alternatives: Iterable[Dim]) -> bool:
     """Whether under `given` one of `alternatives` is >= 0, for all values; False where Z3 does not know."""
     return covers(indices, given, [[a] for a in alternatives])
 
 
-def covers(indices: Indices, given: Conditions, alternatives: Iterable[Iterable[Dim]]) -> bool:
+def covers(indices: Ranges, given: Conditions, alternatives: Iterable[Iterable[Dim]]) -> bool:
     """Whether under `given` one of the conjunctions in `alternatives` holds, for all values."""
     import z3
 

@@ -9,64 +9,25 @@ indices to be exact as floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, reduce
+from functools import cache
 from math import isfinite
 
 import numpy as np
 
-from taso_mirage.ir import is_float, numpy_dtype
+from taso_mirage.ir import Literal, is_float, numpy_dtype
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.axioms import has
 from taso_mirage.meanings.cases import numeral
-from taso_mirage.meanings.indices import Unprovable
-from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly, Rational, infinite, number
-from taso_mirage.meanings.scalars import Scalars, plain
+from taso_mirage.meanings.conditions import Unprovable
+from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly, Rational, infinite, number, plain
 
 FLAGS = 4
 """So many factors of 0 or 1 are told apart when a polynomial is bounded."""
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """Integers of at most so many bits are numbers of the float type."""
 _WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Bounds of a scalar, both included; None is no bound."""
-
-    low: Rational | None = None
-    high: Rational | None = None
-
-    def __add__(self, other: Interval) -> Interval:
-        return Interval(
-            None if self.low is None or other.low is None else self.low + other.low,
-            None if self.high is None or other.high is None else self.high + other.high,
-        )
-
-    def scaled(self, c: Rational) -> Interval:
-        low, high = (None if v is None else v * c for v in (self.low, self.high))
-        return Interval(low, high) if c > 0 else Interval(high, low)
-
-    def __mul__(self, other: Interval) -> Interval:
-        ends = (self.low, self.high, other.low, other.high)
-        if all(v is not None for v in ends):
-            a, b, c, d = (v or 0 for v in ends)
-            products = [a * c, a * d, b * c, b * d]
-            return Interval(min(products), max(products))
-        if (self.low or 0) >= 0 and (other.low or 0) >= 0 and self.low is not None and other.low is not None:
-            return Interval(self.low * other.low, None)
-        return Interval()
-
-    def power(self, n: int) -> Interval:
-        if n < 0:
-            return Interval(0, None) if self.low is not None and self.low >= 0 else Interval()
-        result = reduce(Interval.__mul__, [self] * n, Interval(1, 1))
-        return Interval(max(0, result.low or 0), result.high) if n % 2 == 0 else result
-
-    def hull(self, other: Interval) -> Interval:
-        return Interval(
-            None if self.low is None or other.low is None else min(self.low, other.low),
-            None if self.high is None or other.high is None else max(self.high, other.high),
-        )
 
 
 # ---------------------------------------------------------------- dtypes
@@ -106,14 +67,14 @@ def widens(old: str, new: str) -> bool:
 # ---------------------------------------------------------------- bounds
 
 
-def bounds(algebra: Scalars, p: Poly) -> Interval:
+def bounds(algebra: Algebra, p: Poly) -> Interval:
     """What the ranges of its atoms say of a polynomial; factors of 0 or 1 are told apart."""
     if any(a.kind == "read" and power % 2 and is_float(a.args[0][0]) for m in p.terms for a, power in m):
         return Interval()
     return _bounds(algebra, p, FLAGS)
 
 
-def _bounds(algebra: Scalars, p: Poly, flags: int) -> Interval:
+def _bounds(algebra: Algebra, p: Poly, flags: int) -> Interval:
     flag = next((a for m in p.terms if len(m) > 1 for a, _ in m if is_flag(a)), None) if flags else None
     if flag is not None:
         yes, no = assumed(p, flag, True), assumed(p, flag, False)
@@ -143,21 +104,21 @@ def assumed(p: Poly, flag: Atom, value: bool) -> Poly:
     return total
 
 
-def _monomial(algebra: Scalars, m: Monomial) -> Interval:
+def _monomial(algebra: Algebra, m: Monomial) -> Interval:
     result = Interval(1, 1)
     for a, power in m:
         result = result * _atom(algebra, a).power(power)
     return result
 
 
-def _atom(algebra: Scalars, a: Atom) -> Interval:
+def _atom(algebra: Algebra, a: Atom) -> Interval:
     found = algebra.ranges.get(a)
     if found is None:
         found = algebra.ranges[a] = _new(algebra, a)
     return found
 
 
-def _new(algebra: Scalars, a: Atom) -> Interval:
+def _new(algebra: Algebra, a: Atom) -> Interval:
     if a.kind == "read":
         return _of_read(*a.args[0])
     if a.kind == "size":
@@ -177,16 +138,12 @@ def _new(algebra: Scalars, a: Atom) -> Interval:
     if a.kind == "sum":
         return _of_sum(algebra, a)
     if ":" in a.kind:
-        from taso_mirage.meanings import axioms
-
-        found, span = axioms.bounds(algebra, a.kind, a.args), limits(a.kind.rpartition(":")[2])
+        found, span = algebra.span(a.kind, a.args), limits(a.kind.rpartition(":")[2])
         return span if span is not None and found == Interval() else found
     return Interval()
 
 
 def _of_read(dtype: str, of: object) -> Interval:
-    from taso_mirage.ir import Literal
-
     span = limits(dtype)
     if span is not None and isinstance(of, Literal):
         values = of.numpy()
@@ -194,7 +151,7 @@ def _of_read(dtype: str, of: object) -> Interval:
     return span or Interval()
 
 
-def _of_max(algebra: Scalars, a: Atom) -> Interval:
+def _of_max(algebra: Algebra, a: Atom) -> Interval:
     """A branch over a range that may be empty bounds it from above alone."""
     every = [bounds(algebra, p) for _, _, p in a.args]
     extents = algebra.indices.extents
@@ -207,7 +164,7 @@ def _of_max(algebra: Scalars, a: Atom) -> Interval:
     return Interval(max(sure, default=None), max(tops) if len(tops) == len(every) else None)
 
 
-def _of_sum(algebra: Scalars, a: Atom) -> Interval:
+def _of_sum(algebra: Algebra, a: Atom) -> Interval:
     bound, _, body = a.args
     one = _monomial(algebra, body)
     count: Rational | None = 1
@@ -233,7 +190,7 @@ def _integer(a: Atom) -> bool:
         return all(integral(p) for _, _, p in a.args)
     if a.kind in ("sum", "prod"):
         return all(power > 0 and _integer(x) for x, power in a.args[2])
-    if a.kind in ("size", "floor", "positive", "zero", "floor:float", "rint:float"):
+    if a.kind in ("size", "floor", "positive", "zero") or has(a.kind, "whole"):
         return True
     return ":" in a.kind and limits(a.kind.rpartition(":")[2]) is not None
 
@@ -241,7 +198,7 @@ def _integer(a: Atom) -> bool:
 # ---------------------------------------------------------------- wrapping
 
 
-def reduced(algebra: Scalars, p: Poly, dtype: str) -> Poly:
+def reduced(algebra: Algebra, p: Poly, dtype: str) -> Poly:
     """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be wrapped again."""
     m = modulus(dtype)
     if m is None or infinite(p):
@@ -255,7 +212,7 @@ def reduced(algebra: Scalars, p: Poly, dtype: str) -> Poly:
     return Poly({k: int(v) for k, c in p.terms.items() if (v := (c + half) % m - half)})
 
 
-def _unwrapped(algebra: Scalars, p: Poly, m: int) -> Poly:
+def _unwrapped(algebra: Algebra, p: Poly, m: int) -> Poly:
     """wrap(q) is q, modulo its own 2^n and all smaller ones."""
     if not any(_wraps(a, m) for k in p.terms for a, _ in k):
         return p
@@ -273,7 +230,7 @@ def _wraps(a: Atom, m: int) -> bool:
     return a.kind.startswith("wrap:") and (modulus(a.kind[5:]) or 0) >= m
 
 
-def seen(algebra: Scalars, p: Poly, dtype: str) -> Poly:
+def seen(algebra: Algebra, p: Poly, dtype: str) -> Poly:
     """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a multiple of 2^n, else an atom."""
     m, span = modulus(dtype), limits(dtype)
     if m is None or span is None or infinite(p):
@@ -289,7 +246,7 @@ def seen(algebra: Scalars, p: Poly, dtype: str) -> Poly:
     return algebra.poly(f"wrap:{dtype}", reduced(algebra, p, dtype))
 
 
-def filling(algebra: Scalars, value: float, dtype: str) -> Poly:
+def filling(algebra: Algebra, value: float, dtype: str) -> Poly:
     """The number that pads a tensor: integers are padded with its whole part."""
     if is_float(dtype):
         return numeral(value)
@@ -297,14 +254,14 @@ def filling(algebra: Scalars, value: float, dtype: str) -> Poly:
     return reduced(algebra, numeral(whole), dtype)
 
 
-def _fit(algebra: Scalars, p: Poly, dtype: str) -> bool:
+def _fit(algebra: Algebra, p: Poly, dtype: str) -> bool:
     """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the dtype."""
     m = modulus(dtype) or 0
     small = m >= 2**32 and sum(max(c, -c) for c in p.terms.values()) ** 2 < m
     return bool(small) and _of_sizes(algebra, p, not dtype.startswith("u"), FLAGS)
 
 
-def _of_sizes(algebra: Scalars, p: Poly, signed: bool, flags: int) -> bool:
+def _of_sizes(algebra: Algebra, p: Poly, signed: bool, flags: int) -> bool:
     """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are; nowhere negative unless `signed`."""
     e = algebra.as_dim(p)
     if e is not None:
@@ -315,14 +272,14 @@ def _of_sizes(algebra: Scalars, p: Poly, signed: bool, flags: int) -> bool:
     return all(_of_sizes(algebra, assumed(p, flag, v), signed, flags - 1) for v in (True, False))
 
 
-def values(algebra: Scalars, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
+def values(algebra: Algebra, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
     return [seen(algebra, p, dtype) for p, dtype in zip(ps, dtypes, strict=True)]
 
 
 # ---------------------------------------------------------------- conversions
 
 
-def to_integer(algebra: Scalars, p: Poly, old: str, new: str) -> Poly:
+def to_integer(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
     """To an integer dtype: modular from integers; of a float the identity on integers that both types hold, else unknown."""
     wide, narrow = modulus(old), modulus(new)
     if old == "bool":
@@ -335,11 +292,11 @@ def to_integer(algebra: Scalars, p: Poly, old: str, new: str) -> Poly:
     return algebra.poly(f"cast:{old}:{new}", p)
 
 
-def _sizes(algebra: Scalars, p: Poly) -> bool:
+def _sizes(algebra: Algebra, p: Poly) -> bool:
     return p.number is None and algebra.as_dim(p) is not None
 
 
-def _inside(algebra: Scalars, p: Poly, dtype: str, digits: int) -> bool:
+def _inside(algebra: Algebra, p: Poly, dtype: str, digits: int) -> bool:
     found, span = bounds(algebra, p), limits(dtype) or Interval()
     if found.low is None or found.high is None or span.low is None or span.high is None:
         return False
@@ -347,7 +304,7 @@ def _inside(algebra: Scalars, p: Poly, dtype: str, digits: int) -> bool:
     return bool(low <= found.low and found.high <= high)
 
 
-def to_float(algebra: Scalars, p: Poly, old: str, new: str) -> Poly:
+def to_float(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
     """To a float: exact where the type surely holds the number, else a function of it (rounding, the same from all floats)."""
     if not is_float(old):
         p = seen(algebra, p, old)
@@ -358,14 +315,14 @@ def to_float(algebra: Scalars, p: Poly, old: str, new: str) -> Poly:
     return algebra.apply(f"cast:{new}", p)
 
 
-def _fits(algebra: Scalars, p: Poly, dtype: str) -> bool:
+def _fits(algebra: Algebra, p: Poly, dtype: str) -> bool:
     digits, found = DIGITS.get(dtype), bounds(algebra, p)
     if digits is None or found.low is None or found.high is None:
         return False
     return bool(max(-found.low, found.high) <= 2**digits)
 
 
-def representable(algebra: Scalars, p: Poly, dtype: str) -> bool:
+def representable(algebra: Algebra, p: Poly, dtype: str) -> bool:
     """Whether a real number is surely one of a float type."""
     if p.number is not None:
         with np.errstate(all="ignore"):

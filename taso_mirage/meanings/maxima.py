@@ -8,16 +8,19 @@ from itertools import product
 from math import gcd
 
 from taso_mirage.dims import Dim
+from taso_mirage.meanings import machine
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.conditions import floors, names
 from taso_mirage.meanings.folds import decided_conditions, forced, names_in, opened, refined, renaming
-from taso_mirage.meanings.indices import Indices, names
-from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly
-from taso_mirage.meanings.scalars import Scalars, floors, plain
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.integers import covers
+from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain
 
 WITNESSES = 200
 """So many points of a concrete range are tried to show that a window is not empty."""
 
 
-def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
+def largest(algebra: Algebra, branches: Iterable[Branch]) -> Poly:
     """The maximum over branches, each a bound maximum; empty ranges are minus infinity."""
     flat: list[Branch] = []
     for branch in branches:
@@ -35,9 +38,7 @@ def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
     kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
     if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
         return kept[0][2].scaled(scale) + shift
-    from taso_mirage.meanings import axioms
-
-    outside = axioms.pulled(algebra, kept)
+    outside = algebra.pulled(kept)
     if outside is not None:
         return outside.scaled(scale) + shift
     kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
@@ -45,7 +46,7 @@ def largest(algebra: Scalars, branches: Iterable[Branch]) -> Poly:
     return algebra.poly("max", *closed).scaled(scale) + shift
 
 
-def _unfolded(algebra: Scalars, branch: Branch) -> list[Branch]:
+def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
     """A positive multiple of a maximum inside a branch joins it."""
     bound, conditions, p = branch
     for m, c in p.terms.items():
@@ -59,7 +60,7 @@ def _unfolded(algebra: Scalars, branch: Branch) -> list[Branch]:
     return [branch]
 
 
-def _small(algebra: Scalars, branch: Branch) -> Branch | None:
+def _small(algebra: Algebra, branch: Branch) -> Branch | None:
     """Conditions decided, quotients refined, binders dropped that do not matter."""
     bound, conditions, p = branch
     tidied = decided_conditions(algebra.indices, conditions)
@@ -113,13 +114,11 @@ def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool
     cases = [[indices.bind(e, dict(zip(bound, p, strict=True))) for e in conditions] for p in points]
     if any(all(indices.nonnegative(e) for e in case) for case in cases):
         return True
-    from taso_mirage.meanings.integers import covers
-
     indices.step(50)
     return covers(indices, (), cases)
 
 
-def _undominated(algebra: Scalars, branches: list[Branch]) -> list[Branch]:
+def _undominated(algebra: Algebra, branches: list[Branch]) -> list[Branch]:
     """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x, max(x, -x, 0) = max(x, -x)."""
     plain_ = [b for b in branches if not b[0] and not b[1]]
     kept = list(branches)
@@ -132,7 +131,7 @@ def _undominated(algebra: Scalars, branches: list[Branch]) -> list[Branch]:
     return kept
 
 
-def _dominates(algebra: Scalars, branch: Branch, p: Poly) -> bool:
+def _dominates(algebra: Algebra, branch: Branch, p: Poly) -> bool:
     """Whether a bound branch is surely over something, and nowhere below `p`."""
     bound, conditions, q = branch
     return surely_nonnegative(algebra, q - p) and inhabited(algebra.indices, list(bound), list(conditions))
@@ -143,13 +142,11 @@ def nonnegative(p: Poly) -> bool:
     return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
 
 
-def surely_nonnegative(algebra: Scalars, p: Poly) -> bool:
+def surely_nonnegative(algebra: Algebra, p: Poly) -> bool:
     """The same, with what is known of ranges."""
     if nonnegative(p):
         return True
-    from taso_mirage.meanings import axioms, machine
-
-    p = axioms.factored(algebra, p)
+    p = algebra.factored(p)
     if nonnegative(p):
         return True
 
@@ -157,18 +154,16 @@ def surely_nonnegative(algebra: Scalars, p: Poly) -> bool:
     return low is not None and low >= 0
 
 
-def surely_positive(algebra: Scalars, p: Poly) -> bool:
+def surely_positive(algebra: Algebra, p: Poly) -> bool:
     """Whether a scalar is surely > 0: it is nonnegative, and one of its terms is not 0."""
-    from taso_mirage.meanings import axioms, machine
-
-    p = axioms.factored(algebra, p)
+    p = algebra.factored(p)
     if nonnegative(p) and any(all(_strict(algebra, a) for a, _ in m) for m in p.terms):
         return True
     low = machine.bounds(algebra, p).low
     return low is not None and low > 0
 
 
-def _strict(algebra: Scalars, a: Atom) -> bool:
+def _strict(algebra: Algebra, a: Atom) -> bool:
     kind, args = a.kind, a.args
     if kind == "size":
         return args[0] not in algebra.indices.extents
@@ -219,7 +214,7 @@ def _scale(polys: list[Poly]) -> int | Fraction:
     return plain(Fraction(top, bottom)) if top else 1
 
 
-def _closed_branch(algebra: Scalars, branch: Branch) -> Branch:
+def _closed_branch(algebra: Algebra, branch: Branch) -> Branch:
     bound, conditions, p = branch
     mapping = renaming(algebra, list(bound), conditions, p)
     some = tuple(sorted((algebra.indices.bind(e, mapping) for e in conditions), key=str))

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from taso_mirage.dims import Floor
-from taso_mirage.meanings.indices import Conditions
+from taso_mirage.meanings.conditions import Conditions
 
 Monomial: TypeAlias = "tuple[tuple[Atom, int], ...]"
 Rational: TypeAlias = int | Fraction
@@ -93,8 +93,13 @@ def number(c: Rational) -> Poly:
 
 ZERO, ONE = number(0), number(1)
 LEAST, MOST = Poly({(): Fraction(-1, 10**400)}), Poly({(): Fraction(1, 10**400)})
-"""Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `functions.apply`'s."""
+"""Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `elementwise.apply`'s."""
 
 
 def infinite(p: Poly) -> bool:
     return p is LEAST or p is MOST
+
+
+def plain(c: Rational) -> Rational:
+    """A whole number as an integer."""
+    return int(c) if c == int(c) else c

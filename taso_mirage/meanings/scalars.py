@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, isqrt
 from typing import Any
 
 from taso_mirage.dims import Dim, Floor, Symbolic, symbol
-from taso_mirage.meanings.indices import Indices, Position, Unprovable, names
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Monomial, Poly, Rational, number
+from taso_mirage.meanings import folds, machine, maxima, rewrites
+from taso_mirage.meanings.conditions import Position, Unprovable, floors, names, names_of
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number, plain
 
 
 class Looked:
@@ -58,8 +61,8 @@ class Scalars:
             found.level = max(levels, default=0) + (1 if bound else 0)
             found.skeleton = self._number((kind, *self._form(kind, args)))
             nested = [f for p in polys for m in p.terms for a, _ in m for f in a.floors]
-            floors = [f for d in dims for f in _floors(d)] + nested
-            found.floors = tuple(dict.fromkeys(f for f in floors if not names_of(f) & set(bound)))
+            inside = [f for d in dims for f in floors(d)] + nested
+            found.floors = tuple(dict.fromkeys(f for f in inside if not names_of(f) & set(bound)))
             self._atoms[(kind, args)] = found
         return found
 
@@ -107,9 +110,7 @@ class Scalars:
         return Poly(total)
 
     def _fraction(self, m: Monomial) -> Poly | None:
-        from taso_mirage.meanings import axioms
-
-        return axioms.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
+        return rewrites.fraction(self, m) if any(a in self.fractions for a, _ in m) else None
 
     def added(self, ps: Iterable[Poly]) -> Poly:
         """The sum of many."""
@@ -157,9 +158,7 @@ class Scalars:
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
-            from taso_mirage.meanings import axioms
-
-            return axioms.inverse_of_sum(self, p)
+            return rewrites.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
         result = number(plain(1 / Fraction(c)))
         for a, power in monomial:
@@ -176,9 +175,7 @@ class Scalars:
 
     def exp(self, p: Poly) -> Poly:
         if any(a.kind == "log:float" for m in p.terms for a, _ in m):
-            from taso_mirage.meanings import axioms
-
-            found = axioms.exp_of_logs(self, p)
+            found = rewrites.exp_of_logs(self, p)
             if found is not None:
                 return found
         return self.poly("exp", p) if p.terms else ONE
@@ -233,10 +230,23 @@ class Scalars:
 
     def magnitude(self, a: Atom) -> Poly:
         """|a|"""
-        from taso_mirage.meanings import maxima
-
         p = Poly({((a, 1),): 1})
-        return maxima.largest(self, [((), (), p), ((), (), p.scaled(-1))])
+        return self.largest([((), (), p), ((), (), p.scaled(-1))])
+
+    def largest(self, branches: Sequence[Branch]) -> Poly:
+        return maxima.largest(self, branches)
+
+    def pulled(self, branches: list[Branch]) -> Poly | None:
+        return rewrites.pulled(self, branches)
+
+    def factored(self, p: Poly) -> Poly:
+        return rewrites.factored(self, p)
+
+    def log(self, p: Poly) -> Poly:
+        return rewrites.log(self, p)
+
+    def span(self, kind: str, args: tuple[Poly, ...]) -> Interval:
+        return rewrites.bounds(self, kind, args)
 
     # ------------------------------------------------------------ integers
 
@@ -317,8 +327,6 @@ class Scalars:
         return self._bound[key]
 
     def _rebuilt(self, a: Atom, mapping: Mapping[str, Dim]) -> Poly:
-        from taso_mirage.meanings import folds, maxima
-
         bind = self.indices.bind
         if a.kind == "read":
             return self.poly("read", a.args[0], tuple(bind(i, mapping) for i in a.args[1]))
@@ -344,20 +352,14 @@ class Scalars:
         if kind in ("positive", "zero"):
             return self.sign(kind, args[0])
         if kind.startswith("wrap:"):
-            from taso_mirage.meanings import machine
-
             return machine.seen(self, args[0], kind[5:])
         if ":" in kind:
-            from taso_mirage.meanings import axioms
-
-            return axioms.rewritten(self, kind, args)
+            return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
 
     def sign(self, kind: str, p: Poly) -> Poly:
         """[p > 0] or [p = 0], as 0 or 1; a positive factor does not matter."""
-        from taso_mirage.meanings import axioms, machine
-
-        p = axioms.sign_of(self, kind, p)
+        p = rewrites.sign_of(self, kind, p)
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
@@ -386,28 +388,8 @@ def _parts(kind: str, args: tuple[Any, ...]) -> tuple[list[Dim], list[Poly], tup
     return [], [a for a in args if isinstance(a, Poly)], ()
 
 
-def _floors(e: Dim) -> Iterable[Floor]:
-    for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
-        for atom, _ in monomial:
-            if isinstance(atom, Floor):
-                yield atom
-                yield from _floors(atom.numerator)
-
-
-def names_of(f: Floor) -> frozenset[str]:
-    return names(f.numerator) | names(f.denominator)
-
-
-def floors(e: Dim) -> tuple[Floor, ...]:
-    return tuple(_floors(e))
-
-
 def _boolean(a: Atom) -> bool:
     return a.kind in ("positive", "zero") or (a.kind == "read" and a.args[0][0] == "bool")
-
-
-def plain(c: Rational) -> Rational:
-    return int(c) if c == int(c) else c
 
 
 def _root(c: Rational) -> Rational | None:

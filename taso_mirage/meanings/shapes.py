@@ -11,6 +11,7 @@ from taso_mirage.dims import Dim, Shape, broadcast_dims, broadcast_shapes, produ
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir import Literal, Tensor, numpy_dtype
 from taso_mirage.meanings.base import Meaning, R, Scalar, contraction, window_count
+from taso_mirage.meanings.functions import function_of
 
 
 class Shapes(Meaning[Tensor]):
@@ -187,11 +188,12 @@ SHAPES = Shapes()
 def _result_dtype(fn: Scalar, dtypes: tuple[str, ...]) -> str:
     """The dtype of `fn`, from `fn` itself: run it on one element of each. ONNX never promotes, so operands agree."""
     arrays = [np.ones((1,), numpy_dtype(d)) for d in dtypes]
-    values = dtypes[1:] if fn is np.where else dtypes
-    if len(set(values)) > 1 and fn not in (np.power, np.left_shift, np.right_shift):
-        raise IllTyped(f"{fn.__name__}: dtypes differ, {' against '.join(dict.fromkeys(values))}")
+    function = function_of(fn)
+    values = [d for i, d in enumerate(dtypes) if i not in function.free]
+    if len(set(values)) > 1:
+        raise IllTyped(f"{function.name}: dtypes differ, {' against '.join(dict.fromkeys(values))}")
     if "string" in dtypes or "object" in dtypes:
-        raise IllTyped(f"{fn.__name__} has no meaning on strings")
+        raise IllTyped(f"{function.name} has no meaning on strings")
     with np.errstate(all="ignore"):
         result = np.asarray(fn(*arrays)).dtype
     return dtypes[0] if result.name == "float64" and "float64" not in dtypes else result.name

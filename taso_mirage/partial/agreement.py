@@ -14,7 +14,8 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir import LEAVES, Graph, Node, Tensor, is_float, topological
 from taso_mirage.meanings.boxes import BOXES
 from taso_mirage.meanings.degree import DEGREE
-from taso_mirage.meanings.field import MODULI, Field, P, Residues
+from taso_mirage.meanings.field import Field, Residues
+from taso_mirage.meanings.residues import MODULI, P
 from taso_mirage.meanings.work import count, work
 from taso_mirage.ops import interpret
 from taso_mirage.partial.cells import boxes, splits

@@ -13,8 +13,8 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.expressions import Expr
 from taso_mirage.ir import Graph, Node, numpy_dtype, topological, variable
 from taso_mirage.meanings.arrays import Array
-from taso_mirage.meanings.field import P
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
+from taso_mirage.meanings.residues import P
 from taso_mirage.ops import get, interpret
 from taso_mirage.partial.agreement import ELEMENTS, Agreement, agreement, compared, field_work, leaves_of, widest
 from taso_mirage.partial.correct import correct

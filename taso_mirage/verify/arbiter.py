@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from taso_mirage.meanings.indices import Conditions
+from taso_mirage.meanings.axioms import division, has
+from taso_mirage.meanings.conditions import Conditions
+from taso_mirage.meanings.functions import Division
 from taso_mirage.meanings.integers import context
 from taso_mirage.meanings.machine import bounds, integral, modulus
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
@@ -16,10 +18,8 @@ RLIMIT = 500_000
 SMALL = 60
 """Larger polynomials are not asked about."""
 DECIDABLE = ("positive", "zero", "max")
-DIVIDED = ("remainder:u", "floor_divide:u")
-REALS = ("size", "floor", "floor:float", "rint:float")
-"""Integers that Z3 need not know to be some."""
-WRAPPED = ("wrap:", *DIVIDED)
+SIZES = ("size", "floor")
+"""Integers that Z3 need not know to be some; so are those that functions of floats make."""
 
 
 def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = "float32") -> bool:
@@ -42,10 +42,20 @@ def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = 
 def _mentions(p: Poly) -> bool:
     """Whether something is there that Z3 knows more of than the normal form: an order."""
     return any(
-        a.kind in DECIDABLE or a.kind.startswith(WRAPPED) or any(isinstance(x, Poly) and _mentions(x) for x in a.args)
+        a.kind in DECIDABLE
+        or a.kind.startswith("wrap:")
+        or _divides(a) is not None
+        or any(isinstance(x, Poly) and _mentions(x) for x in a.args)
         for m in p.terms
         for a, _ in m
     )
+
+
+def _divides(a: Atom) -> Division | None:
+    """A division of unsigned integers that rounds down, about which Z3 is told more."""
+    how = division(a.kind)
+    unsigned = a.kind.partition(":")[2].startswith("u")
+    return how if how is not None and how.floors and unsigned else None
 
 
 class _Translation:
@@ -98,7 +108,7 @@ class _Translation:
                 first = z3.If(first >= other, first, other)
             return first
         polys = [self(x) for x in a.args if isinstance(x, Poly)]
-        if integral(Poly({((a, 1),): 1})) and a.kind not in REALS:
+        if integral(Poly({((a, 1),): 1})) and a.kind not in SIZES and not has(a.kind, "whole"):
             return self._integer(a, polys)
         if polys and a.kind not in ("sum", "prod", "max"):
             value = z3.Function(a.kind, *[z3.RealSort(self.context)] * (len(polys) + 1))(*polys)
@@ -125,11 +135,12 @@ class _Translation:
         self.facts += [value <= self._number(found.high)] if found.high is not None else []
         if a.kind.startswith("wrap:"):
             self.facts.append(value == polys[0] - self._number(modulus(a.kind[5:])) * self._unknown())
-        divisor = a.args[1].number if a.kind.startswith(DIVIDED) else None
-        if divisor is not None and divisor > 0:
+        how = _divides(a)
+        divisor = a.args[1].number if how is not None else None
+        if how is not None and divisor is not None and divisor > 0:
             d = self._number(divisor)
-            rest = polys[0] - d * value if a.kind.startswith("floor") else value
-            if rest is value:
+            rest = value if how.rest else polys[0] - d * value
+            if how.rest:
                 self.facts.append(value == polys[0] - d * self._unknown())
             self.facts += [rest >= 0, rest < d]
         return value

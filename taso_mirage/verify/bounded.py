@@ -9,8 +9,8 @@ from taso_mirage.dims import Symbolic
 from taso_mirage.dims import product as volume
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, topological
+from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.elements import Element, Elements
-from taso_mirage.meanings.indices import Unprovable
 from taso_mirage.meanings.polynomials import infinite
 from taso_mirage.verify.arbiter import equal
 from taso_mirage.verify.counterexample import find

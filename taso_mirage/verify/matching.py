@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import permutations
 
 from taso_mirage.dims import Dim, Symbolic, bind, symbol
+from taso_mirage.meanings.conditions import Conditions, linear, names
 from taso_mirage.meanings.folds import opened
-from taso_mirage.meanings.indices import Conditions, linear, names
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
 from taso_mirage.meanings.scalars import Scalars
 

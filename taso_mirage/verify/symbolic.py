@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from taso_mirage.dims import Dim
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir import Node, topological
+from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, names
 from taso_mirage.meanings.elements import Element, Elements
 from taso_mirage.meanings.folds import forced, refined
-from taso_mirage.meanings.indices import Conditions, Unprovable, names
 from taso_mirage.meanings.polynomials import Poly, infinite
-from taso_mirage.meanings.scalars import floors
 from taso_mirage.ops import interpret
 from taso_mirage.verify.arbiter import equal
 from taso_mirage.verify.matching import Matching

@@ -14,8 +14,8 @@ from taso_mirage.codegen.cpu.schedule import Memory
 from taso_mirage.codegen.cpu.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
 from taso_mirage.ir import ABSENT, Graph, Node, users
 from taso_mirage.meanings.variance import merged
-from taso_mirage.mugraph import Stage, stages
-from taso_mirage.ops import run
+from taso_mirage.mugraph import Lowering, Stage, stages
+from taso_mirage.ops import run, traits
 
 
 @dataclass
@@ -57,10 +57,10 @@ class Body:
 
     def _value(self, node: Node, args: list[Any]) -> Any:
         looped = self.loop > 1 and any(self.stage[a] is Stage.LOOP for a in node.args)
-        if node.op in ("accumulate", "running_max"):
-            if not looped:
-                return args[0]
-            return self._running(node, args[0]) if node.op == "running_max" else self._accumulated(node, args[0])
+        if traits(node).lowering is Lowering.RUNNING:
+            return self._running(node, args[0]) if looped else args[0]
+        if traits(node).lowering is Lowering.ACCUMULATE:
+            return self._accumulated(node, args[0]) if looped else args[0]
         return run(node, self.lazy, args)
 
     def _running(self, node: Node, x: Value) -> Value:

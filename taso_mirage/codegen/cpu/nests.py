@@ -7,53 +7,11 @@ from dataclasses import dataclass, field
 
 from taso_mirage.codegen.cpu.dots import fill, product_lines
 from taso_mirage.codegen.cpu.layouts import offset
-from taso_mirage.codegen.cpu.schedule import IDENTITY, Nest, Product, Schedule, Store
+from taso_mirage.codegen.cpu.schedule import Nest, Product, Schedule, Store
 from taso_mirage.codegen.cpu.values import Affine, Buffer, Index, Map, Number, Position, Value
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import is_float
-
-EXPRESSIONS = {
-    "add": "{} + {}",
-    "subtract": "{} - {}",
-    "multiply": "{} * {}",
-    "divide": "{} / {}",
-    "maximum": "maximum({}, {})",
-    "minimum": "minimum({}, {})",
-    "negative": "-{}",
-    "absolute": "std::fabs({})",
-    "square": "{0} * {0}",
-    "reciprocal": "1.0f / {}",
-    "exp": "exponential({})",
-    "tanh": "tangent({})",
-    "error_function": "error_function({})",
-    "sqrt": "std::sqrt({})",
-    "log": "std::log({})",
-    "log1p": "std::log1p({})",
-    "sin": "std::sin({})",
-    "cos": "std::cos({})",
-    "power": "std::pow({}, {})",
-    "floor": "std::floor({})",
-    "ceil": "std::ceil({})",
-    "rint": "std::nearbyint({})",
-    "sign": "static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
-    "where": "{} ? {} : {}",
-    "less": "{} < {}",
-    "less_equal": "{} <= {}",
-    "greater": "{} > {}",
-    "greater_equal": "{} >= {}",
-    "isnan": "{0} != {0}",
-    "equal": "{} == {}",
-    "not_equal": "{} != {}",
-    "logical_and": "{} && {}",
-    "logical_or": "{} || {}",
-    "logical_not": "!{}",
-    "logical_xor": "{} != {}",
-    "cast:float": "static_cast<float>({})",
-    "cast:bool": "{} != 0",
-    "cast:int64": "static_cast<int64_t>({})",
-    "cast:int32": "static_cast<int32_t>({})",
-}
-"""What every elementwise function of the definitions is in C++, on registers."""
+from taso_mirage.meanings.functions import Fold
 
 C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
 INDENT = "  "
@@ -158,17 +116,17 @@ class Printer:
             return
         depth = len(self.order) - len(folded)
         if set(self.order[depth:]) != folded:
-            inner.append(f"{place} = {_fold(store.fold, place, text)};")
+            inner.append(f"{place} = {_combine(store, place, text)};")
             return
         name = self._fresh("s")
-        self.before[depth].append(f"float {name} = {IDENTITY[store.fold]};")
-        inner.append(f"{name} = {_fold(store.fold, name, text)};")
-        self.sums.setdefault(len(self.order) - 1, []).append(f"{_clause(store.fold)}: {name}")
+        self.before[depth].append(f"float {name} = {_folded(store).cpp};")
+        inner.append(f"{name} = {_combine(store, name, text)};")
+        self.sums.setdefault(len(self.order) - 1, []).append(f"{_folded(store).clause}: {name}")
         self.after[depth].append(f"{place} = {self._combined(store, place, name)};")
 
     def _combined(self, store: Store, place: str, text: str) -> str:
         if store.update:
-            return _fold(store.fold, place, text)
+            return _combine(store, place, text)
         wanted = memory_type(store.target.dtype)
         return text if wanted == register_type(store.value.dtype) else f"static_cast<{wanted}>({text})"
 
@@ -189,11 +147,11 @@ class Printer:
             depth = self._from(index[0])
             return self._named(value, f"static_cast<{register_type(value.dtype)}>({index[0]})", depth)
         assert isinstance(value, Map)
-        if value.fn not in EXPRESSIONS:
-            raise Unsupported(f"no C++ for the function {value.fn}; keep its operator outside of kernels")
+        if not value.fn.cpp:
+            raise Unsupported(f"no C++ for the function {value.fn.name}; keep its operator outside of kernels")
         args = [self._value(store, arg, index if arg.shape else ()) for arg in value.operands]
         depth = max((d for _, d in args), default=0)
-        return self._named(value, EXPRESSIONS[value.fn].format(*[t for t, _ in args]), depth)
+        return self._named(value, value.fn.cpp.format(*[t for t, _ in args]), depth)
 
     def _load(self, value: Buffer, index: Index) -> tuple[str, int]:
         at = offset(value, index)
@@ -221,12 +179,18 @@ def _target(store: Store) -> Index:
     return tuple(Affine() if i in store.axes else v for i, v in enumerate(store.variables))
 
 
-def _fold(fn: str, a: str, b: str) -> str:
-    return EXPRESSIONS[fn].format(a, b)
+def _combine(store: Store, a: str, b: str) -> str:
+    """One element more in a fold."""
+    assert store.fold is not None
+    return store.fold.cpp.format(a, b)
 
 
-def _clause(fn: str) -> str:
-    return {"add": "+", "multiply": "*", "maximum": "max", "minimum": "min"}[fn]
+def _folded(store: Store) -> Fold:
+    """How C++ folds with the function of a store."""
+    found = None if store.fold is None else store.fold.fold
+    if found is None:
+        raise Unsupported("a fold that has no C++; keep its operator outside of kernels")
+    return found
 
 
 # ---------------------------------------------------------------- a stage
@@ -261,7 +225,7 @@ def filled(nest: Nest, schedule: Schedule) -> Iterator[str]:
             shape = [1 if i in store.axes else n for i, n in enumerate(store.value.shape)]
             yield from fill(
                 Buffer(store.target.dtype, tuple(shape), store.target.name, store.target.strides, store.target.start),
-                IDENTITY[store.fold],
+                _folded(store).cpp,
             )
 
 

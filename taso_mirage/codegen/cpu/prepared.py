@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from math import prod
@@ -10,6 +10,8 @@ from typing import Any
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Graph, Node
+from taso_mirage.mugraph import Lowering
+from taso_mirage.ops import traits
 
 LANES = 16
 """Blocks have a multiple of so many tiles or columns: the longest vectors."""
@@ -17,8 +19,9 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a term becomes an instance of a class: its sizes, and what the prepared weights hang on besides the weights. A block has so many
-    tiles or columns; `sides` of a tile are powers of two."""
+    """How a term becomes an instance of a class: its sizes and switches, and what the prepared
+    weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
+    powers of two."""
 
     header: str
     name: str
@@ -26,6 +29,7 @@ class Kind:
     sides: Callable[[Node], tuple[int, ...]]
     sizes: Callable[[Node], tuple[Any, ...]]
     layout: Callable[[Node], tuple[Any, ...]]
+    switches: Callable[[Node], tuple[bool, ...]] = lambda node: ()
 
 
 def _winograd(node: Node) -> tuple[Any, ...]:
@@ -48,16 +52,17 @@ def _linear(node: Node) -> tuple[Any, ...]:
     return prod(map(int, node.shape[:-1])), *node.args[1].shape, *node.attr("block")
 
 
-KINDS = {
-    "winograd": Kind(
+KINDS: Mapping[Lowering | None, Kind] = {
+    Lowering.WINOGRAD: Kind(
         "winograd.h",
         "Winograd",
         lambda n: n.attr("block")[0],
         lambda n: n.attr("tile"),
         _winograd,
         lambda n: (*n.attr("tile"), n.attr("block")[0]),
+        lambda n: (bool(n.attr("relu")),),
     ),
-    "linear": Kind(
+    Lowering.LINEAR: Kind(
         "linear.h", "Linear", lambda n: n.attr("block")[0], lambda n: (), _linear, lambda n: n.attr("block")[:1]
     ),
 }
@@ -75,19 +80,21 @@ class Prepared:
         if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
             shown = ", ".join(map(str, types))
             raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
-        sides = KINDS[self.node.op].sides(self.node)
-        if (block := KINDS[self.node.op].block(self.node)) % LANES:
+        sides = self.kind.sides(self.node)
+        if (block := self.kind.block(self.node)) % LANES:
             raise Unsupported(f"blocks of {block}; it must be a multiple of {LANES}")
         if any(side < 1 for side in self.node.attr("block")) or any(side & (side - 1) for side in sides):
             raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
 
     @property
+    def kind(self) -> Kind:
+        return KINDS[traits(self.node).lowering]
+
+    @property
     def instance(self) -> str:
         """The declaration of its class."""
-        kind = KINDS[self.node.op]
-        switches = [each is not None for each in self.operands]
-        if self.node.op == "winograd":
-            switches.append(bool(self.node.attr("relu")))
+        kind = self.kind
+        switches = [*(each is not None for each in self.operands), *kind.switches(self.node)]
         said = ", ".join([*map(str, kind.sizes(self.node)), *(str(each).lower() for each in switches)])
         return f"using {self.name} = {kind.name}<{said}>;"
 
@@ -99,17 +106,17 @@ class Prepared:
 
 def prepares(node: Node) -> bool:
     """Whether a term of a muGraph reads prepared weights."""
-    return node.op in KINDS
+    return traits(node).lowering in KINDS
 
 
 def layout(graph: Graph) -> tuple[Any, ...]:
     """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
     found = [node for node in graph if prepares(node)]
-    return (found[0].op, *KINDS[found[0].op].layout(found[0])) if found else ()
+    return (found[0].op, *KINDS[traits(found[0]).lowering].layout(found[0])) if found else ()
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
-    found = dict.fromkeys(KINDS[node.op].header for graph in graphs for node in graph if prepares(node))
+    found = dict.fromkeys(KINDS[traits(node).lowering].header for graph in graphs for node in graph if prepares(node))
     names = ["lanes.h", *found] if found else []
     return [files("taso_mirage.codegen.cpu").joinpath(name).read_text() for name in names]

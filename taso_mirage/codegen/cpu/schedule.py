@@ -37,12 +37,7 @@ from taso_mirage.codegen.cpu.values import (
     View,
     contiguous,
 )
-
-DEAR = frozenset(
-    "exp tanh error_function sqrt divide power log log1p expm1 sin cos tan remainder fmod reciprocal".split()
-)
-"""Functions that are not computed twice where a load will do."""
-IDENTITY = {"add": "0.0f", "multiply": "1.0f", "maximum": "-INFINITY", "minimum": "INFINITY"}
+from taso_mirage.meanings.functions import ADD, Function
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +49,7 @@ class Store:
 
     value: Value
     target: Buffer
-    fold: str = ""
+    fold: Function | None = None
     axes: Ints = ()
     update: bool = False
     memory: Mapping[Value, Buffer] | None = None
@@ -146,7 +141,7 @@ class Schedule:
         for value in order:
             if isinstance(value, Map):
                 inner = [shown(arg) for arg in value.args]
-                if value.fn in DEAR or any(a in dear and a.count == value.count for a in inner):
+                if value.fn.dear or any(a in dear and a.count == value.count for a in inner):
                     dear.add(value)
         for value in dear:
             using = readers.get(value, set())
@@ -253,9 +248,9 @@ class Schedule:
         """target += value."""
         if isinstance(value, Contract) and value not in self.room.buffers:
             return self.contract(value, target, True)
-        if isinstance(value, Reduce) and value.fn == "add" and value not in self.room.buffers:
-            return self._add(Store(value.arg, target, "add", value.axes, True))
-        return self._add(Store(value, target, "add", (), True))
+        if isinstance(value, Reduce) and value.fn is ADD and value not in self.room.buffers:
+            return self._add(Store(value.arg, target, ADD, value.axes, True))
+        return self._add(Store(value, target, ADD, (), True))
 
     def _add(self, store: Store) -> None:
         """Into the first nest over the same elements at which all that the store reads is there, else into a new one."""

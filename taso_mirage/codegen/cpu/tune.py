@@ -20,6 +20,8 @@ from taso_mirage.codegen.cpu.native import Kernel, build, empty_aligned
 from taso_mirage.codegen.cpu.prepared import layout
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, topological
+from taso_mirage.mugraph import Lowering
+from taso_mirage.ops import traits
 
 FILE = 8
 """Programs of one C++ file; files are compiled at the same time."""
@@ -59,7 +61,7 @@ def tuned(graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: P
 
 
 def _rank(tuned: Tuned) -> tuple[int, int, int, float]:
-    kernels = [n for n in topological(tuned.kernel.graph.outputs) if n.op == "kernel"]
+    kernels = [n for n in topological(tuned.kernel.graph.outputs) if traits(n).lowering is Lowering.KERNEL]
     blocks = min((prod(n.attr("grid")) for n in kernels), default=1)
     return round(log(tuned.seconds) / EQUAL), len(kernels), -blocks, tuned.seconds
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from taso_mirage.dims import Dim, Shape, gathered
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, Tensor, is_float
-from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.ir import Literal, Tensor, is_float, numpy_dtype
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
 Ints = tuple[int, ...]
@@ -95,7 +97,7 @@ class Position(Value):
 class Map(Value):
     """`fn` of the elements at the same index; operands have the shape of the result, or are numbers."""
 
-    fn: str
+    fn: Function
     operands: tuple[Value, ...]
 
     @property
@@ -156,7 +158,7 @@ class Concat(Value):
 class Reduce(Value):
     """A fold over axes, which stay with size 1."""
 
-    fn: str
+    fn: Function
     arg: Value
     axes: Ints
 
@@ -178,6 +180,13 @@ class Contract(Value):
 
 
 LOWEST = float(np.finfo(np.float32).min)
+_CONVERSIONS = {
+    "float": "static_cast<float>({})",
+    "bool": "{} != 0",
+    "int64": "static_cast<int64_t>({})",
+    "int32": "static_cast<int32_t>({})",
+}
+"""Conversions between what registers hold, by what they become."""
 
 
 @dataclass
@@ -207,28 +216,28 @@ class Lazy(Meaning[Value]):
         return Position(dtype, (int(n),))
 
     def map(self, fn: Scalar, *xs: Value) -> Value:
-        name = scalar_name(fn)
+        function = function_of(fn)
         type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
-        if name == "subtract" and _is_maximum(xs[1]):
+        if function is SUBTRACT and _is_maximum(xs[1]):
             # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds nothing to a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], Number(xs[1].dtype, (), LOWEST)))
-        if name == "divide" and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
+        if function is DIVIDE and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
             # one quotient, and a product for each element: a rounding more, and several times faster
-            name, xs = "multiply", (xs[0], Map(xs[1].dtype, xs[1].shape, "reciprocal", (xs[1],)))
-        elif name == "multiply" and is_float(type.dtype):
-            name, xs = _quotient(xs, _ints(type.shape or ()))
-        return self._mapped(name, type.dtype, _ints(type.shape or ()), list(xs))
+            function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
+        elif function is MULTIPLY and is_float(type.dtype):
+            function, xs = _quotient(xs, _ints(type.shape or ()))
+        return self._mapped(function, type.dtype, _ints(type.shape or ()), list(xs))
 
-    def _mapped(self, name: str, dtype: str, shape: Ints, xs: list[Value]) -> Value:
+    def _mapped(self, fn: Function, dtype: str, shape: Ints, xs: list[Value]) -> Value:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
-            return Map(dtype, shape, name, tuple(x if isinstance(x, Number) else self.expand(x, shape) for x in xs))
+            return Map(dtype, shape, fn, tuple(x if isinstance(x, Number) else self.expand(x, shape) for x in xs))
         axis = whole.axis - len(whole.shape) + len(shape)
         parts = []
         for part, start in zip(whole.parts, whole.starts(), strict=True):
             size = part.shape[whole.axis]
             cut = [self._cut(x, axis - len(shape), start, start + size) for x in xs]
-            parts.append(self._mapped(name, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
+            parts.append(self._mapped(fn, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
         return Concat(dtype, shape, tuple(parts), axis)
 
     def _cut(self, x: Value, back: int, start: int, stop: int) -> Value:
@@ -240,7 +249,7 @@ class Lazy(Meaning[Value]):
             return Number(dtype, (), a.value)
         if a.dtype == dtype or (is_float(a.dtype) and is_float(dtype)):
             return _retyped(a, dtype)
-        return Map(dtype, a.shape, f"cast:{'float' if is_float(dtype) else dtype}", (a,))
+        return Map(dtype, a.shape, _conversion(dtype), (a,))
 
     def contract(self, equation: str, a: Value, b: Value) -> Value:
         letters = contraction(equation, len(a.shape), len(b.shape))
@@ -251,8 +260,8 @@ class Lazy(Meaning[Value]):
         kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
         found = a
         if axes:
-            product = self._product(a, tuple(axes), kept) if fn is np.add else None
-            found = product or Reduce(a.dtype, kept, scalar_name(fn), a, tuple(axes))
+            product = self._product(a, tuple(axes), kept) if function_of(fn) is ADD else None
+            found = product or Reduce(a.dtype, kept, function_of(fn), a, tuple(axes))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
     def _product(self, a: Value, axes: Ints, kept: Ints) -> Value | None:
@@ -333,6 +342,13 @@ class Lazy(Meaning[Value]):
         return super().__getattribute__(name)
 
 
+@cache
+def _conversion(dtype: str) -> Function:
+    """The conversion of an element to a dtype, as a function."""
+    kind = "float" if is_float(dtype) else dtype
+    return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
+
+
 def contiguous(shape: Sequence[int]) -> Ints:
     """The strides of a tensor that lies row by row."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -366,14 +382,14 @@ def _split(have: Ints, want: Ints) -> list[Axis] | None:
     return [(0, tuple((i, prod(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
 
 
-def _quotient(xs: Sequence[Value], shape: Ints) -> tuple[str, tuple[Value, ...]]:
+def _quotient(xs: Sequence[Value], shape: Ints) -> tuple[Function, tuple[Value, ...]]:
     """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
-        if isinstance(over, Map) and over.fn == "divide" and over.shape == x.shape == shape:
+        if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
             one, below = over.operands
             if isinstance(one, Number) and one.value == 1:
-                return "divide", (x, below)
-    return "multiply", tuple(xs)
+                return DIVIDE, (x, below)
+    return MULTIPLY, tuple(xs)
 
 
 def _shown(value: Value) -> Value:
@@ -384,7 +400,7 @@ def _shown(value: Value) -> Value:
 
 def _factors(value: Value) -> Iterator[Value]:
     """What a value is the product of, element by element."""
-    if isinstance(value, Map) and value.fn == "multiply":
+    if isinstance(value, Map) and value.fn is MULTIPLY:
         for operand in value.operands:
             yield from _factors(operand)
     else:
@@ -410,6 +426,6 @@ def _along(value: Value, axes: set[int]) -> Value:
 
 def _is_maximum(value: Value) -> bool:
     value = _shown(value)
-    return (isinstance(value, Reduce) and value.fn == "maximum") or (
+    return (isinstance(value, Reduce) and value.fn is MAXIMUM) or (
         isinstance(value, Buffer) and value.name.startswith("largest")
     )

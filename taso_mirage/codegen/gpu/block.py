@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from taso_mirage.codegen.gpu.axes import Axes, grouped
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
-from taso_mirage.codegen.gpu.products import DEFERRED, elements, vector_dot, vector_products
+from taso_mirage.codegen.gpu.products import DEFERRED, LAYOUT, elements, product, vector_dot, vector_products
 from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic, guessed
 from taso_mirage.codegen.gpu.threads import chain
-from taso_mirage.codegen.gpu.tiles import FOLDS, HALF, LOWEST, Tile, Tiles
+from taso_mirage.codegen.gpu.tiles import HALF, LOWEST, Tile, Tiles, folded
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged
 from taso_mirage.meanings.work import work
-from taso_mirage.mugraph import Overlap, Stage, overlaps, stages
-from taso_mirage.ops import interpret, run
+from taso_mirage.mugraph import Lowering, Overlap, Stage, overlaps, stages
+from taso_mirage.ops import interpret, run, traits
 
-DOTS, LAYOUT = frozenset({"matmul", "einsum"}), frozenset({"transpose", "reshape"})
 AGAIN = ', eviction_policy="evict_last"'
 """Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has
 bank conflicts (19.9-fold, measured on an H100). The other policy keeps the compiler from making the two loads one."""
@@ -40,7 +40,7 @@ EARLY = (
 """Not of a kernel with a loop, which was up to 1.5 times as slow there. All generated kernels wait, so the end of each is that of all
 before it."""
 Groups = Sequence[Sequence[int]]
-FOLD_OF = {"sum": "add", "rescaled": "add", "max": "maximum"}
+FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Block:
         """The terms that cut dims of what is loaded, and those that join dims of what is only stored, with the dims that one in memory has:
         offsets say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
-        for node in (n for n in self.body if n.op == "reshape"):
+        for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
             x = node.args[0]
             before, after = (tuple(int(n) for n in y.shape) for y in (x, node))
             if x in self.body.inputs:
@@ -90,7 +90,7 @@ class Block:
 
     def _read(self) -> None:
         self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
-        self.tiles = Tiles(self.axes, self.lines)
+        self.tiles = Tiles(self.axes, self.lines, product)
         self.arguments = [
             Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
         ]
@@ -128,19 +128,20 @@ class Block:
             if node.args[0] in self.apart:
                 self.apart[node] = self._load(leaf, node, AGAIN)
             return self._load(leaf, node)
-        if node.op in LAYOUT and node.args[0] in self.apart:
+        kind = traits(node).lowering
+        if kind in LAYOUT and node.args[0] in self.apart:
             found = run(node, self.tiles, [self.apart[node.args[0]]])
             assert isinstance(found, Tile)
             self.apart[node] = found
-        of = self.values if node.op in (*DOTS, *LAYOUT) else {**self.values, **self.apart}
+        of = self.values if kind in (Lowering.CONTRACT, *LAYOUT) else {**self.values, **self.apart}
         args = [None if a is ABSENT else of[a] for a in node.args]
         if node in self.vectors:
             return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
-        if node.op == "running_max" and self.loop > 1:
+        if kind is Lowering.RUNNING and self.loop > 1:
             return self._running(node)
-        if node.op == "accumulate" and self.loop > 1:
+        if kind is Lowering.ACCUMULATE and self.loop > 1:
             return self._accumulate(node)
-        whole = chain(node) if node.op == "kernel" else None
+        whole = chain(node) if kind is Lowering.KERNEL else None
         if whole is not None:  # the thread level: elementwise chains stay in registers
             given = [x for x in args if x is not None]
             (output,) = whole.outputs
@@ -149,7 +150,8 @@ class Block:
             found = run(node, self.tiles, args)
         if not isinstance(found, Tile):
             raise Unsupported(f"{node.op} with several results in a kernel")
-        if len(self.readers.get(node, ())) != 1 or self.readers[node][0].op != "accumulate":
+        readers = self.readers.get(node, ())
+        if len(readers) != 1 or traits(readers[0]).lowering is not Lowering.ACCUMULATE:
             found = self.tiles.ready(found)
         self.largest = max(self.largest, self._lanes(found))
         return found
@@ -169,7 +171,7 @@ class Block:
         if over == "variance":
             return self._variance(x, self.values[node.args[1]])
         by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
-        late = not by_rows and x.fold and x.fold[0] == FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
+        late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
         if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
@@ -184,13 +186,13 @@ class Block:
         found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
-        call = FOLDS[put_off[0]][0]
+        call = folded(put_off[0]).triton
         self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
         return replace(x, stage=Stage.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _is_bounded(self, node: Node) -> bool:
         """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a running maximum is that of all at its end."""
-        bounds = [self.values[a].number for a in node.args] if node.op == "max" else []
+        bounds = [self.values[a].number for a in node.args] if traits(node).lowering is Lowering.MAXIMUM else []
         return any(n is not None and n >= LOWEST for n in bounds)
 
     def _variance(self, part: Tile, part_mean: Tile) -> Tile:
@@ -237,10 +239,10 @@ class Block:
 
     def _kinds(self, node: Node) -> Iterator[bool]:
         for user in self.readers.get(node, ()):
-            if user.op in LAYOUT:
+            if traits(user).lowering in LAYOUT:
                 yield from self._kinds(user)
             else:
-                yield user.op in DOTS or user in self.vectors.values()
+                yield traits(user).lowering is Lowering.CONTRACT or user in self.vectors.values()
 
     def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
         """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""

@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taso_mirage.codegen.gpu.axes import power_of_two
+from taso_mirage.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.ir import Graph, Node, users
-from taso_mirage.mugraph import Stage
-
-if TYPE_CHECKING:  # which calls `product`
-    from taso_mirage.codegen.gpu.tiles import Tile, Tiles
+from taso_mirage.mugraph import Lowering, Stage
+from taso_mirage.ops import traits
 
 Letters = dict[str, int]
 """The axis of every letter that a tile has one for, in the tile's order."""
+LAYOUT = frozenset({Lowering.TRANSPOSE, Lowering.RESHAPE})
+"""What moves elements, and computes nothing."""
 LEAST = 16
 """What a dot wants of each of its three sides."""
 DEFERRED = 8192
 """Elements of a tile, at most, that are accumulated as they are to be folded once, after the loop."""
-Make = Callable[["Tiles", "Tile", "Tile", Letters, Letters, Sequence[str]], "tuple[Tile, list[str]]"]
+Make = Callable[[Tiles, Tile, Tile, Letters, Letters, Sequence[str]], tuple[Tile, list[str]]]
 
 
 def vector_products(body: Graph, stage: Mapping[Node, Stage], halves: Collection[Node]) -> dict[Node, Node]:
@@ -35,10 +35,18 @@ def vector_products(body: Graph, stage: Mapping[Node, Stage], halves: Collection
     readers = users(body)
     found = {}
     for node in body:
-        of = node.args[0] if node.op == "reduce_sum" else node
-        if of.op != "mul" or stage[node] is not Stage.LOOP or readers[of] != [node] or of in body.outputs:
+        of = node.args[0] if traits(node).lowering is Lowering.SUM else node
+        if (
+            traits(of).lowering is not Lowering.MULTIPLY
+            or stage[node] is not Stage.LOOP
+            or readers[of] != [node]
+            or of in body.outputs
+        ):
             continue
-        waits = any(user.op == "accumulate" for user in readers.get(node, ())) and elements(of) <= DEFERRED
+        waits = (
+            any(traits(user).lowering is Lowering.ACCUMULATE for user in readers.get(node, ()))
+            and elements(of) <= DEFERRED
+        )
         if not waits and {_loaded(x) for x in of.args} <= set(halves) and _is_vector_by_matrix(of, node.attr("axes")):
             found[node] = of
     return found
@@ -51,7 +59,7 @@ def elements(x: Node) -> int:
 
 def _loaded(x: Node) -> Node:
     """What a term is with other dims."""
-    while x.op in ("reshape", "transpose"):
+    while traits(x).lowering in LAYOUT:
         x = x.args[0]
     return x
 

@@ -11,7 +11,8 @@ from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
 from taso_mirage.dims import product
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
-from taso_mirage.mugraph import Batch
+from taso_mirage.mugraph import Batch, Lowering
+from taso_mirage.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
 SHARED = 160 * 1024
@@ -134,7 +135,7 @@ def kernels(graph: Graph) -> list[Node]:
     """The `kernel` terms of a muGraph, operands first. Raises Unsupported where there is any other operator between them."""
     found = []
     for node in graph:
-        if node.op == "kernel":
+        if traits(node).lowering is Lowering.KERNEL:
             found.append(node)
         elif node.op not in ("item", "input", "weight"):
             raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
@@ -148,7 +149,8 @@ def placed(graph: Graph, batch: Batch | None = None) -> dict[Node, Buffer]:
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
     for node in (*graph, *graph.outputs):
-        if node.op not in ("kernel", "item") or node in found or not isinstance(node.type, Tensor):
+        made = node.op == "item" or traits(node).lowering is Lowering.KERNEL
+        if not made or node in found or not isinstance(node.type, Tensor):
             continue
         role = "output" if node in graph.outputs else "scratch"
         found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)

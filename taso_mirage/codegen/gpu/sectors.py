@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from taso_mirage.ir import Graph, Node
+from taso_mirage.mugraph import Lowering
+from taso_mirage.ops import traits
 
 SECTOR = 32
 """Bytes that memory moves at a time."""
@@ -22,7 +24,7 @@ def accesses(graph: Graph, tensor: Node) -> list[Access]:
     maker, place = (tensor.args[0], tensor.attr("index")) if tensor.op == "item" else (tensor, 0)
     found = [(_shape(maker.attr("body").outputs[place]), math.prod(maker.attr("grid")))]
     for node in graph:
-        for i, operand in enumerate(node.args if node.op == "kernel" else ()):
+        for i, operand in enumerate(node.args if traits(node).lowering is Lowering.KERNEL else ()):
             if operand is tensor:
                 times = node.attr("loop") if node.attr("fmap")[i] >= 0 else 1
                 found.append((_shape(node.attr("body").inputs[i]), math.prod(node.attr("grid")) * times))

@@ -7,19 +7,19 @@ dims that are not 1 (and not the same all along); what is computed is fp32, what
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from taso_mirage.codegen.gpu.axes import Axes
-from taso_mirage.codegen.gpu.functions import FUNCTIONS
 from taso_mirage.codegen.gpu.lines import Lines
-from taso_mirage.codegen.gpu.products import product
 from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir import Literal, is_float
-from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WHERE, Fold, Function, function_of
 from taso_mirage.mugraph import Stage
 
 HALF = frozenset({"float16", "bfloat16"})
@@ -27,8 +27,6 @@ LOG2_E = 1.4426950408889634
 LOWEST = -3.4028234663852886e38
 """What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN, and no
 more than any finite element."""
-TESTS = frozenset({"isnan", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal"})
-FOLDS = {"add": ("tl.sum", 0.0), "maximum": ("tl.max", -math.inf), "minimum": ("tl.min", math.inf)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Tile:
     zero: bool = False
     """Whether the lanes beyond the sizes hold 0."""
     number: float | None = None
-    fold: tuple[str, Tile, tuple[int, ...]] | None = None
+    fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off until after the loop."""
 
     @property
@@ -53,11 +51,24 @@ class Tile:
         return [a for a in self.axes if a is not None]
 
 
-class Tiles(Meaning[Tile]):
-    """Writes into `lines`; `hint` names what is written."""
+Product: TypeAlias = "Callable[[Tiles, Tile, Tile, str, str, str], Tile]"
 
-    def __init__(self, axes: Axes, lines: Lines) -> None:
-        self.axes_of, self.lines, self.hint = axes, lines, "v"
+
+def folded(function: Function) -> Fold:
+    """How Triton folds with a function."""
+    if function.fold is None or not function.fold.triton:
+        raise Unsupported(f"a fold of {function.name} in a kernel")
+    return function.fold
+
+
+class Tiles(Meaning[Tile]):
+    """Writes into `lines`; `hint` names what is written.
+
+    `product` makes contractions: an einsum of two tiles, by their letters.
+    """
+
+    def __init__(self, axes: Axes, lines: Lines, product: Product) -> None:
+        self.axes_of, self.lines, self.hint, self._product = axes, lines, "v", product
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one difference and one power of 2."""
         self.notes: list[str] = []
@@ -94,31 +105,31 @@ class Tiles(Meaning[Tile]):
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: Tile) -> Tile:
-        name = scalar_name(fn)
+        function = function_of(fn)
         shape = tuple(np.broadcast_shapes(*[x.shape for x in xs]))
-        values = xs[1:] if name == "where" else xs
-        dtype = "bool" if name in TESTS else next((x.dtype for x in values if x.number is None), values[0].dtype)
+        values = xs[1:] if function is WHERE else xs
+        dtype = "bool" if function.tests else next((x.dtype for x in values if x.number is None), values[0].dtype)
         numbers = [x.number for x in xs]
         if None not in numbers:
             with np.errstate(all="ignore"):
                 return self._number(float(fn(*[np.float64(n) for n in numbers])), dtype, shape)
-        if name == "power":
+        if function is POWER:
             return self._power(xs[0], xs[1])
-        if name not in FUNCTIONS:
-            raise Unsupported(f"Triton has no {name} here; add it to FUNCTIONS")
+        if not function.triton:
+            raise Unsupported(f"Triton has no {function.name} here; add it to the function's record")
         xs = tuple(self.computed(x) for x in xs)
         axes = self.common(shape, xs)
-        if name == "exp" and (power := self._power_of_two(xs[0], axes)) is not None:
+        if function is EXP and (power := self._power_of_two(xs[0], axes)) is not None:
             code = power
-        elif name == "divide" and (inverse := self._inverse(xs[1], axes)) is not None:
+        elif function is DIVIDE and (inverse := self._inverse(xs[1], axes)) is not None:
             code = f"{self.spread(xs[0], axes)} * {self.spread(inverse, axes)}"
         else:
-            code = FUNCTIONS[name].format(*[self.spread(x, axes) for x in xs])
+            code = function.triton.format(*[self.spread(x, axes) for x in xs])
         stored = (
             "bool"
             if dtype == "bool"
             else next((x.stored for x in values if x.number is None), "")
-            if name == "where"
+            if function is WHERE
             else ""
         )
         stage = max(x.stage for x in xs)
@@ -126,7 +137,7 @@ class Tiles(Meaning[Tile]):
         found = Tile(
             code, shape, axes, dtype, stored or self._computed_as(dtype), stage, self._keeps_zero(fn, xs, axes)
         )
-        if name == "subtract":
+        if function is SUBTRACT:
             self.differences[found.code, found.axes] = xs[0], xs[1]
         return found
 
@@ -196,15 +207,15 @@ class Tiles(Meaning[Tile]):
         """x with its fold written."""
         if x.fold is None:
             return x
-        name, inner, over = x.fold
-        call, neutral = FOLDS[name]
-        inner = self.masked(self.computed(inner), over, neutral)
+        function, inner, over = x.fold
+        known = folded(function)
+        inner = self.masked(self.computed(inner), over, known.neutral)
         code, left = inner.code, inner.present
-        if name == "add" and self.lines.is_product(code):
+        if function is ADD and self.lines.is_product(code):
             # Contracted with the sum, a product that lanes exchange is rounded in all but its own: their sums differ, and both may write.
             code = f"{code} + 0.0"
         for axis in sorted(over, key=left.index, reverse=True):
-            code = f"{call}({code}, {left.index(axis)})"
+            code = f"{known.triton}({code}, {left.index(axis)})"
             left.remove(axis)
         return replace(x, code=self.lines.let(inner.stage, self.hint, code), fold=None, stage=inner.stage)
 
@@ -251,9 +262,8 @@ class Tiles(Meaning[Tile]):
     # ------------------------------------------------------------ folds
 
     def reduce(self, fn: np.ufunc, a: Tile, axes: Sequence[int], keepdims: bool = True) -> Tile:
-        name = scalar_name(fn)
-        if name not in FOLDS:
-            raise Unsupported(f"a fold of {name} in a kernel")
+        function = function_of(fn)
+        folded(function)
         a = self.ready(a)
         over = tuple(x for i in axes if (x := a.axes[i]) is not None)
         equal = math.prod(a.shape[i] for i in axes if a.axes[i] is None)
@@ -262,12 +272,12 @@ class Tiles(Meaning[Tile]):
         left = tuple(None if i in axes else a.axes[i] for i in kept)
         result = replace(a, shape=shape, axes=left)
         if over:
-            result = replace(result, code="", stored=self._computed_as(a.dtype), fold=(name, a, over), number=None)
-        return self.map(np.multiply, result, self.literal(equal, result)) if name == "add" and equal > 1 else result
+            result = replace(result, code="", stored=self._computed_as(a.dtype), fold=(function, a, over), number=None)
+        return self.map(np.multiply, result, self.literal(equal, result)) if function is ADD and equal > 1 else result
 
     def contract(self, equation: str, a: Tile, b: Tile) -> Tile:
         letters = contraction(equation, len(a.shape), len(b.shape))
-        return product(self, self.ready(a), self.ready(b), *letters)
+        return self._product(self, self.ready(a), self.ready(b), *letters)
 
     # ------------------------------------------------------------ layout
 

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any
 
 from taso_mirage.dims import Dim, Shape, product
 from taso_mirage.ir import is_float
-from taso_mirage.meanings import machine, maxima
+from taso_mirage.meanings import machine
 from taso_mirage.meanings.cases import Cases
-from taso_mirage.meanings.indices import Conditions, Indices, Unprovable
-from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite, number
+from taso_mirage.meanings.conditions import Conditions, Unprovable
+from taso_mirage.meanings.functions import FUNCTIONS, POWER, WHERE, Comparison, Function
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.scalars import Scalars
 
 
-def apply(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
-    """A numpy function on every element, by name; what has no rule here is uninterpreted. Integers may be given modulo 2^n."""
+def apply(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
+    """A function on every element; what has no rule here is uninterpreted. Integers may be given modulo 2^n."""
     algebra.indices.step(1 + sum(len(p.terms) for p in ps))
+    compares = function.comparison
     if any(infinite(p) for p in ps):
-        return (((), _infinite(name, machine.values(algebra, ps, dtypes))),)
-    if name in ("equal", "not_equal") and machine.modulus(dtypes[0]) is not None:
-        return _equal_integers(algebra, name, ps, dtypes[0])
-    if name == "power":
+        return (((), _infinite(function, machine.values(algebra, ps, dtypes))),)
+    if compares is not None and compares.sign == "zero" and machine.modulus(dtypes[0]) is not None:
+        return _equal_integers(algebra, compares, ps, dtypes[0])
+    if function is POWER:
         ps = _power(algebra, dtypes, ps, result)
-    elif not _modular(name, dtypes, result):
+    elif not _modular(function, dtypes, result):
         ps = machine.values(algebra, ps, dtypes)
-    if name in _DECIDED:
-        return _compared(algebra, name, ps)
-    return (((), machine.reduced(algebra, _value(algebra, name, dtypes, ps, result), result)),)
+    if compares is not None:
+        return _compared(algebra, compares, ps)
+    return (((), machine.reduced(algebra, _value(algebra, function, dtypes, ps, result), result)),)
 
 
-def _modular(name: str, dtypes: list[str], result: str) -> bool:
+def _modular(function: Function, dtypes: list[str], result: str) -> bool:
     """Whether a function of integers is one of their classes modulo 2^n."""
-    if name == "where":
+    if function is WHERE:
         return dtypes[1] == dtypes[2] == result
-    return name in _RING and dtypes[0] == result and machine.modulus(result) is not None
+    return function.ring and dtypes[0] == result and machine.modulus(result) is not None
 
 
 def _power(algebra: Scalars, dtypes: list[str], ps: list[Poly], result: str) -> list[Poly]:
@@ -45,21 +46,18 @@ def _power(algebra: Scalars, dtypes: list[str], ps: list[Poly], result: str) -> 
     return [ps[0] if ring else machine.seen(algebra, ps[0], dtypes[0]), exponent]
 
 
-def _value(algebra: Scalars, name: str, dtypes: list[str], ps: list[Poly], result: str) -> Poly:
-    if dtypes[0] == "bool" and name in _BOOLEAN:
-        name = _BOOLEAN[name]
-    if name in _POLYNOMIAL and (is_float(dtypes[0]) or name not in ("exp", "sqrt")):
-        return _POLYNOMIAL[name](algebra, *ps)
-    if name in ("divide", "reciprocal") and is_float(dtypes[0]):
-        return algebra.mul(ps[0] if len(ps) == 2 else ONE, algebra.inverse(ps[-1]))
-    if name == "power" and _natural(dtypes, ps[1]):
+def _value(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Poly:
+    if dtypes[0] == "bool" and function.boolean:
+        function = FUNCTIONS[function.boolean]
+    if function is POWER and _natural(dtypes, ps[1]):
         return algebra.power(ps[0], int(ps[1].number or 0))
-    if name in ("isnan", "never"):
-        return ZERO
-    if all(is_float(d) for d in dtypes):
-        return algebra.apply(f"{name}:float" + ("" if is_float(result) else f":{result}"), *ps)
+    floats = all(is_float(d) for d in dtypes)
+    if function.normal is not None and (floats or not function.floats):
+        return function.normal(algebra, *ps)
+    if floats:
+        return algebra.apply(f"{function.name}:float" + ("" if is_float(result) else f":{result}"), *ps)
     key = ",".join("float" if is_float(d) else d for d in dtypes)
-    return algebra.apply(f"{name}:{key}:{result}", *ps)
+    return algebra.apply(f"{function.name}:{key}:{result}", *ps)
 
 
 def _natural(dtypes: list[str], exponent: Poly) -> bool:
@@ -68,93 +66,18 @@ def _natural(dtypes: list[str], exponent: Poly) -> bool:
     return n is not None and n == int(n) and 0 <= n <= 8 and (is_float(dtypes[0]) or not is_float(dtypes[1]))
 
 
-def _infinite(name: str, ps: list[Poly]) -> Poly:
+def _infinite(function: Function, ps: list[Poly]) -> Poly:
     """The few rules for infinite constants; other arithmetic on them is Unprovable."""
-    finite = [p for p in ps if not infinite(p)]
-    signs = {id(p) for p in ps if infinite(p)}
-    if name in ("maximum", "minimum") and len(ps) == 2 and len(signs) == 1:
-        absorbed = LEAST if name == "maximum" else MOST
-        if id(absorbed) in signs:
-            return finite[0] if finite else absorbed
-        return MOST if name == "maximum" else LEAST
-    if name == "add" and len(signs) == 1:
-        return next(p for p in ps if infinite(p))
-    if name == "subtract" and len(finite) == 1:
-        first = ps[0] if infinite(ps[0]) else (MOST if ps[1] is LEAST else LEAST)
-        return first
-    if name == "negative":
-        return MOST if ps[0] is LEAST else LEAST
-    if name == "exp" and ps[0] is LEAST:
-        return ZERO
-    if name == "where" and (c := ps[0].number) is not None:
-        return ps[1] if c else ps[2]
-    if name in _DECIDED and len(finite) == 1:  # elements are finite
-        first = number(0) if ps[0] is finite[0] else number(1 if ps[0] is MOST else -1)
-        second = number(0) if ps[1] is finite[0] else number(1 if ps[1] is MOST else -1)
-        return number(int(_DECIDED[name](first.number, second.number)))
-    raise Unprovable(f"{name} of an infinite element")
+    found = None if function.infinite is None else function.infinite(ps)
+    if found is None:
+        raise Unprovable(f"{function.name} of an infinite element")
+    return found
 
 
-def _maximum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
-    return maxima.largest(algebra, [((), (), a), ((), (), b)])
-
-
-def _minimum(algebra: Scalars, a: Poly, b: Poly) -> Poly:
-    return _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1)
-
-
-def _absolute(algebra: Scalars, a: Poly) -> Poly:
-    return _maximum(algebra, a, a.scaled(-1))
-
-
-def _where(algebra: Scalars, c: Poly, a: Poly, b: Poly) -> Poly:
-    return algebra.mul(c, a) + algebra.mul(ONE - c, b)
-
-
-def _or(algebra: Scalars, a: Poly, b: Poly) -> Poly:
-    return a + b - algebra.mul(a, b)
-
-
-def _xor(algebra: Scalars, a: Poly, b: Poly) -> Poly:
-    return a + b - algebra.mul(a, b).scaled(2)
-
-
-_POLYNOMIAL: dict[str, Callable[..., Poly]] = {
-    "add": lambda algebra, a, b: a + b,
-    "subtract": lambda algebra, a, b: a - b,
-    "negative": lambda algebra, a: a.scaled(-1),
-    "multiply": lambda algebra, a, b: algebra.mul(a, b),
-    "square": lambda algebra, a: algebra.mul(a, a),
-    "exp": lambda algebra, a: algebra.exp(a),
-    "sqrt": lambda algebra, a: algebra.sqrt(a),
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "absolute": _absolute,
-    "where": _where,
-    "logical_not": lambda algebra, a: ONE - a,
-    "logical_and": lambda algebra, a, b: algebra.mul(a, b),
-    "logical_or": _or,
-    "logical_xor": _xor,
-}
-_BOOLEAN = {"add": "logical_or", "subtract": "logical_xor", "negative": "logical_not"}
-"""What arithmetic on booleans is (numpy has only the sum)."""
-_DECIDED: dict[str, Callable[[Any, Any], bool]] = {
-    "less": operator.lt,
-    "less_equal": operator.le,
-    "greater": operator.gt,
-    "greater_equal": operator.ge,
-    "equal": operator.eq,
-    "not_equal": operator.ne,
-}
-
-
-_RING = ("add", "subtract", "negative", "multiply", "square")
-
-
-def _equal_integers(algebra: Scalars, name: str, ps: list[Poly], dtype: str) -> Cases:
+def _equal_integers(algebra: Scalars, compares: Comparison, ps: list[Poly], dtype: str) -> Cases:
     """Integers are equal where their difference is 0 modulo 2^n."""
     m = machine.modulus(dtype) or 0
-    yes, no = (ONE, ZERO) if name == "equal" else (ZERO, ONE)
+    yes, no = (ONE, ZERO) if compares.holds else (ZERO, ONE)
     a, b = machine.values(algebra, ps, [dtype, dtype])
     if algebra.as_dim(a - b) is not None:
         return _distinguished(algebra, a - b, "zero", yes, no)
@@ -167,16 +90,13 @@ def _equal_integers(algebra: Scalars, name: str, ps: list[Poly], dtype: str) -> 
     return _distinguished(algebra, machine.seen(algebra, difference, dtype), "zero", yes, no)
 
 
-def _compared(algebra: Scalars, name: str, ps: list[Poly]) -> Cases:
+def _compared(algebra: Scalars, compares: Comparison, ps: list[Poly]) -> Cases:
     """A comparison as 0 or 1; of sizes and indices it is a distinction of cases."""
     difference = ps[0] - ps[1]
-    if name in ("less", "greater_equal"):
+    if compares.swapped:
         difference = difference.scaled(-1)
-    if name == "greater_equal" or name == "less_equal":  # not (b > a), not (a > b)
-        return _distinguished(algebra, difference, "positive", ZERO, ONE)
-    if name in ("less", "greater"):
-        return _distinguished(algebra, difference, "positive", ONE, ZERO)
-    return _distinguished(algebra, difference, "zero", *((ONE, ZERO) if name == "equal" else (ZERO, ONE)))
+    yes, no = (ONE, ZERO) if compares.holds else (ZERO, ONE)
+    return _distinguished(algebra, difference, compares.sign, yes, no)
 
 
 def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) -> Cases:

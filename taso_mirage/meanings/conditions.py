@@ -1,0 +1,102 @@
+"""Conditions on the integers of a proof: polynomials over index variables and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from taso_mirage.dims import Dim, Floor, Symbolic, symbol
+
+Conditions = tuple[Dim, ...]
+"""A conjunction: each polynomial is >= 0."""
+
+
+class Unprovable(Exception):
+    """A step outside of what the proof methods cover, with the reason."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """An integer that is read from data (an index of a gather): one unknown for equal `value`s, which is a normal form."""
+
+    value: Any
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=65536)
+def names(e: Dim) -> frozenset[str]:
+    """The variables and sizes in a polynomial."""
+    found: set[str] = set()
+    for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
+        for atom, _ in monomial:
+            if isinstance(atom, str):
+                found.add(atom)
+            elif isinstance(atom, Floor):
+                found |= names(atom.numerator) | names(atom.denominator)
+            else:
+                found |= atom.value.names
+    return frozenset(found)
+
+
+@lru_cache(maxsize=65536)
+def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
+    """(a, b) with e = a * name + b; None where e is not linear in it."""
+    if name not in names(e) or not isinstance(e, Symbolic):
+        return 0, e
+    slope: Dim = 0
+    rest: Dim = 0
+    for monomial, c in e.terms:
+        if any(a == name for a, _ in monomial):
+            if any((a == name and p != 1) for a, p in monomial):
+                return None
+            slope = slope + polynomial([(tuple(x for x in monomial if x[0] != name), c)])
+        else:
+            rest = rest + polynomial([(monomial, c)])
+    if name in names(slope) or name in names(rest):
+        return None
+    return slope, rest
+
+
+def polynomial(terms: Iterable[Any]) -> Dim:
+    kept = tuple(terms)
+    if not kept:
+        return 0
+    return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(kept)
+
+
+@lru_cache(maxsize=65536)
+def of_sizes_nonnegative(e: Dim) -> bool:
+    """Whether a polynomial over sizes is >= 0 whenever all sizes are >= 1: its coefficients in sizes - 1 are."""
+    if isinstance(e, int):
+        return e >= 0
+    total: Dim = 0
+    for monomial, c in e.terms:
+        product: Dim = c
+        for atom, power in monomial:
+            if not isinstance(atom, str):
+                return False
+            for _ in range(power):
+                product = product * (symbol(atom) + 1)
+        total = total + product
+    return total >= 0 if isinstance(total, int) else all(c >= 0 for _, c in total.terms)
+
+
+def _floors(e: Dim) -> Iterable[Floor]:
+    for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
+        for atom, _ in monomial:
+            if isinstance(atom, Floor):
+                yield atom
+                yield from _floors(atom.numerator)
+
+
+def names_of(f: Floor) -> frozenset[str]:
+    return names(f.numerator) | names(f.denominator)
+
+
+def floors(e: Dim) -> tuple[Floor, ...]:
+    return tuple(_floors(e))

@@ -1,0 +1,29 @@
+"""Scalar functions, each one record in one place.
+
+`record` says what a record holds. A new function is declared in a file here, or beside the operator
+that maps it.
+"""
+
+from taso_mirage.meanings.functions.analysis import ERROR_FUNCTION as ERROR_FUNCTION
+from taso_mirage.meanings.functions.analysis import EXP as EXP
+from taso_mirage.meanings.functions.arithmetic import ADD as ADD
+from taso_mirage.meanings.functions.arithmetic import DIVIDE as DIVIDE
+from taso_mirage.meanings.functions.arithmetic import MAXIMUM as MAXIMUM
+from taso_mirage.meanings.functions.arithmetic import MULTIPLY as MULTIPLY
+from taso_mirage.meanings.functions.arithmetic import POWER as POWER
+from taso_mirage.meanings.functions.arithmetic import RECIPROCAL as RECIPROCAL
+from taso_mirage.meanings.functions.arithmetic import SUBTRACT as SUBTRACT
+from taso_mirage.meanings.functions.arithmetic import TRUNCATED_DIVIDE as TRUNCATED_DIVIDE
+from taso_mirage.meanings.functions.logic import EQUAL as EQUAL
+from taso_mirage.meanings.functions.logic import NEVER as NEVER
+from taso_mirage.meanings.functions.logic import NOT_EQUAL as NOT_EQUAL
+from taso_mirage.meanings.functions.logic import WHERE as WHERE
+from taso_mirage.meanings.functions.record import FUNCTIONS as FUNCTIONS
+from taso_mirage.meanings.functions.record import Comparison as Comparison
+from taso_mirage.meanings.functions.record import Division as Division
+from taso_mirage.meanings.functions.record import Fact as Fact
+from taso_mirage.meanings.functions.record import Fold as Fold
+from taso_mirage.meanings.functions.record import Function as Function
+from taso_mirage.meanings.functions.record import Linear as Linear
+from taso_mirage.meanings.functions.record import declare as declare
+from taso_mirage.meanings.functions.record import function_of as function_of

@@ -1,0 +1,311 @@
+"""Sums, products, quotients, powers and what rounds: records of scalar functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare
+from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
+from taso_mirage.meanings.residues import exact, moduli, ordered, quotient, root, tied, whole_power
+
+
+def truncated_divide(a: Any, b: Any) -> Any:
+    """C's integer division, which rounds towards zero."""
+    quotient = np.floor_divide(a, b)
+    return quotient + ((quotient * b != a) & ((a < 0) != (b < 0)))
+
+
+# ---------------------------------------------------------------- infinite constants
+
+
+def _sum_of_infinite(ps: Sequence[Poly]) -> Poly | None:
+    found = [p for p in ps if infinite(p)]
+    return found[0] if len({id(p) for p in found}) == 1 else None
+
+
+def _difference_of_infinite(ps: Sequence[Poly]) -> Poly | None:
+    if infinite(ps[0]) == infinite(ps[1]):
+        return None
+    if infinite(ps[0]):
+        return ps[0]
+    return MOST if ps[1] is LEAST else LEAST
+
+
+def _largest_of_infinite(absorbed: Poly, other: Poly) -> Any:
+    """The larger (or smaller) of two numbers; `absorbed` is the infinity that does not matter."""
+
+    def rule(ps: Sequence[Poly]) -> Poly | None:
+        finite = [p for p in ps if not infinite(p)]
+        signs = {id(p) for p in ps if infinite(p)}
+        if len(ps) != 2 or len(signs) != 1:
+            return None
+        if id(absorbed) in signs:
+            return finite[0] if finite else absorbed
+        return other
+
+    return rule
+
+
+# ---------------------------------------------------------------- normal forms
+
+
+def _maximum(algebra: Algebra, a: Poly, b: Poly) -> Poly:
+    return algebra.largest([((), (), a), ((), (), b)])
+
+
+def _minimum(algebra: Algebra, a: Poly, b: Poly) -> Poly:
+    return _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1)
+
+
+def _absolute(algebra: Algebra, a: Poly) -> Poly:
+    return _maximum(algebra, a, a.scaled(-1))
+
+
+def _power(algebra: Algebra, p: Poly, q: Poly) -> Poly:
+    n = q.number
+    if n == 0.5:
+        return algebra.sqrt(p)
+    if n == -0.5:
+        return algebra.inverse(algebra.sqrt(p))
+    if n is not None and n == int(n) and -8 <= n < 0:
+        return algebra.inverse(algebra.power(p, -int(n)))
+    return algebra.poly("power:float", p, q)
+
+
+def _sign(algebra: Algebra, p: Poly) -> Poly:
+    return algebra.sign("positive", p) - algebra.sign("positive", p.scaled(-1))
+
+
+# ---------------------------------------------------------------- ring arithmetic
+
+ADD = declare(
+    Function(
+        "add",
+        np.add,
+        field=exact(np.add),
+        normal=lambda algebra, a, b: a + b,
+        floats=False,
+        ring=True,
+        boolean="logical_or",
+        infinite=_sum_of_infinite,
+        linear=Linear.SUM,
+        sizes=True,
+        cpp="{} + {}",
+        triton="{} + {}",
+        fold=Fold("sum", "0.0f", "+", "tl.sum", 0.0),
+    )
+)
+SUBTRACT = declare(
+    Function(
+        "subtract",
+        np.subtract,
+        field=exact(np.subtract),
+        normal=lambda algebra, a, b: a - b,
+        floats=False,
+        ring=True,
+        boolean="logical_xor",
+        infinite=_difference_of_infinite,
+        linear=Linear.SUM,
+        sizes=True,
+        cpp="{} - {}",
+        triton="{} - {}",
+    )
+)
+MULTIPLY = declare(
+    Function(
+        "multiply",
+        np.multiply,
+        field=exact(np.multiply),
+        normal=lambda algebra, a, b: algebra.mul(a, b),
+        floats=False,
+        ring=True,
+        linear=Linear.PRODUCT,
+        sizes=True,
+        cpp="{} * {}",
+        triton="{} * {}",
+        fold=Fold("prod", "1.0f", "*"),
+    )
+)
+NEGATIVE = declare(
+    Function(
+        "negative",
+        np.negative,
+        field=exact(np.negative),
+        normal=lambda algebra, a: a.scaled(-1),
+        floats=False,
+        ring=True,
+        boolean="logical_not",
+        infinite=lambda ps: MOST if ps[0] is LEAST else LEAST,
+        linear=Linear.SUM,
+        sizes=True,
+        cpp="-{}",
+        triton="-{}",
+    )
+)
+SQUARE = declare(
+    Function(
+        "square",
+        np.square,
+        field=exact(lambda a: a * a),
+        normal=lambda algebra, a: algebra.mul(a, a),
+        floats=False,
+        ring=True,
+        cpp="{0} * {0}",
+        triton="{0} * {0}",
+    )
+)
+
+# ---------------------------------------------------------------- quotients, roots and powers
+
+DIVIDE = declare(
+    Function(
+        "divide",
+        np.divide,
+        field=quotient,
+        normal=lambda algebra, a, b: algebra.mul(a, algebra.inverse(b)),
+        linear=Linear.QUOTIENT,
+        cpp="{} / {}",
+        triton="{} / {}",
+        dear=True,
+    )
+)
+RECIPROCAL = declare(
+    Function(
+        "reciprocal",
+        np.reciprocal,
+        field=quotient,
+        normal=lambda algebra, a: algebra.mul(ONE, algebra.inverse(a)),
+        cpp="1.0f / {}",
+        triton="1.0 / {}",
+        dear=True,
+    )
+)
+SQRT = declare(
+    Function(
+        "sqrt",
+        np.sqrt,
+        field=exact(root),
+        normal=lambda algebra, a: algebra.sqrt(a),
+        facts=(
+            Fact("strict", "f(x) < f(y)", "0 <= x < y"),
+            Fact("even powers out", "f(x * x * y) == abs(x) * f(y)", "y >= 0"),
+        ),
+        cpp="std::sqrt({})",
+        triton="tl.sqrt({})",
+        dear=True,
+    )
+)
+POWER = declare(
+    Function(
+        "power",
+        np.power,
+        free=(1,),
+        field=whole_power,
+        normal=_power,
+        facts=(
+            Fact("rewritten", "f(x, -2) == 1 / (x * x)", "x != 0"),
+            Fact("rewritten", "f(x, 0.5) == sqrt(x)", "x >= 0"),
+            Fact("rewritten", "f(x, -0.5) == 1 / sqrt(x)", "x > 0"),
+        ),
+        cpp="std::pow({}, {})",
+        dear=True,
+    )
+)
+
+# ---------------------------------------------------------------- the larger, the smaller, the sign
+
+MAXIMUM = declare(
+    Function(
+        "maximum",
+        np.maximum,
+        field=ordered(lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]), tied),
+        normal=_maximum,
+        floats=False,
+        infinite=_largest_of_infinite(LEAST, MOST),
+        cpp="maximum({}, {})",
+        triton="tl.maximum({}, {})",
+        fold=Fold("max", "-INFINITY", "max", "tl.max", -np.inf),
+    )
+)
+MINIMUM = declare(
+    Function(
+        "minimum",
+        np.minimum,
+        field=ordered(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied),
+        normal=_minimum,
+        floats=False,
+        infinite=_largest_of_infinite(MOST, LEAST),
+        cpp="minimum({}, {})",
+        triton="tl.minimum({}, {})",
+        fold=Fold("min", "INFINITY", "min", "tl.min", np.inf),
+    )
+)
+ABSOLUTE = declare(
+    Function(
+        "absolute",
+        np.absolute,
+        field=ordered(
+            lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % moduli(order[0].ndim - 1),
+            lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
+        ),
+        normal=_absolute,
+        floats=False,
+        cpp="std::fabs({})",
+        triton="tl.abs({})",
+    )
+)
+SIGN = declare(
+    Function(
+        "sign",
+        np.sign,
+        field=ordered(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
+        normal=_sign,
+        floats=False,
+        facts=(Fact("rewritten", "f(x) == (x > 0) - (x < 0)"),),
+        cpp="static_cast<float>(({0} > 0.0f) - ({0} < 0.0f))",
+        triton="tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
+    )
+)
+
+# ---------------------------------------------------------------- what rounds
+
+_ROUNDS = (
+    Fact("increasing", "f(x) <= f(y)", "x < y"),
+    Fact("integer", "f(x) == x", "x == floor(x)"),
+    Fact("whole", "f(x) == floor(f(x))"),
+)
+FLOOR = declare(Function("floor", np.floor, facts=_ROUNDS, cpp="std::floor({})", triton="tl.floor({})"))
+CEIL = declare(
+    Function(
+        "ceil",
+        np.ceil,
+        normal=lambda algebra, p: algebra.apply("floor:float", p.scaled(-1)).scaled(-1),
+        facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
+        cpp="std::ceil({})",
+        triton="tl.ceil({})",
+    )
+)
+RINT = declare(
+    Function("rint", np.rint, facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS), cpp="std::nearbyint({})"),
+)
+FLOOR_DIVIDE = declare(
+    Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)
+)
+TRUNCATED_DIVIDE = declare(Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False)))
+REMAINDER = declare(
+    Function(
+        "remainder",
+        np.remainder,
+        division=Division(rest=True, floors=True),
+        facts=(Fact("small", "x - floor(x / y) * y == x", "0 <= x < y"),),
+        sizes=True,
+        dear=True,
+    )
+)
+FMOD = declare(Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True))
+LEFT_SHIFT = declare(Function("left_shift", np.left_shift, free=(1,)))
+RIGHT_SHIFT = declare(Function("right_shift", np.right_shift, free=(1,)))
