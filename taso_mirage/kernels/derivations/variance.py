@@ -1,4 +1,4 @@
-"""The variances of a goal, as derivations of their own: one pass over their elements instead of two (KERNELS.md, step 8).
+"""The variances of a goal, as derivations of their own: one pass over their elements instead of two.
 
 mean((x - mean(x))^2) waits for the mean, so no loop over the elements has both. An accumulator of the variance does (Chan, Golub and
 LeVeque 1979), and of a reduction that is split over the grid the last kernel merges the variances and means of the parts.
