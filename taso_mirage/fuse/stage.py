@@ -90,12 +90,9 @@ def optimized(
 
 
 def usual_mode(config: Config) -> str:
-    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here or the model is to be portable."""
-    return (
-        "off"
-        if config.target.lowering is None or config.portable or not config.measure or config.scheduler is not None
-        else "search"
-    )
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here the model is to be portable, or its target has no kernels."""
+    none = config.target.lowering is None or config.portable or config.scheduler is not None
+    return "search" if config.measure and not none else "off"
 
 
 def fused(
