@@ -90,7 +90,8 @@ def optimized(
 
 
 def usual_mode(config: Config) -> str:
-    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here the model is to be portable, or its target has no kernels."""
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here, the model is to be portable, or its
+    target has no kernels."""
     none = config.target.lowering is None or config.portable or config.scheduler is not None
     return "search" if config.measure and not none else "off"
 
