@@ -71,9 +71,10 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
 
 
 def usual_mode(config: Config) -> str:
-    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here or the model is to be portable."""
-    nothing = config.portable or not config.measure or config.scheduler is not None
-    return OFF if nothing or config.target.lowering is None else SEARCH
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here, the model is to be portable, or its
+    target has no kernels."""
+    none = config.target.lowering is None or config.portable or config.scheduler is not None
+    return SEARCH if config.measure and not none else OFF
 
 
 def fused(
