@@ -40,7 +40,7 @@ from taso_mirage.optimize.measure import device_key  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
 from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
 
-CHOSEN = ("bert", "llama_decode", "resnet50", "densenet121", "shufflenet")
+CHOSEN = ("bert", "llama_decode", "resnet50", "squeezenet", "densenet121", "shufflenet")
 PEER, OURS, OTHER = "openvino", "ours", "onnxruntime"
 RATIOS = ("ratio", "median_ratio")
 

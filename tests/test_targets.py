@@ -305,7 +305,10 @@ def test_openvino_from_end_to_end(tmp_path: Path) -> None:
     assert found["target"] == {"name": "openvino", "provider": None, "options": dict(OPENVINO.options)}
     assert found["open"] == f"taso_mirage.session({str(out)!r})"
     assert all(case["passed"] for case in found["check"])
-    assert found["time"]["runs"] > 0
+    assert found["seconds"]["measure"] > 0
+    assert (
+        found["changed"] == (found["time"] is not None) == bool(found["check"])
+    )  # which of both is the machine's luck
     assert {node.domain for node in onnx.load(out).graph.node} == {""}
     model = load(TRANSFORMER)
     inputs = random_inputs(model, 1)
