@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.model import random_inputs  # noqa: E402
+from taso_mirage.ir.model import random_inputs  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.target import CPU  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
 
 

@@ -29,24 +29,24 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.equation import work_terms  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.ir import Node, topological  # noqa: E402
-from taso_mirage.model import Model  # noqa: E402
+from taso_mirage.ir.model import Model  # noqa: E402
+from taso_mirage.ir.terms import Node, topological  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure import tasks  # noqa: E402
+from taso_mirage.measure.cost_cache import CostCache  # noqa: E402
+from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.onnx_io import from_ir, load, serialize  # noqa: E402
-from taso_mirage.optimize import measure  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.available import Available  # noqa: E402
-from taso_mirage.optimize.cache import CostCache  # noqa: E402
-from taso_mirage.optimize.config import Config, representative  # noqa: E402
-from taso_mirage.optimize.cost import Cost, Measured  # noqa: E402
-from taso_mirage.optimize.partition import parts  # noqa: E402
-from taso_mirage.optimize.passes import Context, for_search, simplify, stages  # noqa: E402
-from taso_mirage.optimize.rulesets import rules  # noqa: E402
-from taso_mirage.optimize.search import State, directions, rewrites  # noqa: E402
-from taso_mirage.optimize.settings import Running, Setting, concrete  # noqa: E402
-from taso_mirage.optimize.target import CPU  # noqa: E402
-from taso_mirage.rules import Rules  # noqa: E402
+from taso_mirage.rewriting.equation import work_terms  # noqa: E402
+from taso_mirage.rewriting.index import Rules  # noqa: E402
+from taso_mirage.search.available import Available  # noqa: E402
+from taso_mirage.search.config import Config, representative  # noqa: E402
+from taso_mirage.search.cost import Cost, Measured  # noqa: E402
+from taso_mirage.search.partition import parts  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, simplify, stages  # noqa: E402
+from taso_mirage.search.rulesets import rules  # noqa: E402
+from taso_mirage.search.search import State, directions, rewrites  # noqa: E402
+from taso_mirage.search.settings import Running, Setting, concrete  # noqa: E402
 
 SMALL = ("mini_transformer", "bert", "llama", "vit", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 MEDIUM = ("light_squeezenet", "light_shufflenet", "light_densenet121")
@@ -138,7 +138,7 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
         states = variants(graph.outputs, every, large, context, options.variants, rng)
         try:
             contents = [serialize(concrete(s, Running(), context)) for s, _ in states]
-            first, second = (measure.in_turn(contents, CPU, TURNS * len(states)) for _ in range(2))
+            first, second = (tasks.in_turn(contents, CPU, TURNS * len(states)) for _ in range(2))
         except (TasoMirageError, LookupError, TypeError, ValueError) as error:
             print(f"{name}: part {number} is left out: {error}", file=sys.stderr)
             continue
@@ -146,7 +146,7 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
             noted = Noted(term)
             predicted = Cost(noted)(state)
             terms = len(work_terms(topological(state)))
-            own = [max(t - measure.overhead(CPU), 1e-7) for t in (taken, again)]
+            own = [max(t - tasks.overhead(CPU), 1e-7) for t in (taken, again)]
             found.append(Sample(name, number, path, predicted, *own, terms, dict(noted.seen.most_common())))
     return found
 

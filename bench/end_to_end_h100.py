@@ -30,13 +30,13 @@ from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled, Mach
 
 from taso_mirage.codegen import tune
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.model import Model
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import native
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import CUDA, Target
 from taso_mirage.onnx_io import serialize
-from taso_mirage.optimize import native
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.target import CUDA, Target
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
 
 DECODER = {
     "hidden_size": 2048,

@@ -4,7 +4,7 @@
 
 The costliest parts of each model, after the passes, are saturated as `--strategy saturate` does it, with each budget (seconds of
 saturation; costs are a roofline); both extractions in its course, from the small e-graph and from the large one, are problems. Each is
-solved by `optimize/extract.py` and by `extraction_milp.py`, with the same graphs to start from, each within the limit. What is written
+solved by `search/extract.py` and by `extraction_milp.py`, with the same graphs to start from, each within the limit. What is written
 to bench/results/extraction-cpu2.json after each row, for ours, for `milp`, and for `one`, the integer program for the cheapest graph
 alone: the cheapest graph's cost, whether it is known to be the cheapest, what share of its cost a better one might save, how many
 graphs are found, and seconds of the clock and of the processor (on a machine that others use the clock says more about them). E-graphs
@@ -35,17 +35,17 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.optimize import saturate  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.bounds import Options  # noqa: E402
-from taso_mirage.optimize.cost import Cost, Roofline  # noqa: E402
-from taso_mirage.optimize.extract import Choice, Extraction, extract  # noqa: E402
-from taso_mirage.optimize.partition import parts  # noqa: E402
-from taso_mirage.optimize.passes import Context, for_search, stages  # noqa: E402
-from taso_mirage.optimize.rulesets import rules  # noqa: E402
-from taso_mirage.optimize.search import Budget, directions  # noqa: E402
-from taso_mirage.rules import Rules  # noqa: E402
+from taso_mirage.rewriting.index import Rules  # noqa: E402
+from taso_mirage.search import saturate  # noqa: E402
+from taso_mirage.search.bounds import Options  # noqa: E402
+from taso_mirage.search.cost import Cost, Roofline  # noqa: E402
+from taso_mirage.search.extract import Choice, Extraction, extract  # noqa: E402
+from taso_mirage.search.partition import parts  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, stages  # noqa: E402
+from taso_mirage.search.rulesets import rules  # noqa: E402
+from taso_mirage.search.search import Budget, directions  # noqa: E402
 
 NAMES = ("bert", "resnet50", "llama_decode", "vit", "inception_v3")
 

@@ -19,8 +19,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from taso_mirage.optimize.bounds import Option, Options, tree_costs, undominated
-from taso_mirage.optimize.extract import Choice, Extraction, _cheapest_trees, _Kept, _restricted
+from taso_mirage.search.bounds import Option, Options, tree_costs, undominated
+from taso_mirage.search.extract import Choice, Extraction, _cheapest_trees, _Kept, _restricted
 
 SCALE = 1e4
 """What the prize is counted as, so that the solver's absolute tolerances are small beside it."""
@@ -37,7 +37,7 @@ def extract(
     slack: float = 1.0,
     seconds: float = math.inf,
 ) -> Extraction:
-    """What `taso_mirage.optimize.extract.extract` gives, within some seconds; its steps are the integer programs solved."""
+    """What `taso_mirage.search.extract.extract` gives, within some seconds; its steps are the integer programs solved."""
     end = time.monotonic() + seconds
     prices = tree_costs(options)
     if any(root not in prices for root in roots):

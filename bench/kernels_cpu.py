@@ -32,15 +32,15 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen.cpu.native import Kernel, empty_aligned  # noqa: E402
 from taso_mirage.codegen.cpu.tune import tuned  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
-from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
+from taso_mirage.ir.model import Array  # noqa: E402
+from taso_mirage.ir.mugraph import tile  # noqa: E402
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.meanings.reals import EXACT  # noqa: E402
-from taso_mirage.model import Array  # noqa: E402
-from taso_mirage.mugraph import tile  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
-from taso_mirage.ops import interpret, term  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.operators.ops import interpret, term  # noqa: E402
 from taso_mirage.targets.cpu.device import CPU  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"

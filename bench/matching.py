@@ -31,16 +31,16 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.ir import Node, substitute, topological, users  # noqa: E402
-from taso_mirage.model import Model  # noqa: E402
+from taso_mirage.ir.model import Model  # noqa: E402
+from taso_mirage.ir.terms import Node, substitute, topological, users  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.cost import Cost, Roofline  # noqa: E402
-from taso_mirage.optimize.passes import Context, for_search, joint, merge, simplify, stages  # noqa: E402
-from taso_mirage.optimize.rulesets import rules  # noqa: E402
-from taso_mirage.optimize.search import Budget, directions, search_model  # noqa: E402
-from taso_mirage.optimize.weights import fold_weights, split_halves  # noqa: E402
-from taso_mirage.rules import Rules  # noqa: E402
+from taso_mirage.rewriting.index import Rules  # noqa: E402
+from taso_mirage.search.cost import Cost, Roofline  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, joint, merge, simplify, stages  # noqa: E402
+from taso_mirage.search.rulesets import rules  # noqa: E402
+from taso_mirage.search.search import Budget, directions, search_model  # noqa: E402
+from taso_mirage.search.weights import fold_weights, split_halves  # noqa: E402
 
 T = TypeVar("T")
 TINY = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 32}

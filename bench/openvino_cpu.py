@@ -30,14 +30,14 @@ sys.path.insert(0, str(ROOT))
 from optimize import MODELS, SEQUENCE, loaded, mean  # noqa: E402
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.model import random_inputs  # noqa: E402
+from taso_mirage.ir.model import random_inputs  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.child import in_child  # noqa: E402
+from taso_mirage.measure.tasks import device_key  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.optimize import native  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.child import in_child  # noqa: E402
-from taso_mirage.optimize.config import Config, representative  # noqa: E402
-from taso_mirage.optimize.measure import device_key  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
 
 CHOSEN = ("bert", "llama_decode", "resnet50", "squeezenet", "densenet121", "shufflenet")

@@ -30,13 +30,13 @@ sys.path.insert(0, str(ROOT))
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.model import Model, random_inputs  # noqa: E402
+from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.target import CUDA  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.config import Config  # noqa: E402
-from taso_mirage.optimize.result import Result  # noqa: E402
-from taso_mirage.optimize.target import CUDA  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.report.result import Result  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
 
 NAMES = ("bert", "vit", "llama", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 NAMES += ("light_squeezenet", "light_densenet121", "light_shufflenet")

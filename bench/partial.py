@@ -30,22 +30,22 @@ sys.path.insert(0, str(ROOT))
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.ir import Graph, Node, Tensor, variable, weight  # noqa: E402
-from taso_mirage.model import Array, Model, random_array, random_inputs  # noqa: E402
+from taso_mirage.ir.model import Array, Model, random_array, random_inputs  # noqa: E402
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.cost_cache import cache_path  # noqa: E402
+from taso_mirage.measure.native import Arrays  # noqa: E402
+from taso_mirage.measure.session import Session  # noqa: E402
+from taso_mirage.measure.target import Target, target  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
-from taso_mirage.ops import term  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.cache import cache_path  # noqa: E402
-from taso_mirage.optimize.config import Config  # noqa: E402
-from taso_mirage.optimize.native import Arrays  # noqa: E402
-from taso_mirage.optimize.result import Result  # noqa: E402
-from taso_mirage.optimize.session import Session  # noqa: E402
-from taso_mirage.optimize.target import Target, target  # noqa: E402
-from taso_mirage.optimize.weights import fold_weights  # noqa: E402
+from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.partial.candidates import Candidate, candidates  # noqa: E402
 from taso_mirage.partial.whole import verified  # noqa: E402
 from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.report.result import Result  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.search.weights import fold_weights  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verify.refused import Refused  # noqa: E402
 

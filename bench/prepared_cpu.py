@@ -24,13 +24,13 @@ sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.fuse import alone  # noqa: E402
-from taso_mirage.ir import Graph, Node, Tensor, variable, weight  # noqa: E402
-from taso_mirage.kernels.prepared import prepared  # noqa: E402
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
+from taso_mirage.kernels.cpu.prepared import prepared  # noqa: E402
 from taso_mirage.kernels.regions import Spot  # noqa: E402
-from taso_mirage.meanings.work import work  # noqa: E402
-from taso_mirage.ops import term  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.target import CPU  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.target import CPU  # noqa: E402
+from taso_mirage.operators.ops import term  # noqa: E402
+from taso_mirage.operators.work import work  # noqa: E402
 from taso_mirage.targets.cpu import lowering as cpu  # noqa: E402
 from taso_mirage.targets.cpu.device import CPU as DEVICE  # noqa: E402
 

@@ -28,17 +28,17 @@ from rows import Rows  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.model import Model  # noqa: E402
+from taso_mirage.ir.model import Model  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.cost_cache import proofs_path  # noqa: E402
 from taso_mirage.onnx_io import from_ir, load, save  # noqa: E402
-from taso_mirage.optimize import certificate  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
-from taso_mirage.optimize.cache import proofs_path  # noqa: E402
-from taso_mirage.optimize.config import Config  # noqa: E402
-from taso_mirage.optimize.follow import follow  # noqa: E402
-from taso_mirage.optimize.judge import Judge  # noqa: E402
-from taso_mirage.optimize.result import Result  # noqa: E402
-from taso_mirage.optimize.rulesets import rules  # noqa: E402
 from taso_mirage.pipeline import optimize, problem  # noqa: E402
+from taso_mirage.report import certificate  # noqa: E402
+from taso_mirage.report.follow import follow  # noqa: E402
+from taso_mirage.report.judge import Judge  # noqa: E402
+from taso_mirage.report.result import Result  # noqa: E402
+from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verify.proofs import Proofs  # noqa: E402
 

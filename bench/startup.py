@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.optimize import session as runtime  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
 
 BASELINE = ("-c", "pass")
 CASES = {

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 from end_to_end_common import ROOT
 
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import CUDA
 from taso_mirage.plugin.export import Exported, export
 
 SOURCE = Path(__file__).with_suffix(".cpp")

@@ -6,9 +6,9 @@ import numpy as np
 
 from op_specs.arithmetic import add, div, max_, min_, mul, real
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Node, constant
+from taso_mirage.ir.terms import ABSENT, Node, constant
 from taso_mirage.meanings.functions import ERROR_FUNCTION
-from taso_mirage.ops import Call, op
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="Relu", since=6)

@@ -6,10 +6,10 @@ from functools import reduce
 import numpy as np
 
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Node, is_float, numpy_dtype
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Node, is_float, numpy_dtype
 from taso_mirage.meanings.functions import TRUNCATED_DIVIDE
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Call, op
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="Add", since=7, commutative=True)

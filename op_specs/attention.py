@@ -15,8 +15,8 @@ from op_specs.reshape import reshape
 from op_specs.softmax import softmax
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import ABSENT, Node
-from taso_mirage.ops import Call, Op, get, op
+from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.operators.ops import Call, Op, get, op
 
 
 @op(onnx="Attention", since=23)

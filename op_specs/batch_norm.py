@@ -3,8 +3,8 @@
 from op_specs.arithmetic import add, div, mul, sqrt, sub
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="BatchNormalization", since=7, layout=True)

@@ -1,8 +1,8 @@
 """Changes of dtype, and the operators that change nothing when a model runs."""
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Node
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.operators.ops import Call, op
 
 DTYPES = {
     1: "float32",

@@ -4,7 +4,7 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped
 from taso_mirage.meanings.functions import NEVER
-from taso_mirage.ops import op
+from taso_mirage.operators.ops import op
 
 
 @op(onnx="Equal", since=7, commutative=True)

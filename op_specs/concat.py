@@ -1,9 +1,9 @@
 """Concatenation."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.copies import join, sizes
 from taso_mirage.errors import Unsupported
-from taso_mirage.ops import Call, op
+from taso_mirage.operators.ops import Call, op
+from taso_mirage.operators.slicing import join, sizes
 
 
 @op(onnx="Concat", since=4, joins="axis")

@@ -2,10 +2,10 @@
 
 from op_specs.arithmetic import add, div, mul, sub
 from op_specs.reshape import reshape
-from taso_mirage.copies import cut, needed, padded, sizes, whole
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ops import Call, Dims, Ints, op
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.operators.ops import Call, Dims, Ints, op
+from taso_mirage.operators.slicing import cut, needed, padded, sizes, whole
 
 
 @op(onnx="Conv", since=1, windowed=True, kernel=1, layout=True)

@@ -14,9 +14,9 @@ import numpy as np
 
 from op_specs.concat import concat
 from op_specs.conv import conv as convolution
-from taso_mirage.copies import cut, join, padded, sizes, whole
-from taso_mirage.ir import LEAVES, Node, constant
-from taso_mirage.ops import term
+from taso_mirage.ir.terms import LEAVES, Node, constant
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.slicing import cut, join, padded, sizes, whole
 
 
 @dataclass(frozen=True, slots=True)

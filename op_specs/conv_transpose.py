@@ -4,7 +4,7 @@ from op_specs.arithmetic import add
 from op_specs.conv import check_bias, check_window
 from op_specs.reshape import reshape
 from taso_mirage.errors import Unsupported
-from taso_mirage.ops import Call, Ints, op
+from taso_mirage.operators.ops import Call, Ints, op
 
 
 @op(onnx="ConvTranspose", since=1, windowed=True, kernel=1, layout=True)

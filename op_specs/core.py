@@ -1,6 +1,6 @@
 """What terms need besides operators: constants, sizes, and one part of a value that has several."""
 
-from taso_mirage.ops import Dims, Literal, op
+from taso_mirage.operators.ops import Dims, Literal, op
 
 
 @op()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, extents, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, extents, op
 
 
 @op(onnx="CumSum", since=11)

@@ -4,7 +4,7 @@ from op_specs.families import ELEMENTWISE, each
 from op_specs.reshape import reshape
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ops import Call, op
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="DepthToSpace", since=1, layout=True)

@@ -5,9 +5,9 @@ from collections import Counter
 from op_specs.reductions import reduce_sum
 from op_specs.transpose import transpose
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="Einsum", since=12, lowering=Lowering.CONTRACT)

@@ -1,10 +1,10 @@
 """Broadcasting to a shape."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.copies import sizes, under
-from taso_mirage.dims import Symbolic, broadcast_shapes
 from taso_mirage.errors import IllTyped
-from taso_mirage.ops import Call, Dims, extents, op
+from taso_mirage.ir.dims import Symbolic, broadcast_shapes
+from taso_mirage.operators.ops import Call, Dims, extents, op
+from taso_mirage.operators.slicing import sizes, under
 
 
 @op(onnx="Expand", since=8, domains={"shape": "wider"})

@@ -7,9 +7,9 @@ from op_specs.attention import attention
 from op_specs.matmul import matmul
 from op_specs.slice import slice_
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, Node
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import Call, op
 
 
 def _scaled(node: Node) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ops import Call, op
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="Gather", since=1)

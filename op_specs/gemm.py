@@ -4,9 +4,9 @@ from op_specs.arithmetic import add, mul
 from op_specs.matmul import matmul
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
-from taso_mirage.expressions import splat_value
-from taso_mirage.ir import ABSENT, Node, constant
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.terms import ABSENT, Node, constant
+from taso_mirage.operators.expressions import splat_value
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="Gemm", since=7)

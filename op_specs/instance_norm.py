@@ -5,9 +5,9 @@ from op_specs.batch_norm import per_channel
 from op_specs.cast import cast
 from op_specs.reductions import reduce_mean
 from op_specs.reshape import reshape
-from taso_mirage.dims import product
 from taso_mirage.errors import IllTyped
-from taso_mirage.ops import op
+from taso_mirage.ir.dims import product
+from taso_mirage.operators.ops import op
 
 
 @op(onnx="InstanceNormalization", since=6)

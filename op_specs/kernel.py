@@ -10,13 +10,13 @@ from itertools import accumulate as running
 from op_specs.arithmetic import div, exp, mul, sub
 from op_specs.matmul import matmul
 from op_specs.reductions import reduce_max, reduce_mean, reduce_sum
-from taso_mirage.dims import broadcast_shapes, show_shape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import ABSENT, Graph, Tensor, variable
+from taso_mirage.ir.dims import broadcast_shapes, show_shape
+from taso_mirage.ir.mugraph import Lowering, Stage, check, overlaps, stages
+from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged
-from taso_mirage.mugraph import Lowering, Stage, check, overlaps, stages
-from taso_mirage.ops import Ints, Maps, op, run
+from taso_mirage.operators.ops import Ints, Maps, op, run
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
 """What an accumulator takes, and its second operand."""

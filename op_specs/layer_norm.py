@@ -4,8 +4,8 @@ from op_specs.arithmetic import add, div, mul, sqrt, sub
 from op_specs.cast import cast
 from op_specs.reductions import reduce_mean
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, Ints, Op, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, Ints, Op, op
 
 
 @op(onnx="LayerNormalization", since=17, domains={"axis": "any axis"})

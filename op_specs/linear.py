@@ -3,8 +3,8 @@
 from op_specs.arithmetic import add
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Ints, op
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.operators.ops import Ints, op
 
 
 @op(lowering=Lowering.LINEAR)

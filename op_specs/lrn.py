@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from taso_mirage.ops import op
+from taso_mirage.operators.ops import op
 
 
 @op(onnx="LRN", since=1, layout=True)

@@ -3,10 +3,10 @@
 from math import prod
 
 from op_specs.arithmetic import add, div, mul, sub
-from taso_mirage.copies import sizes, under, whole
 from taso_mirage.errors import Unsupported
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import op, term
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.operators.ops import op, term
+from taso_mirage.operators.slicing import sizes, under, whole
 
 
 @op(onnx="MatMul", since=1, lowering=Lowering.CONTRACT)

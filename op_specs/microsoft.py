@@ -6,8 +6,8 @@ from op_specs.layer_norm import layer_norm, rms_norm
 from op_specs.matmul import matmul
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, Op, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, Op, op
 
 
 @op(onnx="FusedMatMul", domain="com.microsoft", since=1)

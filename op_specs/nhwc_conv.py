@@ -6,7 +6,7 @@ ONNX Runtime's CUDA provider has it. As a target's option (`prefer_nhwc`) the la
 from op_specs.conv import check_window, conv, windows
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ops import Call, Ints, op
+from taso_mirage.operators.ops import Call, Ints, op
 
 FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Permutations that bring the channels of an image to the front, and to the end."""

@@ -1,11 +1,11 @@
 """Padding."""
 
-from taso_mirage.copies import needed, padded, sizes
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import constant
-from taso_mirage.ops import Call, Dims, extents, op
-from taso_mirage.traits import Margin
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.terms import constant
+from taso_mirage.operators.ops import Call, Dims, extents, op
+from taso_mirage.operators.slicing import needed, padded, sizes
+from taso_mirage.operators.traits import Margin
 
 
 @op(onnx="Pad", since=2, domains={"pads": "margins"})

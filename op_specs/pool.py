@@ -4,11 +4,11 @@ import numpy as np
 
 from op_specs.conv import seen, windows
 from op_specs.reductions import reduce_l2, reduce_max, reduce_mean
-from taso_mirage.copies import sizes
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import constant, is_float, numpy_dtype
-from taso_mirage.ops import Call, Dims, Ints, op, term
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.terms import constant, is_float, numpy_dtype
+from taso_mirage.operators.ops import Call, Dims, Ints, op, term
+from taso_mirage.operators.slicing import sizes
 
 
 @op(onnx="MaxPool", since=1, windowed=True, layout=True)

@@ -3,11 +3,11 @@
 import numpy as np
 
 from op_specs.arithmetic import abs_, add, exp, log, mul, product_below, sqrt, sub
-from taso_mirage.copies import sizes
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Node
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Call, Ints, Op, extents, get, op
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.operators.ops import Call, Ints, Op, extents, get, op
+from taso_mirage.operators.slicing import sizes
 
 
 @op(onnx="ReduceSum", since=1, rounds=True, lowering=Lowering.SUM)

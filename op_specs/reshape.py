@@ -7,13 +7,13 @@ from math import prod
 import numpy as np
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.copies import cut, join, sizes, whole
-from taso_mirage.dims import Dim, Symbolic, product, symbol
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.dims import Dim, Symbolic, product, symbol
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.meanings.boxes import regrouped_runs
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Call, Dims, Ints, extents, op
-from taso_mirage.traits import Box, Interval
+from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
+from taso_mirage.operators.slicing import cut, join, sizes, whole
+from taso_mirage.operators.traits import Box, Interval
 
 
 @op(onnx="Reshape", since=5, lowering=Lowering.RESHAPE, domains={"shape": "regrouped"})

@@ -6,10 +6,10 @@ import numpy as np
 
 from op_specs.expand import expand
 from op_specs.reshape import reshape
-from taso_mirage.dims import Dim
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import ABSENT, constant
-from taso_mirage.ops import Call, Ints, extents, op
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import ABSENT, constant
+from taso_mirage.operators.ops import Call, Ints, extents, op
 
 
 @op(onnx="Resize", since=10)

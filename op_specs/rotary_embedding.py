@@ -6,8 +6,8 @@ from op_specs.gather import gather
 from op_specs.reshape import reshape
 from op_specs.slice import slice_
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, op
 
 
 @op(onnx="RotaryEmbedding", since=23)

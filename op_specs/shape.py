@@ -6,10 +6,10 @@ import numpy as np
 
 from op_specs.cast import DTYPES
 from op_specs.expand import expand
-from taso_mirage.dims import Symbolic, product
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, constant, is_float
-from taso_mirage.ops import Call, Dim, Dims, extents, op
+from taso_mirage.ir.dims import Symbolic, product
+from taso_mirage.ir.terms import Literal, constant, is_float
+from taso_mirage.operators.ops import Call, Dim, Dims, extents, op
 
 SMALL = 1024
 """Ranges of up to this many elements become constants."""

@@ -1,10 +1,10 @@
 """Slices along several axes at once."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.copies import whole
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ops import Call, Dims, Ints, extents, op
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
+from taso_mirage.operators.slicing import whole
 
 UNBOUNDED = 10**9
 """What exporters write for "to the end" is this or more: no tensor that a model slices has so many positions along a free dim."""

@@ -3,8 +3,8 @@
 from op_specs.arithmetic import div, exp, log, sub
 from op_specs.reductions import reduce_max, reduce_sum
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node
-from taso_mirage.ops import Call, Op, op
+from taso_mirage.ir.terms import Node
+from taso_mirage.operators.ops import Call, Op, op
 
 
 @op(onnx="Softmax", since=1, domains={"axis": "any axis"})

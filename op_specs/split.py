@@ -1,9 +1,9 @@
 """Cutting a tensor into consecutive parts."""
 
 from op_specs.families import ELEMENTWISE, each
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.ops import Call, Dims, extents, op
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.operators.ops import Call, Dims, extents, op
 
 
 @op(onnx="Split", since=2, parts="split")

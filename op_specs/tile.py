@@ -4,7 +4,7 @@ from op_specs.expand import expand
 from op_specs.families import ELEMENTWISE, each
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ops import Call, Dims, extents, op
+from taso_mirage.operators.ops import Call, Dims, extents, op
 
 
 @op(onnx="Tile", since=6)

@@ -1,8 +1,8 @@
 """Transpose."""
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Call, Ints, op
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.operators.ops import Call, Ints, op
 
 
 @op(onnx="Transpose", since=1, lowering=Lowering.TRANSPOSE)

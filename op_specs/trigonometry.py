@@ -3,7 +3,7 @@
 import numpy as np
 
 from op_specs.arithmetic import real
-from taso_mirage.ops import op
+from taso_mirage.operators.ops import op
 
 
 @op(onnx="Sin", since=7)

@@ -13,9 +13,9 @@ from op_specs.arithmetic import add
 from op_specs.conv import check_bias
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Literal
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import Ints, op
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Literal
+from taso_mirage.operators.ops import Ints, op
 
 HALVES = {0: "", 3: "1", 5: "2/3 3/2", 9: "2/5 4/5 5/4 5/2"}
 POINTS = {n: [Fraction(p) * s for p in own.split() for s in (1, -1)] for n, own in HALVES.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from taso_mirage.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from taso_mirage.api import optimize
     from taso_mirage.kernels.graph import new_graph
@@ -12,15 +14,14 @@ if TYPE_CHECKING:
     from taso_mirage.runtime.register import register
     from taso_mirage.targets.packaging import session
 
-__version__ = "0.1.0"
 __all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "session", "superoptimize"]
 
 _PLACES = {
-    "RuleSet": "optimize.rulesets",
+    "RuleSet": "search.rulesets",
     "new_graph": "kernels.graph",
     "optimize": "api",
     "register": "runtime.register",
-    "rules": "optimize.rulesets",
+    "rules": "search.rulesets",
     "session": "targets.packaging",
     "superoptimize": "kernels.search",
 }

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from taso_mirage.fuse import check_mode, usual_mode
-from taso_mirage.model import Model
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.child import LIMIT
+from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.shapes import parse_shapes
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.files import check_outputs, data_files, from_memory, like, load
-from taso_mirage.optimize import certificate as certificates
-from taso_mirage.optimize import html
-from taso_mirage.optimize.arrays import fitting, read_inputs
-from taso_mirage.optimize.cache import proofs_path
-from taso_mirage.optimize.child import LIMIT
-from taso_mirage.optimize.config import Config, Progress, Stop, quiet
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.rulesets import RuleSet, rules_of
-from taso_mirage.optimize.rulesets import rules as all_rules
-from taso_mirage.optimize.shapes import parse_shapes
-from taso_mirage.optimize.target import Target
-from taso_mirage.optimize.target import target as named
 from taso_mirage.pipeline import stages
+from taso_mirage.report import certificate as certificates
+from taso_mirage.report import html
+from taso_mirage.report.result import Result
+from taso_mirage.search.arrays import fitting, read_inputs
+from taso_mirage.search.config import Config, Progress, Stop, quiet
+from taso_mirage.search.rulesets import RuleSet, rules_of
+from taso_mirage.search.rulesets import rules as all_rules
 from taso_mirage.verify.proofs import PROVED_WHERE_APPLIED, Proofs
 
 Given = TypeVar("Given")

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from taso_mirage.cli import main
+from taso_mirage.cli.commands import main
 
 Done = subprocess.CompletedProcess[str]
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import onnxruntime  # noqa: F401 (imported once)
 
-import taso_mirage.optimize.child
-import taso_mirage.optimize.session
-from taso_mirage import cli
+import taso_mirage.measure.child
+import taso_mirage.measure.session
+from taso_mirage.cli import commands
 from taso_mirage.fuse import optimized  # noqa: F401
 from taso_mirage.verify import proofs  # noqa: F401
 
@@ -48,7 +48,7 @@ def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -
     code = 70
     shim.arm(call, error, lasts)
     try:
-        cli.main()
+        commands.main()
     except SystemExit as ended:
         code = int(ended.code or 0)
     finally:

@@ -14,18 +14,18 @@ import onnxruntime
 import pytest
 
 from taso_mirage.fuse import alone, searches, stage
-from taso_mirage.ir import Graph, Tensor, variable, weight
-from taso_mirage.model import Array, Model
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.target import CPU, Target
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
+from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
+from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu import lowering as cpu
 
 ROWS, WIDTH = 66, 8

@@ -10,9 +10,9 @@ from functools import partial
 from math import sqrt
 from typing import TypeAlias
 
-from taso_mirage.ir import Graph, Node, Tensor, constant, variable
-from taso_mirage.mugraph import Ints, tile
-from taso_mirage.ops import term
+from taso_mirage.ir.mugraph import Ints, tile
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
+from taso_mirage.operators.ops import term
 
 Pair: TypeAlias = tuple[Graph, Graph]
 Operand: TypeAlias = tuple[Node, Ints, int]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from taso_mirage.copies import sizes
-from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable, weight
-from taso_mirage.ops import term
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable, weight
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.slicing import sizes
 
 Draw = np.random.Generator
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from stranger import as_rule, conjuncts, instances, refute
 
-from taso_mirage import sides
-from taso_mirage.equation import Equation
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.expressions import Expr, names
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological
-from taso_mirage.library import Evidence, Rule, load
-from taso_mirage.ops import get
-from taso_mirage.text import laws, parse_equation, show_equation
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
+from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.ops import get
+from taso_mirage.rewriting import reversal
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.library import Evidence, Rule, load
+from taso_mirage.rewriting.text import laws, parse_equation, show_equation
 
 SIMILAR = {
     "add": ("sub", "max"),
@@ -112,8 +112,8 @@ def _made(rule: Rule, description: str, make: Callable[[], Made]) -> Rule | None
         equation = parse_equation(written, name, rule.equation.evidence)
     except (TasoMirageError, SyntaxError, LookupError, TypeError, ValueError, OverflowError):
         return None
-    bound = sides.bound_names(equation.lhs)
-    needed = sides.free_names(equation.rhs) | sides.free_names(equation.lhs) | (names(guard) if guard else set())
+    bound = reversal.bound_names(equation.lhs)
+    needed = reversal.free_names(equation.rhs) | reversal.free_names(equation.lhs) | (names(guard) if guard else set())
     if needed - bound or bound != {n for n, _ in (*given, *rule.attributes)}:
         return None
     return replace(rule, name=name, given=given, equation=equation, evidence=Evidence())
@@ -244,7 +244,7 @@ def _other_values(key: str, value: Any) -> Sequence[Any]:
 
 
 def _other_expressions(key: str, source: str) -> list[Expr]:
-    if key == sides.REST:
+    if key == reversal.REST:
         return []
     if key == "perm":
         return [Expr(f"inverse({source})"), Expr(f"compose({source}, {source})")]

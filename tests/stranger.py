@@ -20,13 +20,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from taso_mirage.dims import evaluate as size_at
-from taso_mirage.dims import fixed, product, symbols
-from taso_mirage.equation import REST, Equation, NoMatch, apply, matches
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.expressions import Expr
-from taso_mirage.expressions import names as free_names
-from taso_mirage.ir import (
+from taso_mirage.ir.dims import evaluate as size_at
+from taso_mirage.ir.dims import fixed, product, symbols
+from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
     Literal,
@@ -40,10 +37,13 @@ from taso_mirage.ir import (
     variable,
     weight,
 )
-from taso_mirage.library import Rule, parse_attributes, parse_given
 from taso_mirage.meanings.reals import Reals
-from taso_mirage.ops import get, run
-from taso_mirage.text import parse_type
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.expressions import names as free_names
+from taso_mirage.operators.ops import get, run
+from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply, matches
+from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.text import parse_type
 
 Array = np.ndarray[Any, Any]
 ILLEGAL = (

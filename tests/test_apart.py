@@ -12,16 +12,16 @@ from fused_models import on_the_cpu, quick
 from onnxruntime import InferenceSession
 from test_regions import model, w, x
 
-from taso_mirage.dims import symbol
 from taso_mirage.fuse import fused, stage
-from taso_mirage.fuse.apart import taken_apart
-from taso_mirage.ir import Node, Tensor, variable
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.fuse.decomposed import taken_apart
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.terms import Node, Tensor, variable
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
-from taso_mirage.ops import term
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.session import Session
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
+from taso_mirage.search.config import Config
 
 WIDTH = 512
 

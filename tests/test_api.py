@@ -14,16 +14,18 @@ import pytest
 from commandline import run
 from onnx import helper, numpy_helper
 
-from taso_mirage import api, cli, library
+from taso_mirage import api
 from taso_mirage.api import Options, optimize
-from taso_mirage.equation import Equation
+from taso_mirage.cli import commands
 from taso_mirage.errors import InvalidModel, InvalidOption
 from taso_mirage.onnx_io.files import from_memory as read
-from taso_mirage.optimize.rulesets import RuleSet, rules
 from taso_mirage.pipeline.stage import Job, Kept, Stage
 from taso_mirage.pipeline.stage import run as run_stages
 from taso_mirage.pipeline.stages import CONCLUDED, FINISH, SEARCH
-from taso_mirage.text import laws, parse_equation
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.text import laws, parse_equation
+from taso_mirage.search.rulesets import RuleSet, rules
 
 QUICK = {"measure": False, "budget": 1}
 
@@ -115,7 +117,7 @@ def test_a_failed_check_is_a_warning() -> None:
 def test_the_command_line_has_the_same_options() -> None:
     ours = set(Options.__dataclass_fields__) - {"progress", "stop", "command"}
     renamed = {"partial": "mutants", "report": "page", "certificate": "certified"}
-    theirs = set(inspect.signature(cli.optimize).parameters) - {"model", "as_json"}
+    theirs = set(inspect.signature(commands.optimize).parameters) - {"model", "as_json"}
     assert {renamed.get(name, name) for name in ours} == theirs
 
 

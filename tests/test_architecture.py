@@ -1,135 +1,301 @@
-"""Imports go one way, heavy packages stay in their one file, and `--help` answers at once."""
+"""Imports go down from room to room and never in circles, every public name means one thing, documents name files that exist."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "taso_mirage"
-FOLDERS = {folder.name for folder in (PACKAGE / "targets").iterdir() if folder.is_dir()}
-LAYERS = [
-    {"errors"},
-    {"checker", "dims", "store", "terminal", "toml", "workers"},
-    {"builds", "console", "targets.device"},
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "taso_mirage"
+LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for
+    {"errors", "version"},
+    {"checker", "system", "targets.device"},
     {"ir"},
-    {"mugraph"},
-    {"traits"},
     {"meanings"},
-    {"ops"},
-    {"copies", "exactness"},
-    {"expressions", "folding"},
-    {"outline", "sides"},
-    {"equation", "model"},
-    {"rules", "text"},
-    {"derived", "library"},
-    {"onnx_io", "verify", "drawing"},
-    {"explain"},
-    {"partial"},
-    {"codegen"},
+    {"operators"},
+    {"rewriting"},
+    {"onnx_io", "prove"},
+    {"verify"},
+    {"codegen", "partial"},
+    {"kernels"},
     {"runtime"},
     {"targets"},
-    {"generate", "optimize", "kernels"},
+    {"measure"},
+    {"generate", "search"},
     {"targets.lowering"},
+    {"report"},
     {"fuse", "plugin"},
     {"pipeline"},
     {"api"},
-    {"cli_options"},
-    {"cli_kernels", "cli_partial", "cli_plugin", "cli_substitutions", "cli_verify"},
     {"cli"},
 ]
+DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
+"""Modules of `targets/` that only describe: a folder of it has all of one target, so its modules stand at three heights. Sessions are
+above the runtime, and what lowers kernels is above their search."""
 HEAVY = {
-    "onnx": {
+    "onnx": {"onnx_io/files.py", "onnx_io/protos.py", "plugin/model.py", "report/inspection.py", "verify/admitted.py"},
+    "onnx_ir": {
+        "onnx_io/build.py",
         "onnx_io/files.py",
+        "onnx_io/inference.py",
+        "onnx_io/kernels.py",
+        "onnx_io/originals.py",
         "onnx_io/protos.py",
-        "optimize/inspection.py",
-        "plugin/model.py",
+        "onnx_io/read.py",
+        "onnx_io/walk.py",
+        "onnx_io/write.py",
+        "report/inspection.py",
+        "runtime/embed.py",
+        "runtime/functions.py",
+    },
+    "onnx_shape_inference": {"onnx_io/inference.py"},
+    "onnxruntime": {
+        "targets/cuda/libraries.py",
+        "targets/cuda/session.py",
+        "targets/onnx_runtime.py",
         "verify/admitted.py",
     },
-    "onnx_ir": {f"onnx_io/{name}.py" for name in "read write files build copies protos inference kernels walk".split()}
-    | {"optimize/inspection.py", "runtime/embed.py", "runtime/functions.py"},
-    "onnx_shape_inference": {"onnx_io/inference.py"},
-    "onnxruntime": {"targets/onnx_runtime.py", "targets/cuda/session.py", "verify/admitted.py"},
     "openvino": {"targets/openvino/session.py"},
-    "z3": {"meanings/integers.py", "verify/arbiter.py", "checker/equations.py"},
+    "z3": {"checker/equations.py", "meanings/integers.py", "prove/arbiter.py"},
     "triton": {"codegen/compile.py", "codegen/tune.py"},
-    "sqlite3": {"store.py"},
+    "sqlite3": {"system/store.py"},
 }
+SHARED_NAMES = {
+    "main": "the entry of a process that is started as `python -m`",
+    "here": "what a module of a target gives of this machine: one protocol, one module for each target",
+    "fastest": "the choice of a back end among muGraphs: one protocol, one module for each target",
+}
+"""Public names that several modules may have, and why."""
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def imports(file: Path, top_level: bool = False) -> set[str]:
-    tree = ast.parse(file.read_text())
-    nodes = tree.body if top_level else list(ast.walk(tree))
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
 
-DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
-"""Modules of `targets/` that say what one is; its sessions are above the runtime, its kernels above their search."""
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
-def room(parts: Sequence[str]) -> str:
-    """What `LAYERS` names: a module's folder under taso_mirage, but for the folders of targets."""
-    if parts[0] != "targets" or parts[-1] == "lowering":
-        return "targets.lowering" if parts[0] == "targets" else parts[0]
-    return "targets.device" if len(parts) == 1 or parts[-1] in DESCRIPTIONS | FOLDERS else "targets"
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """Modules with the names taken from them, wherever the import stands: at the top, in a function, for types alone."""
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner, "") if inner in modules() else (node.module, alias.name)
+
+
+def imports(file: Path) -> set[str]:
+    return {name for name, _ in imported(file)}
+
+
+def room(module: str) -> str:
+    """What `LAYERS` calls the room of a module."""
+    parts = module.split(".")[1:]
+    if parts[0] != "targets":
+        return parts[0]
+    if parts[-1] == "lowering":
+        return "targets.lowering"
+    described = len(parts) == 1 or parts[-1] in DESCRIPTIONS or modules().get(module, PACKAGE).name == "__init__.py"
+    return "targets.device" if described else "targets"
 
 
 def layer(name: str) -> int:
     return next(i for i, names in enumerate(LAYERS) if name in names)
 
 
-def test_imports_go_one_way() -> None:
+def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
+    """Sets of names that reach each other: the strongly connected components with more than one member (Tarjan)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in arrows.get(name, ()):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            at = stack.index(name)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for name in arrows:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_imports_go_down() -> None:
     wrong = []
-    for file in modules():
-        where = [part.removesuffix(".py") for part in file.relative_to(PACKAGE).parts]
-        if where[-1] == "__init__":
-            where.pop()
-        if not where:
+    for name, file in modules().items():
+        if name == "taso_mirage":  # the face, which hands on what users call
             continue
-        own = room(where)
-        for name in imports(file, top_level=True):
-            package, *parts = name.split(".")
-            if package == "taso_mirage" and parts and room(parts) != own and layer(room(parts)) >= layer(own):
-                wrong.append(f"{file.relative_to(PACKAGE)} imports {name}")
+        for other in sorted(imports(file)):
+            inside = other.startswith("taso_mirage.") and room(other) != room(name)
+            if inside and layer(room(other)) >= layer(room(name)):
+                wrong.append(f"{name} imports {other}")
     assert wrong == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    arrows = {name: {m for m in imports(file) if m in modules() and m != name} for name, file in modules().items()}
+    assert circles(arrows) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
+    rooms = [file.parent for file in PACKAGE.glob("*/__init__.py")]
+    assert {r.name for r in rooms} | {"errors", "version", "api"} == {
+        name for names in LAYERS for name in names if "." not in name
+    }
+    silent = [r.name for r in rooms if not (ast.get_docstring(parsed(r / "__init__.py")) or "").endswith(".")]
+    assert silent == []
+    loose = {f.stem for f in PACKAGE.glob("*.py")} - {"__init__", "errors", "version", "api"}
+    assert loose == set()
+
+
+def defined(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Public names that a module defines at its top, and whether they are classes or aliases of types."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [(node.name, isinstance(node, ast.ClassDef))]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            names = [(name, name[0].isupper() and not name.isupper()) for name in found]
+        else:
+            continue
+        yield from ((name, is_type) for name, is_type in names if not name.startswith("_"))
+
+
+def used_elsewhere() -> set[tuple[str, str]]:
+    """(module, name) of all that one module takes from another, also as an attribute of an imported module."""
+    used = set()
+    for own, file in modules().items():
+        aliases: dict[str, str] = {}
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if f"{node.module}.{alias.name}" in modules():
+                        aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        used |= {(module, name) for module, name in imported(file) if module != own}
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+                used.add((aliases[node.value.id], node.attr))
+    return used
+
+
+def test_a_public_name_means_one_thing() -> None:
+    """Classes, aliases of types, and what other modules use. The checker shares nothing with the rest, its names neither; what every
+    target has in a module of the same name (`options`, `device`) is one thing for each."""
+    used = used_elsewhere()
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module, file in modules().items():
+        for name, is_type in defined(parsed(file)):
+            if (is_type or (module, name) in used) and not module.startswith("taso_mirage.checker"):
+                homes[name].add(re.sub(r"(?<=targets\.)\w+(?=\.)", "*", module))
+    several = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in SHARED_NAMES}
+    assert several == {}
+
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "bench/README.md", "substitutions/README.md", "models/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+NOT_HERE = {"op_specs/NAME.py", "plugin_in_python.py", "rms_linear.py", "ship.py", "taso_mirage.cpp"}
+"""Files that commands write or that a user may, placeholders, and a key of metadata that looks like a file."""
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors that a page of this document has."""
+    lines = re.findall(r"(?m)^#+ +(.*)$", document.read_text())
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        path, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in headings(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@cache
+def names_of_files() -> frozenset[str]:
+    folders = ("taso_mirage", "op_specs", "bench", "models", "tests", "docs", "substitutions")
+    return frozenset(f.name for folder in folders for f in (ROOT / folder).rglob("*.*"))
+
+
+def there(mention: str, document: Path) -> bool:
+    """Whether a file that a document mentions exists: from the root, a folder of the package, the document's
+    folder, or by its name alone."""
+    if mention in NOT_HERE:
+        return True
+    if "/" not in mention:
+        return mention in names_of_files()
+    return any(any(place.glob(mention)) for place in (ROOT, document.parent)) or any(PACKAGE.rglob(mention))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_files_that_documents_mention_exist(document: Path) -> None:
+    mentions = re.findall(r"(?<![\w/.*<-])((?:[\w.*-]+/)*[\w-]+\.(?:py|cpp|h))\b(?![\w(])", document.read_text())
+    assert sorted({m for m in mentions if not there(m, document)}) == []
 
 
 def test_heavy_packages_are_imported_in_named_files() -> None:
     wrong = []
-    for file in modules():
+    for file in modules().values():
         where = str(file.relative_to(PACKAGE))
         for name in imports(file):
             top = name.split(".")[0]
             if top in HEAVY and where not in HEAVY[top]:
                 wrong.append(f"{where} imports {name}")
     assert wrong == []
+    assert [where for files in HEAVY.values() for where in sorted(files) if not (PACKAGE / where).exists()] == []
 
 
-def test_generate_optimize_and_codegen_never_import_each_other() -> None:
-    rooms = {"generate", "optimize", "codegen"}
-    for file in modules():
+def test_generate_search_and_codegen_never_import_each_other() -> None:
+    rooms = {"generate", "search", "codegen"}
+    for file in modules().values():
         own = file.relative_to(PACKAGE).parts[0]
         if own in rooms:
             assert not {n.split(".")[1] for n in imports(file) if n.startswith("taso_mirage.")} & (rooms - {own})
 
 
 def test_files_are_small() -> None:
-    long = {str(f.relative_to(PACKAGE)): len(f.read_text().splitlines()) for f in modules()}
+    long = {str(f.relative_to(PACKAGE)): len(f.read_text().splitlines()) for f in modules().values()}
     assert {name: n for name, n in long.items() if n > 450} == {}
 
 
@@ -147,6 +313,7 @@ def test_help_imports_nothing_heavy_and_is_quick() -> None:
 def test_what_users_call_is_at_the_top() -> None:
     import taso_mirage
 
+    assert not set(taso_mirage.__all__) & {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
     assert all(callable(getattr(taso_mirage, name)) for name in taso_mirage.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'optimise'"):
         _ = taso_mirage.optimise
@@ -156,28 +323,6 @@ def test_the_checker_shares_no_code_with_the_prover() -> None:
     for file in (PACKAGE / "checker").glob("*.py"):
         ours = {name for name in imports(file) if name.startswith("taso_mirage")}
         assert ours <= {"taso_mirage.errors"} | {f"taso_mirage.checker.{f.stem}" for f in file.parent.glob("*.py")}
-
-
-def test_modules_import_each_other_in_no_circle() -> None:
-    """Of the meanings and the code generators, and lazy imports count."""
-    names = {".".join(("taso_mirage", *f.relative_to(PACKAGE).with_suffix("").parts)): f for f in modules()}
-    known = {name.removesuffix(".__init__"): f for name, f in names.items()}
-    known = {name: f for name, f in known.items() if name.split(".")[1:2] in (["meanings"], ["codegen"])}
-    after = {name: imported(f) & known.keys() for name, f in known.items()}
-    for name in known:  # what is reached through it
-        for other in known:
-            if name in after[other]:
-                after[other] |= after[name]
-    assert [name for name in known if name in after[name]] == []
-
-
-def imported(file: Path) -> set[str]:
-    """The modules that a file imports anywhere: a package, and what of it is a module."""
-    found = imports(file)
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def test_code_generators_name_no_operator() -> None:

@@ -15,12 +15,12 @@ import pytest
 
 import models
 from taso_mirage import pipeline
+from taso_mirage.measure.check import SEEDS
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.optimize.check import SEEDS
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.session import Session
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent
 DYNAMIC = ("bert", "llama")

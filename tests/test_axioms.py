@@ -10,15 +10,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from taso_mirage.dims import symbol
-from taso_mirage.equation import instantiate
-from taso_mirage.ir import Node, Tensor, numpy_dtype, topological, variable
-from taso_mirage.meanings.axioms import AXIOMS, Axiom
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological, variable
 from taso_mirage.meanings.reals import EXACT, REALS
-from taso_mirage.ops import interpret
-from taso_mirage.text import parse_equation
-from taso_mirage.verify.bounded import prove_bounded
-from taso_mirage.verify.symbolic import Proved, prove_symbolic
+from taso_mirage.operators.ops import interpret
+from taso_mirage.prove.axioms import AXIOMS, Axiom
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.text import parse_equation
 
 mp = mpmath.mp
 HALVES = np.arange(65536, dtype=np.uint16).view(np.float16)

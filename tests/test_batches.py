@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 from test_hostile import dynamic
 
 from taso_mirage.codegen import triton
-from taso_mirage.dims import Dim, symbol
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.dims import Dim, symbol
+from taso_mirage.ir.model import Array, Model, random_array
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.batches import batch_of, independent, kinds, resized
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.horizontal import lanes
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.lanes import lanes
 from taso_mirage.kernels.regions import Spot
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model, random_array
-from taso_mirage.mugraph import Batch
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.runtime.embed import Region
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.targets.cuda.device import H100

@@ -10,11 +10,11 @@ import pytest
 from test_ops import build, uses
 
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Node, Tensor, is_float, topological, variable
+from taso_mirage.ir.terms import Node, Tensor, is_float, topological, variable
 from taso_mirage.meanings.boxes import Boxes, Cut
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import Op, interpret, term
+from taso_mirage.operators.ops import Op, interpret, term
 from taso_mirage.partial.cells import boxes, splits
 
 LARGEST = 400

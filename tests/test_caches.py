@@ -16,12 +16,12 @@ import fused_models
 import psutil
 import pytest
 
-from taso_mirage import builds
-from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.fuse import fused
-from taso_mirage.optimize.cache import CostCache
+from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.runtime.build import cache_folder
+from taso_mirage.system import builds
+from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.verify.proofs import _Kept
 
@@ -235,7 +235,7 @@ def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path) ->
 PUT = """
 from pathlib import Path
 from taso_mirage.fuse import fused
-from taso_mirage.optimize.cache import CostCache
+from taso_mirage.measure.cost_cache import CostCache
 cache = CostCache(Path("costs.sqlite"))
 for i in range(50): cache.put("cpu", f"%d {i}", 0.5)
 """
@@ -279,7 +279,7 @@ def test_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     for name in ("json", "triton", "numpy", "onnxruntime"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(9)")
     code = """
-from taso_mirage.workers import Workers
+from taso_mirage.system.workers import Workers
 workers = Workers("os:fspath", 1, 60.0, ("json", "numpy"))
 print(workers("a path").result(60)); workers.close()
 """
@@ -291,7 +291,7 @@ def test_pools_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     for name in ("multiprocessing", "pickle", "signal", "numpy"):
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()")
     code = """
-from taso_mirage.workers import process_pool
+from taso_mirage.system.workers import process_pool
 with process_pool(2) as processes:
     print(processes.submit(len, "four").result(60))
 """

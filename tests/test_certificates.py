@@ -18,16 +18,16 @@ from onnx import ModelProto
 
 from models import NAMES
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir import Node, with_args
-from taso_mirage.model import Array, Model
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Node, with_args
 from taso_mirage.onnx_io import load, save
-from taso_mirage.ops import term
-from taso_mirage.optimize.certificate import CHECK, certificate
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.follow import Followed, follow
-from taso_mirage.optimize.judge import AGAIN, CHECKED, Judge
-from taso_mirage.optimize.rulesets import rules
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
+from taso_mirage.report.certificate import CHECK, certificate
+from taso_mirage.report.follow import Followed, follow
+from taso_mirage.report.judge import AGAIN, CHECKED, Judge
+from taso_mirage.search.config import Config
+from taso_mirage.search.rulesets import rules
 from taso_mirage.verify.proofs import Proofs
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
@@ -116,7 +116,7 @@ def _changed(model: Model) -> Iterator[Model]:
 
 
 def _with(outputs: tuple[Node, ...], old: Node, new: Node) -> tuple[Node, ...]:
-    from taso_mirage.ir import substitute
+    from taso_mirage.ir.terms import substitute
 
     return substitute(outputs, {old: new})
 

@@ -10,14 +10,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from taso_mirage import library
 from taso_mirage.checker import Accepted, Refused, check, check_step
-from taso_mirage.dims import evaluate, symbols
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import LEAVES, Graph, Tensor, numpy_dtype, topological
+from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.terms import LEAVES, Graph, Tensor, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import interpret
-from taso_mirage.text import parse_graph, show_graph
+from taso_mirage.operators.ops import interpret
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.text import parse_graph, show_graph
 
 
 def text(returned: str, **leaves: str) -> str:

@@ -19,13 +19,13 @@ from commandline import run
 from onnx import TensorProto, helper
 
 from taso_mirage.errors import RunFailed, RuntimeCrashed
-from taso_mirage.ir import Graph, Tensor, variable
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.measure import child as children
+from taso_mirage.measure.child import Child, child
+from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize import child as children
-from taso_mirage.optimize.child import Child, child
-from taso_mirage.optimize.session import Session, interleaved
+from taso_mirage.operators.ops import term
 
 LEAST = np.iinfo(np.int64).min
 
@@ -138,8 +138,8 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import numpy as np
-        from taso_mirage.optimize.child import child
-        from taso_mirage.optimize.session import Session
+        from taso_mirage.measure.child import child
+        from taso_mirage.measure.session import Session
         session = Session("endless.onnx")
         print(child()._process.pid, flush=True)
         session.run({"x": np.ones(4, np.float32)})
@@ -178,7 +178,7 @@ def test_what_is_no_longer_used_is_let_go() -> None:
     del session
     Session(small())  # the next call tells the child
     with pytest.raises(KeyError):
-        child().call(children.importlib.import_module("taso_mirage.optimize.native").run, number, {})
+        child().call(children.importlib.import_module("taso_mirage.measure.native").run, number, {})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from commandline import one_line, run, run_apart
 from onnx import TensorProto, helper
 
-from taso_mirage.optimize.session import working_providers
+from taso_mirage.measure.session import working_providers
 
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / "models" / "mini_transformer.onnx"
@@ -208,7 +208,7 @@ def interrupted(start: str, *arguments: str | Path) -> subprocess.CompletedProce
     """The command line where `start()` is called inside of `main`, once it takes signals."""
     code = (
         "import os, signal, sys, threading, time\n"
-        "from taso_mirage import cli\n"
+        "from taso_mirage.cli import commands as cli\n"
         "def press():\n    os.kill(os.getpid(), signal.SIGINT)\n"
         f"{start}\n"
         "cli.app = lambda run=cli.app: (start(), run())\n"
@@ -293,8 +293,8 @@ def test_mutated_bytes_never_give_a_traceback(tmp_path: Path) -> None:
         "import sys, taso_mirage.cli as c\n"
         "from taso_mirage.errors import TasoMirageError\n"
         "from taso_mirage.onnx_io import load, serialize\n"
-        "from taso_mirage.optimize.inspection import inspection\n"
-        "from taso_mirage.optimize.config import Config, representative\n"
+        "from taso_mirage.report.inspection import inspection\n"
+        "from taso_mirage.search.config import Config, representative\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
         "        model = load(path)\n"

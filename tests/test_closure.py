@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.derivations import Edge, Kind
@@ -21,12 +22,11 @@ from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, NEG,
 from taso_mirage.kernels.derivations.folds import MAX, MEAN, SUM
 from taso_mirage.kernels.derivations.leaf import Input
 from taso_mirage.kernels.derivations.variance import MERGED, ONE_PASS
-from taso_mirage.kernels.edges import Field32, check
+from taso_mirage.kernels.field_check import Field32, check
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import Algebra
 from taso_mirage.meanings.field import agree
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 
 
 def tensor(name: str, *shape: int, dtype: str = "float16") -> Node:

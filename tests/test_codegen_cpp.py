@@ -21,14 +21,14 @@ from taso_mirage.codegen.cpp import generate_all, generate_cpp, vector_header
 from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build
 from taso_mirage.codegen.cpu.prepared import KINDS
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import get, interpret, load_specs, term
+from taso_mirage.operators.ops import get, interpret, load_specs, term
+from taso_mirage.rewriting.text import parse_graph, parse_type
 from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.cpu.device import CPU
-from taso_mirage.text import parse_graph, parse_type
 
 STRICT = (*NATIVE, "-Wall", "-Wextra", "-Werror")
 QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits")

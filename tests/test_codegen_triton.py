@@ -25,16 +25,16 @@ import pytest
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen import tune
 from taso_mirage.codegen.compile import compiled
+from taso_mirage.codegen.gpu.global_layouts import accesses, sectors
 from taso_mirage.codegen.gpu.order import ordered
 from taso_mirage.codegen.gpu.program import Program, Schedule
-from taso_mirage.codegen.gpu.sectors import accesses, sectors
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir import Graph, Node, constant, numpy_dtype
+from taso_mirage.ir.mugraph import Stage, stages
+from taso_mirage.ir.terms import Graph, Node, constant, numpy_dtype
 from taso_mirage.kernels.search import Options, Search
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph import Stage, stages
-from taso_mirage.ops import interpret, term
-from taso_mirage.optimize.cache import CostCache
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.operators.ops import interpret, term
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 

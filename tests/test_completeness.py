@@ -8,11 +8,11 @@ import pytest
 
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.settling import Needed
-from taso_mirage.ir import Node, substitute, topological, users
-from taso_mirage.library import load
-from taso_mirage.optimize.search import _only_grows, directions
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, show_equation
+from taso_mirage.ir.terms import Node, substitute, topological, users
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.library import load
+from taso_mirage.rewriting.text import laws, show_equation
+from taso_mirage.search.search import _only_grows, directions
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import different
 

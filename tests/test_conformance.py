@@ -22,21 +22,21 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.model import Model
+from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import BROKEN, from_ir
-from taso_mirage.ops import interpret
-from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context, simplify
-from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
-from taso_mirage.optimize.steps import Step, replay
-from taso_mirage.optimize.weights import fold_weights
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, show_graph
+from taso_mirage.operators.ops import interpret
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.text import laws, show_graph
+from taso_mirage.search.available import Available
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context, simplify
+from taso_mirage.search.search import Budget, directions, rewrites, search_model
+from taso_mirage.search.steps import Step, replay
+from taso_mirage.search.weights import fold_weights
 
 Rewritten = tuple[Model, list[Step]]
 

@@ -21,26 +21,26 @@ from test_codegen_cpp import STRICT, check, values
 import op_specs.winograd as spec
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import FLAGS, Kernel, build
-from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.convolutions import TILES, Convolution, _evidence, convolution
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Found
 from taso_mirage.kernels.verify import SINGLE, Evidence, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model, random_inputs
+from taso_mirage.measure.timing import compared
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import interpret, term
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.rewriter import Candidate
-from taso_mirage.optimize.timing import compared
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.pipeline import optimize
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.search.config import Config
+from taso_mirage.search.rewriter import Candidate
 from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.cpu.device import CPU
 from taso_mirage.verify.refused import Refused

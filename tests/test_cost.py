@@ -17,22 +17,23 @@ import pytest
 from test_optimize import CONTEXT, F, model, w, x
 from typer.testing import CliRunner
 
-from taso_mirage.cli import app
+from taso_mirage.cli.commands import app
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Node, Tensor, constant, variable, weight
-from taso_mirage.model import DRAWN
+from taso_mirage.ir.model import DRAWN
+from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
+from taso_mirage.measure import tasks as measure
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.remote import executor
+from taso_mirage.measure.target import CPU, CUDA, Target, running
 from taso_mirage.onnx_io import serialize
-from taso_mirage.ops import term
-from taso_mirage.optimize import measure, settings
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.cost import Cost, Measured, Roofline, Weighted
-from taso_mirage.optimize.explanations import explained
-from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.remote import executor
-from taso_mirage.optimize.settings import Setting
-from taso_mirage.optimize.target import CPU, CUDA, Target, running
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
+from taso_mirage.report.explanations import explained
+from taso_mirage.search import settings
+from taso_mirage.search.config import Config
+from taso_mirage.search.cost import Cost, Measured, Roofline, Weighted
+from taso_mirage.search.passes import Context
+from taso_mirage.search.settings import Setting
 
 
 class Here(Executor):
@@ -246,7 +247,7 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
         asked.append(("+".join(n.op_type for n in onnx.load_from_string(content).graph.node), target))
         return 1.0
 
-    monkeypatch.setattr("taso_mirage.optimize.cost.in_child", lambda function, *args: function(*args))
+    monkeypatch.setattr("taso_mirage.search.cost.in_child", lambda function, *args: function(*args))
     monkeypatch.setattr(measure, "seconds", seconds)
     monkeypatch.setattr(measure, "device_key", lambda target: str(target.options))
     cache = CostCache(None)

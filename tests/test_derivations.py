@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, topological, variable
+from taso_mirage.ir.mugraph import kernels
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels import derivations
-from taso_mirage.kernels.derivations.bare import Bare, Signs
 from taso_mirage.kernels.derivations.base import Body, Edge, Written
 from taso_mirage.kernels.derivations.folds import Fold
+from taso_mirage.kernels.derivations.overflow import Bare, Signs
 from taso_mirage.kernels.search import Found, superoptimize
 from taso_mirage.kernels.verify import SINGLE, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph import kernels
-from taso_mirage.ops import interpret, load_specs, term
+from taso_mirage.operators.ops import interpret, load_specs, term
 
 FOLDER = Path(derivations.__file__).parent.parent
 TOLD = frozenset({"op", "kind", "name", "form"})

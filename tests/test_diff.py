@@ -14,10 +14,10 @@ from commandline import run, run_apart
 from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import CheckFailed, InvalidOption
+from taso_mirage.measure.session import working_providers
+from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
-from taso_mirage.optimize.diff import as_data, failure, number_lines, numbers, structure, structure_lines
-from taso_mirage.optimize.session import working_providers
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.report.diff import as_data, failure, number_lines, numbers, structure, structure_lines
 
 F = TensorProto.FLOAT
 Build = Callable[..., Path]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taso_mirage.dims import (
+from taso_mirage.errors import Undecidable
+from taso_mirage.ir.dims import (
     Dim,
     Symbolic,
     bind,
@@ -23,7 +24,6 @@ from taso_mirage.dims import (
     symbol,
     symbols,
 )
-from taso_mirage.errors import Undecidable
 
 
 def test_another_process_hashes_a_dim_anew() -> None:

@@ -16,9 +16,9 @@ import pytest
 from scripts import ROOT, script
 
 import models
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import from_ir
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.target import CPU
 
 Small = Callable[..., onnx.ModelProto]
 

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from taso_mirage.cpu import compiler
 
 from taso_mirage.errors import RunFailed
-from taso_mirage.optimize import child as children
-from taso_mirage.optimize.child import Child
-from taso_mirage.optimize.session import Session
+from taso_mirage.measure import child as children
+from taso_mirage.measure.child import Child
+from taso_mirage.measure.session import Session
+from taso_mirage.targets.cpu.compiler import compiler
 
 HERE = Path(__file__).parent
 COMMAND = "optimize m.onnx --no-measure --kernels off --budget 0 -o out.onnx --certificate c.json --report r.html"

@@ -15,15 +15,15 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.kernels.regions import regions
-from taso_mirage.model import Model
+from taso_mirage.measure import check
+from taso_mirage.measure.draws import feed
 from taso_mirage.onnx_io import from_ir, load
 from taso_mirage.onnx_io.protos import from_proto
-from taso_mirage.optimize import check
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.draws import feed
 from taso_mirage.pipeline import optimize
+from taso_mirage.search.config import Config
 
 V = h.make_tensor_value_info
 F = T.FLOAT

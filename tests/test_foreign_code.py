@@ -14,16 +14,16 @@ import pytest
 from commandline import run, run_apart
 
 from taso_mirage.errors import InvalidModel
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.measure.session import Session, opened
 from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.session import Session, opened
 from taso_mirage.pipeline import optimize
 from taso_mirage.plugin import python_plugin
 from taso_mirage.plugin.kernels import Image, Kernel, Launch
 from taso_mirage.plugin.plan import kernel
 from taso_mirage.runtime.register import FORMAT, metadata
+from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent
 PAYLOAD = """

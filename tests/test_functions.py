@@ -17,15 +17,15 @@ import pytest
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.codegen.cpu.native import Kernel
-from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.graph import new_graph
-from taso_mirage.meanings.axioms import AXIOMS
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.functions import FUNCTIONS, Fact, Function, declare, function_of, record
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.residues import exact
-from taso_mirage.ops import REGISTRY, interpret, load_specs, op, run, term
-from taso_mirage.verify.symbolic import Proved, prove_symbolic
+from taso_mirage.operators.ops import REGISTRY, interpret, load_specs, op, run, term
+from taso_mirage.prove.axioms import AXIOMS
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
 RUN = """
 import importlib.util, sys, numpy, torch

@@ -18,21 +18,21 @@ from fused_models import CONFIG, ROWS, WIDTH, clock, fresh_cache, kernels, plain
 from taso_mirage.codegen import tune
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable
 from taso_mirage.fuse import alone, check_mode, fused, searches, stage, usual_mode
-from taso_mirage.ir import Graph
-from taso_mirage.model import random_inputs
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import Graph
+from taso_mirage.measure.child import child
+from taso_mirage.measure.cost_cache import cache_path
+from taso_mirage.measure.session import Session, opened
+from taso_mirage.measure.target import CUDA, TARGETS
 from taso_mirage.onnx_io import load, save, serialize
-from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.child import child
-from taso_mirage.optimize.config import Stop
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.search import Budget
-from taso_mirage.optimize.session import Session, opened
-from taso_mirage.optimize.target import CUDA, TARGETS
 from taso_mirage.pipeline import optimize
+from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import DOMAIN
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.runtime.register import carries_kernels
+from taso_mirage.search.config import Stop
+from taso_mirage.search.search import Budget
 from taso_mirage.targets import lowering
 from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.targets.cpu import lowering as cpu

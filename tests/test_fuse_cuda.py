@@ -26,19 +26,19 @@ from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.errors import Unsupported
 from taso_mirage.fuse import fused, searches, stage
-from taso_mirage.ir import Graph, Tensor, constant, substitute, variable
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
 from taso_mirage.kernels.batches import kinds
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.search import Options, Search
-from taso_mirage.model import random_inputs
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.operators.ops import term
 from taso_mirage.plugin.export import export
+from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cuda_kernel

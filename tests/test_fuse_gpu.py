@@ -18,14 +18,14 @@ from fused_models import CONFIG, ROWS, WIDTH, kernels, plain, run
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.fuse import alone, fused, searches, stage
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import Options, Search
+from taso_mirage.measure import timing
+from taso_mirage.measure.session import Session, working_providers
+from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import serialize
-from taso_mirage.optimize import timing
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.session import Session, working_providers
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cuda_kernel, images

@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taso_mirage.equation import match, work_terms
-from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.model import Array, Model
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.onnx_io import from_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
-from taso_mirage.ops import term
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.passes import Context, joint, merge, simplify, stages
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.weights import split_halves
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
-from taso_mirage.text import show_equation
-from taso_mirage.verify.fingerprint import Agreed, fingerprint
+from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import match, work_terms
+from taso_mirage.rewriting.text import show_equation
+from taso_mirage.search.config import Config
+from taso_mirage.search.passes import Context, joint, merge, simplify, stages
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.weights import split_halves
 
 OPSETS = {"": 20, "com.microsoft": 1}
 CONTEXT = Context(OPSETS, {})

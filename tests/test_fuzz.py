@@ -8,9 +8,9 @@ import pytest
 from known_rules import FALSE, TRUE, Known
 from reference import reproduce
 
-from taso_mirage import library
-from taso_mirage.library import parse_attributes, parse_given
-from taso_mirage.text import parse_equation, show_equation
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.library import parse_attributes, parse_given
+from taso_mirage.rewriting.text import parse_equation, show_equation
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.guards import Rejected, Settled, settle
 

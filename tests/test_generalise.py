@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from taso_mirage.equation import match
 from taso_mirage.generate.generalise import generalise
-from taso_mirage.ir import Tensor, variable
-from taso_mirage.library import Rejected, Rule, parse_given, show_attributes, show_given
-from taso_mirage.ops import term
-from taso_mirage.text import parse_equation, show_equation
+from taso_mirage.ir.terms import Tensor, variable
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.equation import match
+from taso_mirage.rewriting.library import Rejected, Rule, parse_given, show_attributes, show_given
+from taso_mirage.rewriting.text import parse_equation, show_equation
 
 CONV = "strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1"
 WIDE = "strides=(1, 1), pads=(0, 1, 0, 1), dilations=(1, 1), group=1"
@@ -118,7 +118,7 @@ def test_general_form(text: str, given: str, wanted: str, attributes: str, typin
 
 def _parts(attributes: str) -> list[str]:
     """One text for each name."""
-    from taso_mirage.library import parse_attributes
+    from taso_mirage.rewriting.library import parse_attributes
 
     return [show_attributes([a]) for a in parse_attributes(attributes)]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from taso_mirage.errors import InvalidOption
+from taso_mirage.generate.enumeration import INPUT, Table, evaluate_here
 from taso_mirage.generate.equations import Classes, Trees, common_supergraph, recheck, sharing
 from taso_mirage.generate.family import FOLDER, Family, families, load_family, read_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation
-from taso_mirage.generate.terms import INPUT, Table, evaluate_here
 from tests.oracle import Oracle, canonical, names, ordered
 
 Term = Any

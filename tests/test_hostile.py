@@ -14,27 +14,27 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from test_optimize import CONTEXT, F, graphs, w, x
 
-from taso_mirage import library
-from taso_mirage.dims import product, symbol
-from taso_mirage.equation import Equation
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
+from taso_mirage.ir.dims import product, symbol
+from taso_mirage.ir.model import Array, Model, random_array, random_inputs
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model, random_array, random_inputs
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import get, interpret, term
-from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context, merge, simplify
-from taso_mirage.optimize.saturate import saturate_part
-from taso_mirage.optimize.search import Budget, State, directions, rewrites, search_part
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.settings import Setting
-from taso_mirage.optimize.weights import fold_weights
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws
+from taso_mirage.operators.ops import get, interpret, term
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.text import laws
+from taso_mirage.search.available import Available
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context, merge, simplify
+from taso_mirage.search.saturate import saturate_part
+from taso_mirage.search.search import Budget, State, directions, rewrites, search_part
+from taso_mirage.search.settings import Setting
+from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.fuzz import ILLEGAL, typings
 
 LARGEST = 600
@@ -275,7 +275,7 @@ def _numbers(outputs: State) -> set[float]:
 
 
 def _at(type: Tensor, sizes: dict[str, int]) -> Tensor:
-    from taso_mirage.meanings.work import sized
+    from taso_mirage.operators.work import sized
 
     found = sized(type, sizes)
     assert isinstance(found, Tensor)

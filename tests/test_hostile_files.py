@@ -14,11 +14,11 @@ import pytest
 from commandline import one_line, run, run_apart
 from onnx import helper, numpy_helper
 
-from taso_mirage.dims import parse_dim
 from taso_mirage.errors import InvalidModel, SyntaxProblem
-from taso_mirage.expressions import Expr
+from taso_mirage.ir.dims import parse_dim
 from taso_mirage.onnx_io import load
-from taso_mirage.terminal import one_line as escaped
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.system.terminal import one_line as escaped
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 QUICK = ("--no-measure", "--kernels", "off", "--budget", "0")

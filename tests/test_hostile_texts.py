@@ -14,15 +14,16 @@ from commandline import one_line, run
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.generate.pipeline import Options, _Partial
-from taso_mirage.ir import Graph, Tensor, variable
+from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import Checkpoint, to_json
 from taso_mirage.kernels.regions import Region
 from taso_mirage.kernels.survey import _from_data
-from taso_mirage.library import parse_rules
 from taso_mirage.onnx_io.files import check_writable
-from taso_mirage.ops import term
-from taso_mirage.optimize.mutations import Store
-from taso_mirage.toml import read_json, write_file
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.library import parse_rules
+from taso_mirage.search.mutations import Store
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 DEEP = "[" * 100_000

@@ -14,31 +14,31 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from taso_mirage import exactness
-from taso_mirage.equation import instantiate
 from taso_mirage.errors import RunFailed
-from taso_mirage.ir import Graph, Node, Tensor, constant, numpy_dtype, variable, weight
+from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable, weight
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.model import Array, Model, random_inputs
+from taso_mirage.measure import check
+from taso_mirage.measure.reference import Reference
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_ir, load, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.protos import from_proto
-from taso_mirage.ops import get, interpret, load_specs, term
-from taso_mirage.optimize import check
-from taso_mirage.optimize.arrays import read_inputs
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context, simplify
-from taso_mirage.optimize.reference import Reference
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.operators import exactness
+from taso_mirage.operators.ops import get, interpret, load_specs, term
 from taso_mirage.pipeline import optimize
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws
-from taso_mirage.verify.bounded import prove_bounded
-from taso_mirage.verify.symbolic import Proved, prove_symbolic
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.text import laws
+from taso_mirage.search.arrays import read_inputs
+from taso_mirage.search.config import Config
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context, simplify
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.search import Budget, directions, rewrites, search_model
+from taso_mirage.search.weights import fold_weights
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
 RULES = rules()

@@ -8,7 +8,7 @@ import pytest
 from commandline import run
 from rule_mutations import falsely_accepted
 
-from taso_mirage.library import Rule, read
+from taso_mirage.rewriting.library import Rule, read
 from taso_mirage.verify.recheck import verdict_of
 
 FOLDER = Path(__file__).parent / "equations"

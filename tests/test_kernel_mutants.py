@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.ir import Graph, Node, constant, topological, variable
+from taso_mirage.ir.mugraph import tile
+from taso_mirage.ir.terms import Graph, Node, constant, topological, variable
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph import tile
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.verify.refused import Refused
 
 Make: TypeAlias = Callable[..., Node]

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, constant, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels import search as searching
 from taso_mirage.kernels import tiles
 from taso_mirage.kernels.search import Found, Options, Search, superoptimize
 from taso_mirage.kernels.verify import SINGLE
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 
 RNG = np.random.default_rng(0)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from taso_mirage.errors import InvalidOption, Unsupported
-from taso_mirage.ir import Graph, Node, topological
+from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.kernels.graph import KernelGraph, new_graph
 from taso_mirage.kernels.search import Options, Search, superoptimize
 from taso_mirage.kernels.verify import verified
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 Cut = tuple[str, tuple[int, ...], int]
 """An operand of a kernel (`:` for one that another kernel stored), the dims that the grid cuts, and the one that the loop does."""

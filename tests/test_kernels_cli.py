@@ -17,17 +17,17 @@ from scripts import script
 from typer.testing import CliRunner
 
 from models.workloads import BEYOND, PAPER, command
-from taso_mirage.cli import app
-from taso_mirage.cli_kernels import normal
+from taso_mirage.cli.commands import app
+from taso_mirage.cli.kernels import normal
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Graph, Tensor, topological, variable
+from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.regions import INPUTS, OPERATORS, Region, regions
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.kernels.survey import survey
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.onnx_io import load
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2

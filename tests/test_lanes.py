@@ -13,21 +13,21 @@ from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.fuse import fused, stage
-from taso_mirage.ir import Graph, Node, Tensor, variable, weight
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.horizontal import lanes, together
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.lanes import lanes, together
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import interpret, term
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.pipeline import optimize
+from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.device import CPU
 from taso_mirage.targets.cpu.lowering import Cpu
 from taso_mirage.targets.cuda import lowering as cuda

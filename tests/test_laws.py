@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taso_mirage.equation import Equation, NoMatch, apply, match
-from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
-from taso_mirage.library import parse_attributes, parse_given
-from taso_mirage.model import Array
+from taso_mirage.ir.model import Array
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import get, term
-from taso_mirage.optimize.egraph import EGraph
-from taso_mirage.optimize.ematch import places
-from taso_mirage.optimize.passes import Context, new_terms
-from taso_mirage.optimize.search import directions
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.weights import fold_weights
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, parse_equation, show_equation
-from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
+from taso_mirage.operators.ops import get, term
+from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply, match
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.library import parse_attributes, parse_given
+from taso_mirage.rewriting.text import laws, parse_equation, show_equation
+from taso_mirage.search.egraph import EGraph
+from taso_mirage.search.ematch import places
+from taso_mirage.search.passes import Context, new_terms
+from taso_mirage.search.search import directions
+from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.fuzz import fuzz
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
-from taso_mirage.model import Array
+from taso_mirage.ir.model import Array
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.measure.target import CPU, CUDA, Target, running
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context, for_search, stages
-from taso_mirage.optimize.rewriter import Candidate
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.search import Budget, State, directions, search_model
-from taso_mirage.optimize.settings import Setting
-from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import CPU, CUDA, Target, running
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.problem import after
-from taso_mirage.rules import Rules
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.search.available import Available
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context, for_search, stages
+from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.search import Budget, State, directions, search_model
+from taso_mirage.search.settings import Setting
+from taso_mirage.search.steps import Step
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
 CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants

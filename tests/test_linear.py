@@ -14,21 +14,21 @@ from test_convolutions import QUICK, model, sanitized, session, w, x
 
 from taso_mirage.codegen.cpp import generate_all
 from taso_mirage.codegen.cpu.native import Kernel, build
-from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped
 from taso_mirage.fuse import fused
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels import linear
-from taso_mirage.kernels.linear import LEAST, Product, product
-from taso_mirage.kernels.prepared import prepared
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.cpu import linear
+from taso_mirage.kernels.cpu.linear import LEAST, Product, product
+from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified
-from taso_mirage.model import random_inputs
-from taso_mirage.ops import term
-from taso_mirage.optimize.config import Config
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU
 from taso_mirage.targets.cpu.lowering import Cpu
 from taso_mirage.verify.refused import Refused

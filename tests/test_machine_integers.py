@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from taso_mirage.dims import symbol
-from taso_mirage.equation import instantiate
-from taso_mirage.ir import Node, Tensor, is_float, numpy_dtype, topological, variable
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological, variable
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.ops import interpret
-from taso_mirage.text import parse_equation
-from taso_mirage.verify.bounded import prove_bounded
-from taso_mirage.verify.symbolic import Proved, prove_symbolic
+from taso_mirage.operators.ops import interpret
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.text import parse_equation
 
 SIGNED, UNSIGNED = ("int8", "int16", "int32", "int64"), ("uint8", "uint16", "uint32", "uint64")
 EVERY = (*SIGNED, *UNSIGNED)

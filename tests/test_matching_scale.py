@@ -10,17 +10,17 @@ import onnx
 import pytest
 from scripts import script
 
-from taso_mirage.equation import Equation, NoMatch, apply, matches
-from taso_mirage.ir import Node, Tensor, constant, substitute, topological, users, variable, weight
+from taso_mirage.ir.terms import Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.onnx_io import load
-from taso_mirage.ops import term
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context, for_search, simplify, stages
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.search import Budget, directions, rewrites, search_model
-from taso_mirage.outline import canonical, depth, surroundings, upper
-from taso_mirage.rules import Application, Rules
-from taso_mirage.text import parse_equation
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply, matches
+from taso_mirage.rewriting.index import Application, Rules
+from taso_mirage.rewriting.match_keys import canonical, depth, surroundings, upper
+from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context, for_search, simplify, stages
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.search import Budget, directions, rewrites, search_model
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = Context({"": 17, "com.microsoft": 1}, {})

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from taso_mirage.errors import IllTyped, SyntaxProblem
-from taso_mirage.ir import Graph, Node, Tensor, constant
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT, REALS
-from taso_mirage.meanings.work import work
-from taso_mirage.ops import interpret, term
-from taso_mirage.text import parse_graph, show_graph
-from taso_mirage.verify.fingerprint import Agreed, fingerprint
+from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.work import work
+from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.verify.refused import Refused
 
 workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)

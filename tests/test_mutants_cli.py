@@ -16,26 +16,26 @@ from onnx import TensorProto, helper, numpy_helper
 from partial_programs import conv, graph, image, kernel
 from typer.testing import CliRunner
 
-from taso_mirage.cli import app
-from taso_mirage.cli_partial import WIDTH
-from taso_mirage.dims import symbol
+from taso_mirage.cli.commands import app
+from taso_mirage.cli.partial import WIDTH
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Graph, Tensor, topological, variable
-from taso_mirage.meanings.work import work
-from taso_mirage.model import Model
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize import ranking
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.ranking import Ranked, costed, proved, ranked
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import work
 from taso_mirage.partial import candidates
 from taso_mirage.partial.agreement import Region
 from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.partial.parts import part, parts
 from taso_mirage.partial.picture import COLUMNS, LINES, picture
-from taso_mirage.text import parse_graph
+from taso_mirage.rewriting.text import parse_graph
+from taso_mirage.search import ranking
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.passes import Context
+from taso_mirage.search.ranking import Ranked, costed, proved, ranked
 from taso_mirage.verify.refused import Refused
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
@@ -141,7 +141,7 @@ def test_costs_are_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = data(path, "--node", "pool")
     assert found["costs"] == "measured"
     assert [m["families"] for m in found["mutants"]] == [["pool to convolution"]]
-    monkeypatch.setattr("taso_mirage.optimize.measure._runner", None)  # nothing may be measured again
+    monkeypatch.setattr("taso_mirage.measure.tasks._runner", None)  # nothing may be measured again
     again = data(path, "--node", "pool")
     assert (again["cost"], again["mutants"]) == (found["cost"], found["mutants"])
 

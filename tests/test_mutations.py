@@ -14,29 +14,30 @@ import pytest
 from partial_programs import conv, image, kernel
 from scripts import script
 
-from taso_mirage.dims import symbol
-from taso_mirage.ir import Graph, Node, Tensor, variable, weight
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
+from taso_mirage.measure import session, tasks
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.session import opened
+from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
-from taso_mirage.optimize import measure, mutations, session
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.cost import Cost, Weighted
-from taso_mirage.optimize.explanations import as_data, as_lines, explained
-from taso_mirage.optimize.html import page
-from taso_mirage.optimize.mutations import Store
-from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.report import as_dict, search_facts
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.session import opened
-from taso_mirage.optimize.target import CPU
+from taso_mirage.operators.ops import term
 from taso_mirage.partial import source
 from taso_mirage.partial.candidates import Candidate, made_whole
 from taso_mirage.partial.families import Mutant, mutants
 from taso_mirage.partial.source import Tried, programs, tried
 from taso_mirage.pipeline import candidates, optimize
+from taso_mirage.report.explanations import as_data, as_lines, explained
+from taso_mirage.report.html import page
+from taso_mirage.report.result import Result
+from taso_mirage.report.summary import as_dict, search_facts
+from taso_mirage.search import mutations
+from taso_mirage.search.config import Config
+from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.mutations import Store
+from taso_mirage.search.passes import Context
 from taso_mirage.verify.refused import Refused
 
 CONFIG = Config(measure=False, budget=20.0)
@@ -229,7 +230,7 @@ def test_the_benchmark_times_every_mutant_beside_its_program(monkeypatch: pytest
     monkeypatch.setattr(bench, "WHOLE", ("small",))
     monkeypatch.setattr(bench, "rounds", lambda session, inputs: 2)
     monkeypatch.setattr(mutations, "EACH", 0.005)
-    monkeypatch.setattr(measure, "SECONDS", 0.002)
+    monkeypatch.setattr(tasks, "SECONDS", 0.002)
     monkeypatch.setattr(session, "SPINNING", 0.0)
     monkeypatch.setattr(
         bench.models, "build", lambda name, small, batch: onnx.load_from_string(serialize(side_by_side()))

@@ -24,12 +24,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import InvalidModel, OutputError
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.ops import interpret
-from taso_mirage.optimize.session import Session
+from taso_mirage.operators.ops import interpret
 
 ROOT = Path(__file__).parent.parent
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -570,8 +570,8 @@ def test_sizes_of_opaque_results_are_read_from_them() -> None:
 
 def test_division_of_sizes_rounds_down() -> None:
     """ONNX's Div rounds to zero; a size's quotient rounds down, whatever the numerator's sign."""
-    from taso_mirage.dims import symbol
-    from taso_mirage.ops import extents
+    from taso_mirage.ir.dims import symbol
+    from taso_mirage.operators.ops import extents
 
     model = read(parse("g (float[n, m] x) => (int64[2] y) { y = Shape(x) }"))
     n, m = symbol("n"), symbol("m")

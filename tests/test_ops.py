@@ -10,20 +10,20 @@ import onnx
 import onnxruntime
 import pytest
 
-from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, is_float, numpy_dtype, variable
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, numpy_dtype, variable
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.meanings.typed import Typed
-from taso_mirage.meanings.work import count, size, work
+from taso_mirage.measure.session import Session, working_providers
+from taso_mirage.measure.target import CPU, CUDA
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import Op, get, interpret, load_specs, run
-from taso_mirage.optimize.session import Session, working_providers
-from taso_mirage.optimize.target import CPU, CUDA
-from taso_mirage.text import parse_graph, parse_type, show_graph
+from taso_mirage.operators.ops import Op, get, interpret, load_specs, run
+from taso_mirage.operators.work import count, size, work
+from taso_mirage.rewriting.text import parse_graph, parse_type, show_graph
 
 NEWEST = 26  # the newest opset that ONNX Runtime 1.31 loads
 

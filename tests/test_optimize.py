@@ -18,36 +18,37 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taso_mirage.equation import work_terms
 from taso_mirage.errors import (
     RunFailed,
 )
-from taso_mirage.ir import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.model import Array, Model
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
+from taso_mirage.measure import check
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import difference, first_bad
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import CPU, CUDA, Target
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import get, term
-from taso_mirage.optimize import check, passes, search
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.check import difference, first_bad
-from taso_mirage.optimize.config import Config, Stop, measuring, quiet
-from taso_mirage.optimize.cost import Cost, CostCache, Roofline
-from taso_mirage.optimize.partition import LEAST, parts
-from taso_mirage.optimize.passes import Context, simplify
-from taso_mirage.optimize.rewriter import Candidate, Rewriter
-from taso_mirage.optimize.rulesets import RuleSet
-from taso_mirage.optimize.rulesets import rules as all_rules
-from taso_mirage.optimize.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.steps import Step, replay
-from taso_mirage.optimize.target import CPU, CUDA, Target
-from taso_mirage.optimize.weights import fold_weights, holds
+from taso_mirage.operators.ops import get, term
 from taso_mirage.pipeline import choice, optimize, problem
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, parse_equation
-from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
+from taso_mirage.prove.fingerprint import Agreed, Unknown, fingerprint
+from taso_mirage.rewriting.equation import work_terms
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.text import laws, parse_equation
+from taso_mirage.search import passes, search
+from taso_mirage.search.available import Available
+from taso_mirage.search.config import Config, Stop, measuring, quiet
+from taso_mirage.search.cost import Cost, CostCache, Roofline
+from taso_mirage.search.partition import LEAST, parts
+from taso_mirage.search.passes import Context, simplify
+from taso_mirage.search.rewriter import Candidate, Rewriter
+from taso_mirage.search.rulesets import RuleSet
+from taso_mirage.search.rulesets import rules as all_rules
+from taso_mirage.search.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
+from taso_mirage.search.steps import Step, replay
+from taso_mirage.search.weights import fold_weights, holds
 
 F = "float32"
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
@@ -708,7 +709,7 @@ def test_check_criterion() -> None:
 
 def test_nothing_is_sent_from_a_process_that_optimizes() -> None:
     """The runtime's thread for usage data is not started; who wants it says so."""
-    script = "import os; import taso_mirage.optimize.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    script = "import os; import taso_mirage.measure.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     for own, wanted in (({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")):
         env = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | own
         done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)

@@ -18,7 +18,8 @@ from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.ir.mugraph import overlaps
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import Found, Options, Search
@@ -26,8 +27,7 @@ from taso_mirage.kernels.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
 from taso_mirage.kernels.tiles import Tiled
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph import overlaps
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.targets.cpu.device import CPU
 from taso_mirage.targets.cuda.device import H100
 

@@ -11,13 +11,13 @@ import pytest
 from partial_programs import conv, graph, image, kernel, mutant, part, program
 from test_ops import build, uses
 
-from taso_mirage.dims import symbol
-from taso_mirage.equation import apply, match
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, topological, variable
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field
 from taso_mirage.meanings.residues import P
-from taso_mirage.ops import Op, get, term
+from taso_mirage.operators.ops import Op, get, term
+from taso_mirage.operators.traits import Box, Inner
 from taso_mirage.partial import agreement as partial_agreement
 from taso_mirage.partial.agreement import Agreement, agreement, compared, leaves_of
 from taso_mirage.partial.cells import splits
@@ -25,8 +25,8 @@ from taso_mirage.partial.correct import correct
 from taso_mirage.partial.pieces import merged, pieces
 from taso_mirage.partial.restrict import Restriction
 from taso_mirage.partial.whole import Total, total, verified
-from taso_mirage.text import parse_equation, show_equation
-from taso_mirage.traits import Box, Inner
+from taso_mirage.rewriting.equation import apply, match
+from taso_mirage.rewriting.text import parse_equation, show_equation
 from taso_mirage.verify.refused import Refused
 
 

@@ -7,8 +7,8 @@ import pytest
 from partial_programs import conv, graph, image, kernel
 from test_partial import assert_region, side_by_side
 
-from taso_mirage.ir import Node, constant, topological
-from taso_mirage.ops import term
+from taso_mirage.ir.terms import Node, constant, topological
+from taso_mirage.operators.ops import term
 from taso_mirage.partial.agreement import agreement
 from taso_mirage.partial.candidates import Candidate, candidates
 from taso_mirage.partial.families import families, mutants, variants

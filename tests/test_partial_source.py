@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from partial_programs import conv, graph, image, kernel
 
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, Node, substitute, topological
-from taso_mirage.ops import term
+from taso_mirage.ir.terms import Graph, Node, substitute, topological
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
 from taso_mirage.partial import source
 from taso_mirage.partial.source import Tried, counted, programs, tried
 from taso_mirage.partial.whole import verified
-from taso_mirage.rules import Rules
+from taso_mirage.rewriting.index import Rules
 
 X = image(2, 4, 6, 6)
 

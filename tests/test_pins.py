@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from taso_mirage.equation import instantiate
-from taso_mirage.generate.pins import pinned
-from taso_mirage.ir import Tensor, constant, variable
-from taso_mirage.library import Rule, parse_attributes, parse_given
-from taso_mirage.ops import term
-from taso_mirage.text import parse_equation
-from taso_mirage.verify.fingerprint import Refuted, fingerprint
+from taso_mirage.ir.terms import Tensor, constant, variable
+from taso_mirage.operators.ops import term
+from taso_mirage.prove.fingerprint import Refuted, fingerprint
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.fuzz import Typing
+from taso_mirage.verify.guard_numbers import pinned
 from taso_mirage.verify.ladder import refutation
 
 

@@ -14,12 +14,12 @@ import distributed
 import pytest
 from typer.testing import CliRunner
 
-from taso_mirage.cli_substitutions import app
+from taso_mirage.cli.substitutions import app
 from taso_mirage.errors import InvalidOption
 from taso_mirage.generate.candidates import Candidate, propose
 from taso_mirage.generate.pipeline import Counts, Options, _Partial, _Run, generate
 from taso_mirage.generate.settling import Needed, Outcome, TooLong, settle, time_limit
-from taso_mirage.library import Rule, load, parse_given, parse_rules, read
+from taso_mirage.rewriting.library import Rule, load, parse_given, parse_rules, read
 from taso_mirage.verify.recheck import verdict_of
 
 FILES = ("elementwise.toml", "rejected.toml", "counts.json", "README.md")

@@ -26,12 +26,12 @@ from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.errors import InvalidModel, Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, substitute, variable, weight
+from taso_mirage.ir.model import Array
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.kernels.graph import new_graph
-from taso_mirage.model import Array
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 from taso_mirage.plugin.export import Exported, export
 from taso_mirage.plugin.plan import kernel as kernel_of
 from taso_mirage.plugin.python_plugin import reordered

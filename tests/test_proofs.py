@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from test_laws import WRONG, stated
 
-from taso_mirage.dims import Dim, parse_dim, product
-from taso_mirage.equation import Equation
-from taso_mirage.ir import Node, Tensor, constant, topological, variable, weight
-from taso_mirage.library import Evidence, Rejected, Rule, parse_attributes, parse_given
-from taso_mirage.ops import term
-from taso_mirage.text import laws, parse_equation
-from taso_mirage.verify.bounded import prove_bounded
-from taso_mirage.verify.fingerprint import Agreed, Refuted, fingerprint
+from taso_mirage.ir.dims import Dim, parse_dim, product
+from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable, weight
+from taso_mirage.operators.ops import term
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.fingerprint import Agreed, Refuted, fingerprint
+from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.library import Evidence, Rejected, Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.verify.fuzz import Typing, typings
 from taso_mirage.verify.ladder import climb, different, proved_at
 from taso_mirage.verify.lift import lift
-from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
 WINDOW = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
 NONE = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}

@@ -13,7 +13,8 @@ from onnxruntime import InferenceSession
 
 from taso_mirage.codegen.cpu.native import Kernel as Compiled
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.closure import close
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import Spot, fragments, regions
@@ -22,10 +23,9 @@ from taso_mirage.kernels.structures import Limits, plans
 from taso_mirage.kernels.survey import survey
 from taso_mirage.kernels.verify import Evidence, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model, random_inputs
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.targets.cpu.device import CPU

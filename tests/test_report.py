@@ -19,27 +19,28 @@ import pytest
 from commandline import one_line, run
 from onnx import TensorProto, helper
 
-from taso_mirage.dims import symbol
-from taso_mirage.drawing import draw_graph
-from taso_mirage.equation import Equation
-from taso_mirage.ir import Graph, Node, Tensor, topological, variable, weight
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Array, Model, random_array
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import Array, Model, random_array
+from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import interpret, term
-from taso_mirage.optimize import html, report
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.changes import FOLDING, Change, changes
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.cost import Weighted
-from taso_mirage.optimize.explanations import Explanation, as_lines, measured_seconds, statement
-from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.steps import Step
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.pipeline import optimize
-from taso_mirage.text import parse_equation, show_graph
+from taso_mirage.report import html, summary
+from taso_mirage.report.changes import FOLDING, Change, changes
+from taso_mirage.report.drawing import draw_graph
+from taso_mirage.report.explanation import Explanation
+from taso_mirage.report.explanations import as_lines, measured_seconds, statement
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.text import parse_equation, show_graph
+from taso_mirage.search.config import Config
+from taso_mirage.search.cost import Weighted
+from taso_mirage.search.passes import Context
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.steps import Step
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -330,14 +331,14 @@ def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]
     statistics = replace(exact.statistics, ended={"saturated": 2, "time": 1}, gaps=(0.0, 0.25, 0.0))
     saturated = replace(exact, statistics=statistics)
     expected = {"parts": 3, "exact": 2, "gap": 0.25}
-    data = [report.as_dict(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
+    data = [summary.as_dict(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
     assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
     assert data[1]["ended"] == {"saturated": 2, "time": 1}
     assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]
     text = "exact in 2 of 3, a better one could save at most 25.0% of a part"
     assert f"<td>{text}</td>" in html.page(saturated, [], Path("m.onnx"), [], ["taso-mirage"], {})
     for each, words in ((saturated, ("e-nodes", "saturated (2), time (1)", text)), (mini, ("states", "matches"))):
-        report.show(each, Path("m.onnx"), [])
+        summary.show(each, Path("m.onnx"), [])
         printed = " ".join(capsys.readouterr().out.split())
         assert all(word in printed for word in words)
 

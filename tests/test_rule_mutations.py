@@ -8,8 +8,8 @@ import pytest
 from rule_mutations import falsely_accepted, mutants, originals
 from stranger import refute
 
-from taso_mirage.library import Rule, load, parse_rules, show_rule
-from taso_mirage.text import laws, show_equation
+from taso_mirage.rewriting.library import Rule, load, parse_rules, show_rule
+from taso_mirage.rewriting.text import laws, show_equation
 
 SAMPLE = 200
 

@@ -18,15 +18,15 @@ import onnxruntime
 import pytest
 from mugraphs import Pair, kernel, leaf
 
-from taso_mirage.dims import symbol
 from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, constant, substitute, variable, weight
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
 from taso_mirage.kernels.search import superoptimize
-from taso_mirage.model import Array, Model
 from taso_mirage.onnx_io import from_proto, load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 from taso_mirage.runtime import build, build_kernels, carries_kernels, library, register
 from taso_mirage.runtime.embed import NAMES, Region, embed
 from taso_mirage.runtime.plan import Kernel, cpu_kernel, sealed

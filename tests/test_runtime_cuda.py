@@ -22,9 +22,9 @@ from taso_mirage.codegen import triton
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.program import Program
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph
-from taso_mirage.mugraph import Batch
-from taso_mirage.ops import term
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph
+from taso_mirage.operators.ops import term
 from taso_mirage.runtime import library
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images, sealed
 from taso_mirage.targets.cpu.compiler import compiler

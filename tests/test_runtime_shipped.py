@@ -14,10 +14,10 @@ import onnxruntime
 import pytest
 
 import taso_mirage
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.runtime.register import register

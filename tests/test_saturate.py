@@ -12,22 +12,22 @@ from hypothesis import HealthCheck, given, settings
 from scripts import script
 from test_optimize import CONTEXT, F, graphs, ops, w, x
 
-from taso_mirage.ir import Graph, Node, Tensor, constant, topological
+from taso_mirage.ir.model import random_array
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.model import random_array
 from taso_mirage.onnx_io import files
-from taso_mirage.ops import interpret, term
-from taso_mirage.optimize import saturate
-from taso_mirage.optimize.bounds import Option
-from taso_mirage.optimize.cost import Cost, Roofline
-from taso_mirage.optimize.egraph import FOLDING, EGraph
-from taso_mirage.optimize.ematch import places
-from taso_mirage.optimize.extract import extract
-from taso_mirage.optimize.partition import parts
-from taso_mirage.optimize.search import Budget, Found, directions, search_part
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, parse_equation
-from taso_mirage.verify.fingerprint import Agreed, Unknown, fingerprint
+from taso_mirage.operators.ops import interpret, term
+from taso_mirage.prove.fingerprint import Agreed, Unknown, fingerprint
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.text import laws, parse_equation
+from taso_mirage.search import saturate
+from taso_mirage.search.bounds import Option
+from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.egraph import FOLDING, EGraph
+from taso_mirage.search.ematch import places
+from taso_mirage.search.extract import extract
+from taso_mirage.search.partition import parts
+from taso_mirage.search.search import Budget, Found, directions, search_part
 
 LAWS = laws()
 COST = Cost(Roofline(CONTEXT))

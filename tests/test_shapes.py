@@ -11,21 +11,21 @@ import pytest
 from test_cost import Elsewhere
 from test_report import model, w, x
 
-from taso_mirage.dims import symbol
 from taso_mirage.errors import InvalidOption
-from taso_mirage.model import Model
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.shapes import parse_shape, parse_shapes, workloads
+from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import serialize
-from taso_mirage.ops import term
-from taso_mirage.optimize import html, report
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.cost import Cost, Roofline, Weighted
-from taso_mirage.optimize.passes import Context
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.shapes import parse_shape, parse_shapes, workloads
-from taso_mirage.optimize.target import CUDA
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize
+from taso_mirage.report import html, summary
+from taso_mirage.report.result import Result
+from taso_mirage.search.config import Config
+from taso_mirage.search.cost import Cost, Roofline, Weighted
+from taso_mirage.search.passes import Context
 
 N, M = symbol("n"), symbol("m")
 SMALL, LARGE = {"n": 1}, {"n": 256}
@@ -202,12 +202,12 @@ def test_the_report_has_the_times_of_every_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, _ = timed(monkeypatch, tmp_path, 0.9)
-    rows = report.as_dict(result, Path("m.onnx"), [])["sizes"]
+    rows = summary.as_dict(result, Path("m.onnx"), [])["sizes"]
     assert [(r["sizes"], r["share"], r["time"]["ratio"]) for r in rows] == [
         (LARGE, pytest.approx(0.9), 2.0),
         ({"n": 2}, pytest.approx(0.1), 0.5),
     ]
-    report.show(result, Path("m.onnx"), [])
+    summary.show(result, Path("m.onnx"), [])
     printed = capsys.readouterr().out
     assert "n=256 (90%)" in printed
     assert "2.00 [2.00, 2.00]" in printed
@@ -232,6 +232,6 @@ def test_one_set_has_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     result = optimize(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=2))
     assert result.timing is not None
     assert result.timing.each == ()
-    found = report.as_dict(result, Path("m.onnx"), [])
+    found = summary.as_dict(result, Path("m.onnx"), [])
     assert found["sizes"] == [{"sizes": LARGE, "share": 1.0, "time": found["time"]}]
     assert "by their shares" not in html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taso_mirage.dims import symbol
-from taso_mirage.equation import Equation, Match, NoMatch, apply
-from taso_mirage.ir import Node, Tensor, constant, variable
-from taso_mirage.ops import term
-from taso_mirage.rules import Application, Rules
-from taso_mirage.text import parse_equation
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply
+from taso_mirage.rewriting.index import Application, Rules
+from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.examine import refuted
 from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.proofs import EVERY, HERE, Proofs
@@ -30,7 +30,7 @@ def x(name: str, *shape: Any, dtype: str = F) -> Node:
 def applied(text: str, **names: Any) -> Application:
     """An equation at terms that its variables stand for; it must have a type there."""
     equation = parse_equation(text, evidence="library")
-    from taso_mirage.equation import instantiate
+    from taso_mirage.rewriting.equation import instantiate
 
     like = next(v.dtype for v in names.values() if isinstance(v, Node))
     lhs = instantiate(equation.lhs, names, like)

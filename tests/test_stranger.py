@@ -11,11 +11,11 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from stranger import Counterexample, examine, inputs, instances, legal, refute
 
-from taso_mirage.ir import Tensor, topological, variable
-from taso_mirage.library import Rule, read
+from taso_mirage.ir.terms import Tensor, topological, variable
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.pairs import models
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.library import Rule, read
 
 FOLDER = Path(__file__).parent / "equations"
 FALSE = {

@@ -19,25 +19,25 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
-from taso_mirage import library
-from taso_mirage.cli_substitutions import app
-from taso_mirage.dims import symbol
-from taso_mirage.drawing import draw
-from taso_mirage.equation import NoMatch, apply, matches
+from taso_mirage.cli.substitutions import app
 from taso_mirage.errors import InvalidOption, OutputError, SyntaxProblem, TasoMirageError, Unsupported
-from taso_mirage.explain import chosen, find, words
 from taso_mirage.generate.readme import readme, refresh, write_laws, write_timings
-from taso_mirage.ir import Tensor, topological, users, variable
-from taso_mirage.library import Evidence, Proof, Rejected, Rule, rule_name
-from taso_mirage.model import random_inputs
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import Tensor, topological, users, variable
 from taso_mirage.onnx_io import load, serialize
 from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
-from taso_mirage.ops import term
-from taso_mirage.optimize.passes import Context, can_shrink, simplify
-from taso_mirage.optimize.rulesets import rules
-from taso_mirage.optimize.search import directions, rewrites
-from taso_mirage.rules import Rules
-from taso_mirage.text import laws, parse_equation
+from taso_mirage.operators.ops import term
+from taso_mirage.report.drawing import draw
+from taso_mirage.report.rule_in_words import chosen, find, words
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.equation import NoMatch, apply, matches
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.library import Evidence, Proof, Rejected, Rule, rule_name
+from taso_mirage.rewriting.text import laws, parse_equation
+from taso_mirage.search.passes import Context, can_shrink, simplify
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.search import directions, rewrites
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import Sides
 from taso_mirage.verify.recheck import law_rules

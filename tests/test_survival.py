@@ -12,11 +12,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from taso_mirage.errors import RuntimeCrashed
-from taso_mirage.model import Model
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import session as runtime
 from taso_mirage.onnx_io import from_ir, serialize
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.config import Config
 from taso_mirage.pipeline import optimize
+from taso_mirage.search.config import Config
 
 Opened = Callable[..., Any]
 

@@ -17,20 +17,20 @@ import onnxruntime
 import pytest
 
 import taso_mirage
-from taso_mirage.dims import symbol
 from taso_mirage.errors import InvalidModel, InvalidOption, RunRefused, RuntimeUnavailable
-from taso_mirage.ir import Graph, Tensor, variable
-from taso_mirage.model import random_inputs
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import random_inputs
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.measure.session import Session, interleaved, working_providers
+from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, running
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.ops import term
-from taso_mirage.optimize.available import Available
-from taso_mirage.optimize.config import Config
-from taso_mirage.optimize.passes import Context, runtime_specific
-from taso_mirage.optimize.session import Session, interleaved, working_providers
-from taso_mirage.optimize.target import CPU, CUDA, OPENVINO, TARGETS, running
+from taso_mirage.operators.ops import term
 from taso_mirage.runtime.register import metadata, register
+from taso_mirage.search.available import Available
+from taso_mirage.search.config import Config
+from taso_mirage.search.passes import Context, runtime_specific
 from taso_mirage.targets import stamp
 from taso_mirage.targets.cpu.device import CPU as CORES
 from taso_mirage.targets.cuda import device as cuda

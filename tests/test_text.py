@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taso_mirage.dims import symbol
-from taso_mirage.equation import Match, apply, match
 from taso_mirage.errors import SyntaxProblem
-from taso_mirage.ir import Graph, Literal, Node, Tensor, constant, variable, weight
-from taso_mirage.ops import TERMS, extents, get, load_specs, term
-from taso_mirage.text import laws, parse_equation, parse_graph, parse_type, show_equation, show_graph
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Graph, Literal, Node, Tensor, constant, variable, weight
+from taso_mirage.operators.ops import TERMS, extents, get, load_specs, term
+from taso_mirage.rewriting.equation import Match, apply, match
+from taso_mirage.rewriting.text import laws, parse_equation, parse_graph, parse_type, show_equation, show_graph
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 UNARY = ["relu", "neg", "exp", "tanh", "abs"]

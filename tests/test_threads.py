@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import mugraphs
 
 from taso_mirage.codegen import triton as codegen
-from taso_mirage.expressions import Expr
+from taso_mirage.operators.expressions import Expr
 from taso_mirage.targets.cuda.lowering import SHIPPED, everywhere
 
 

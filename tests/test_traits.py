@@ -13,21 +13,21 @@ from partial_programs import graph, image, kernel
 from test_ops import build, uses
 from test_partial import differing
 
-from taso_mirage.copies import cut
-from taso_mirage.derived import elementwise, multiplies, selects
-from taso_mirage.dims import symbol
-from taso_mirage.ir import KINDS, Tensor, topological, weight
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Array
+from taso_mirage.ir.terms import KINDS, Tensor, topological, weight
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.model import Array
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import REGISTRY, Op, get, interpret, load_specs, term
-from taso_mirage.optimize.weights import fold_weights
+from taso_mirage.operators.ops import REGISTRY, Op, get, interpret, load_specs, term
+from taso_mirage.operators.slicing import cut
 from taso_mirage.partial.agreement import agreement
 from taso_mirage.partial.families import families, mutants
 from taso_mirage.partial.restrict import Restriction
 from taso_mirage.partial.source import programs
 from taso_mirage.partial.whole import Total, total
-from taso_mirage.text import parse_equation
+from taso_mirage.rewriting.derived_traits import elementwise, multiplies, selects
+from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.attributes import DRAWN
 from taso_mirage.verify.fuzz import fuzz, typings
 
@@ -213,9 +213,9 @@ SPEC = '''
 """Some number of times a convolution, with its sign turned."""
 
 from op_specs.conv import seen
-from taso_mirage.copies import cut, join, padded, sizes, whole
+from taso_mirage.operators.slicing import cut, join, padded, sizes, whole
 from taso_mirage.errors import Unsupported
-from taso_mirage.ops import Ints, op
+from taso_mirage.operators.ops import Ints, op
 
 
 @op(windowed=True, kernel=1)

@@ -11,11 +11,11 @@ from scripts import ROOT
 
 from taso_mirage.codegen.cpu.tune import FILE, different, tuned
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Tensor, topological, variable
+from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.targets.cpu.device import CPU
 
 

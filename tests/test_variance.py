@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from taso_mirage.codegen.cpu.native import Kernel
-from taso_mirage.ir import Graph, Node, constant, topological
+from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.kernels.verify import SINGLE, Evidence, verified
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.ops import interpret, term
+from taso_mirage.operators.ops import interpret, term
 from taso_mirage.verify.refused import Refused
 
 FAR = 1e3

@@ -17,10 +17,10 @@ import pytest
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.axes import grouped
-from taso_mirage.ir import Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.search import Options, Search
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
 SMALL, DECODER = (2, 2, 4, 33, 16), (8, 4, 8, 513, 64)

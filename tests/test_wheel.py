@@ -21,7 +21,7 @@ import runpy, sys
 dependencies, *sys.argv = sys.argv[1:]
 sys.path.append(dependencies)
 import taso_mirage
-from taso_mirage.ops import data_folder
+from taso_mirage.operators.ops import data_folder
 for path in (taso_mirage.__file__, data_folder("op_specs"), data_folder("substitutions")):
     print(path, file=sys.stderr)
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

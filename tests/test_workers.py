@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taso_mirage.workers import Workers
+from taso_mirage.system.workers import Workers
 
 
 def done(job: Mapping[str, Any]) -> Any:

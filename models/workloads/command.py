@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from taso_mirage.ir import topological
+from taso_mirage.ir.terms import topological
 from taso_mirage.kernels.graph import KernelGraph
 from taso_mirage.kernels.search import Found
-from taso_mirage.text import show_graph
+from taso_mirage.rewriting.text import show_graph
 
 
 def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = None) -> list[Found]:

@@ -40,10 +40,10 @@ from taso_mirage.codegen.cpu.values import (
     contiguous,
 )
 from taso_mirage.errors import InvalidOption, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Literal, Node, Tensor, is_float
-from taso_mirage.mugraph import Lowering, overlaps
-from taso_mirage.ops import run, traits
-from taso_mirage.text import show_graph
+from taso_mirage.ir.mugraph import Lowering, overlaps
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
+from taso_mirage.operators.ops import run, traits
+from taso_mirage.rewriting.text import show_graph
 
 STACK = 65_536
 """Bytes of tiles up to which a block keeps them on the stack; a thread pool's may be small."""

@@ -11,9 +11,9 @@ from textwrap import wrap
 
 from taso_mirage.codegen.gpu.block import Block
 from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule, kernels, parts, placed
-from taso_mirage.ir import Graph, is_float
-from taso_mirage.mugraph import Batch
-from taso_mirage.text import show_graph
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph, is_float
+from taso_mirage.rewriting.text import show_graph
 
 
 def program(graph: Graph, schedules: Sequence[Schedule | None] | None = None, batch: Batch | None = None) -> Program:

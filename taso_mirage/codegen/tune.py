@@ -23,9 +23,9 @@ from taso_mirage.codegen.compile import OVERLAPPING, load
 from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
 from taso_mirage.codegen.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
-from taso_mirage.workers import Workers
 
 RESIDENT = 32
 """Blocks of a processor at a time, at most."""

@@ -7,15 +7,15 @@ from math import prod
 
 import numpy as np
 
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, Node, substitute, weight
+from taso_mirage.ir.model import Array, Weight, random_array
+from taso_mirage.ir.terms import Graph, Node, substitute, weight
 from taso_mirage.kernels.regions import Spot
-from taso_mirage.model import Array, Weight, random_array
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.optimize.child import in_child
-from taso_mirage.optimize.measure import in_turn
-from taso_mirage.optimize.target import Target
+from taso_mirage.operators.expressions import is_weight
 from taso_mirage.runtime.embed import Region, embed
 from taso_mirage.runtime.plan import Kernel
 

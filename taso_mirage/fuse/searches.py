@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.prepared import Prepared
+from taso_mirage.kernels.cpu.prepared import Prepared
 from taso_mirage.kernels.search import Found, Options, Search
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
-from taso_mirage.workers import Workers
 
 BEST = 24
 """muGraphs of a region that are compiled and run."""

@@ -17,36 +17,37 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from taso_mirage import __version__
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.fuse import alone
-from taso_mirage.fuse.apart import taken_apart
+from taso_mirage.fuse.decomposed import taken_apart
 from taso_mirage.fuse.searches import Searches
 from taso_mirage.fuse.trials import Fused, trials
-from taso_mirage.ir import Graph
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import Kind, kinds
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.cpu.prepared import Prepared, prepared
+from taso_mirage.kernels.horizontal import Lane, lanes
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.lanes import Lane, lanes
-from taso_mirage.kernels.prepared import Prepared, prepared
 from taso_mirage.kernels.regions import Spot
-from taso_mirage.meanings.work import size
-from taso_mirage.model import Model
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.check import compare, passes_checker, shown
-from taso_mirage.optimize.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
-from taso_mirage.optimize.draws import feed
-from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.result import PlacedKernels, Result
-from taso_mirage.optimize.search import Budget
-from taso_mirage.optimize.session import Session, interleaved
-from taso_mirage.optimize.timing import Timing, compared
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import compare, passes_checker, shown
+from taso_mirage.measure.cost_cache import cache_path
+from taso_mirage.measure.draws import feed
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session, interleaved
+from taso_mirage.measure.timing import Timing, compared
+from taso_mirage.operators.work import size
+from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.runtime.embed import embed
 from taso_mirage.runtime.plan import Kernel
+from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
+from taso_mirage.search.search import Budget
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
-from taso_mirage.toml import read_json, write_file
+from taso_mirage.version import __version__
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from taso_mirage.generate.enumeration import Table, evaluate_here
 from taso_mirage.generate.equations import Classes, Trees, common_supergraph, operators, recheck
 from taso_mirage.generate.family import load_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation, Equality, minimise
 from taso_mirage.generate.statement import stated
-from taso_mirage.generate.terms import Table, evaluate_here
-from taso_mirage.library import show_given
+from taso_mirage.rewriting.library import show_given
 
 Report = Callable[[str], None]
 

@@ -8,13 +8,13 @@ from itertools import combinations
 from string import ascii_lowercase
 from typing import Any
 
-from taso_mirage.dims import Dim, Symbolic, bind, symbol, symbols
-from taso_mirage.equation import REST, Equation, instantiate
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.expressions import FUNCTIONS, Expr, names
 from taso_mirage.generate.shapes import in_dims
-from taso_mirage.ir import Graph, Node, Tensor, topological, variable
-from taso_mirage.ops import get
+from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
+from taso_mirage.operators.expressions import FUNCTIONS, Expr, names
+from taso_mirage.operators.ops import get
+from taso_mirage.rewriting.equation import REST, Equation, instantiate
 from taso_mirage.verify.draws import Given
 
 Spot = tuple[Node, str]

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.expressions import Expr
+from taso_mirage.generate.enumeration import INPUT, Group, Table
 from taso_mirage.generate.family import Assignment, Family, Kind
-from taso_mirage.generate.terms import INPUT, Group, Table
 from taso_mirage.generate.values import Values
-from taso_mirage.ir import topological
+from taso_mirage.ir.terms import topological
+from taso_mirage.operators.expressions import Expr
 
 Ints = NDArray[np.int64]
 Tree: TypeAlias = "tuple[object, ...] | int"

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from taso_mirage.dims import Symbolic, parse_dim, symbol
-from taso_mirage.equation import instantiate
 from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import Graph, Node, Tensor, topological, variable
-from taso_mirage.text import parse_equation
+from taso_mirage.ir.dims import Symbolic, parse_dim, symbol
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.text import parse_equation
 
 FOLDER = Path(__file__).parent / "families"
 

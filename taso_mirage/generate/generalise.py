@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from taso_mirage.equation import Equation
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.expressions import Expr, names
 from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
-from taso_mirage.ir import Node, topological
-from taso_mirage.library import Evidence, Rejected, Rule, rule_name
-from taso_mirage.text import show_equation
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.library import Evidence, Rejected, Rule, rule_name
+from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verify import guards
 from taso_mirage.verify.draws import Given
 from taso_mirage.verify.fuzz import Typing, typings

@@ -16,9 +16,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.generate.enumeration import Table
 from taso_mirage.generate.equations import Classes, Pairs, Tree, Trees
-from taso_mirage.generate.terms import Table
-from taso_mirage.ops import traits
+from taso_mirage.operators.ops import traits
 
 Join = tuple[Tree, Tree, Tree, Tree]
 """Both left-hand sides and both right-hand sides, in canonical names."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from taso_mirage.library import PROOF_KINDS, Rejected, Rule, read, read_rejected
-from taso_mirage.toml import write_file
+from taso_mirage.rewriting.library import PROOF_KINDS, Rejected, Rule, read, read_rejected
+from taso_mirage.system.files import write_file
 
 Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""

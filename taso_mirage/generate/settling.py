@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
 
-from taso_mirage.equation import Equation, instantiate
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.generate.candidates import Candidate
 from taso_mirage.generate.family import Letters
 from taso_mirage.generate.generalise import generalise
-from taso_mirage.generate.pins import pinned
-from taso_mirage.ir import Node, substitute, topological, users, variable
-from taso_mirage.library import Rejected, Rule, parse_given, parse_rules, show_rule
-from taso_mirage.rules import Rules
-from taso_mirage.text import parse_equation
+from taso_mirage.ir.terms import Node, substitute, topological, users, variable
+from taso_mirage.rewriting.equation import Equation, instantiate
+from taso_mirage.rewriting.index import Rules
+from taso_mirage.rewriting.library import Rejected, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.fuzz import typings
+from taso_mirage.verify.guard_numbers import pinned
 from taso_mirage.verify.ladder import different, holding
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -189,7 +189,7 @@ def _rewritten(state: State, rules: Rules) -> Iterator[State]:
 
 def renamed(rules: Sequence[Rule]) -> list[Rule]:
     """Rules under names of their own: of two with one name the later one has a longer hash."""
-    from taso_mirage.library import rule_name
+    from taso_mirage.rewriting.library import rule_name
 
     taken: set[str] = set()
     found = []

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from taso_mirage.dims import Symbolic, symbols
-from taso_mirage.expressions import Expr
+from taso_mirage.ir.dims import Symbolic, symbols
+from taso_mirage.operators.expressions import Expr
 
 
 def in_dims(value: Any, places: Mapping[str, str]) -> Expr | None:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taso_mirage.dims import Symbolic
-from taso_mirage.equation import Equation
-from taso_mirage.expressions import Expr, splat_value
+from taso_mirage.generate.enumeration import INPUT, Table
 from taso_mirage.generate.family import Operator
-from taso_mirage.generate.terms import INPUT, Table
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, topological, variable
-from taso_mirage.ops import traits
-from taso_mirage.text import show_equation
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
+from taso_mirage.operators.expressions import Expr, splat_value
+from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.text import show_equation
 
 Given = tuple[tuple[str, Tensor], ...]
 

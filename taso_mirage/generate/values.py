@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.dims import evaluate
 from taso_mirage.generate.family import Assignment, Family, Kind
-from taso_mirage.ir import Node, Tensor, is_float, topological
+from taso_mirage.ir.dims import evaluate
+from taso_mirage.ir.terms import Node, Tensor, is_float, topological
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI
-from taso_mirage.ops import interpret
+from taso_mirage.operators.ops import interpret
 
 Array = NDArray[np.integer]
 CHUNK = 1 << 21

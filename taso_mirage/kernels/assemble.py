@@ -12,14 +12,14 @@ from math import prod
 
 import numpy as np
 
-from taso_mirage.ir import Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import Edge
 from taso_mirage.kernels.derivations.base import Written
-from taso_mirage.kernels.safe import Safe, Stabiliser
+from taso_mirage.kernels.stabilised import Safe, Stabiliser
 from taso_mirage.kernels.structures import AFTER, stages
 from taso_mirage.kernels.tiles import Sizes, Tiled
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is uniform."""

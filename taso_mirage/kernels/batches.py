@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Symbolic, symbols
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Graph, Node, Tensor, topological
+from taso_mirage.ir.dims import Dim, Symbolic, symbols
+from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.meanings.work import size
-from taso_mirage.model import Model, random_array
-from taso_mirage.mugraph import Batch
-from taso_mirage.ops import interpret
+from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.work import size
 
 SAMPLES = (2, 3), (5, 2)
 """Sizes of the free dims, in turn, that samples are compared at."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem
-from taso_mirage.ir import Graph
-from taso_mirage.text import parse_graph, show_graph
-from taso_mirage.toml import read_json, write_file
+from taso_mirage.ir.terms import Graph
+from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
 
 VERSION = 1
 

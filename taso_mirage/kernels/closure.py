@@ -15,16 +15,16 @@ from itertools import product
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.kernels import derivations
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import LEVELS, Atom, Form, Sketch
 from taso_mirage.kernels.derivations.base import Edge, Kind
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, SQRT, SUB, UNARY
 from taso_mirage.kernels.derivations.function import Function
 from taso_mirage.kernels.derivations.leaf import Input
-from taso_mirage.kernels.edges import check
+from taso_mirage.kernels.field_check import check
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import Algebra
 
 Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taso_mirage.ir import ABSENT, Node, Tensor, is_constant
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant
 from taso_mirage.meanings.field import Field, Residues
-from taso_mirage.ops import get, load_specs, run, term
+from taso_mirage.operators.ops import get, load_specs, run, term
 
 
 def is_scalar(node: Node) -> bool:

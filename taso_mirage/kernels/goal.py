@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from taso_mirage.ir import Graph, Node
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.sketch import Algebra
 from taso_mirage.meanings.base import Scalar
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import IllTyped, InvalidOption
-from taso_mirage.ir import Graph, Node, Tensor, constant, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
 from taso_mirage.kernels.search import Found, superoptimize
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 float16, bfloat16, float32 = "float16", "bfloat16", "float32"
 

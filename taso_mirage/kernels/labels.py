@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, topological
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
 from taso_mirage.kernels.axes import Axis, Unifier
 from taso_mirage.kernels.derivations.contraction import DOT
@@ -22,10 +23,9 @@ from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, v
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
 from taso_mirage.kernels.goal import Axes, Known, Labelled
 from taso_mirage.kernels.roles import Role, inlined, role
-from taso_mirage.kernels.sketch import Algebra
 from taso_mirage.kernels.trace import Labels, Value
 from taso_mirage.meanings.base import Scalar
-from taso_mirage.ops import run
+from taso_mirage.operators.ops import run
 
 __all__ = ["Labelled", "label"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from taso_mirage.equation import Equation, Match, match
-from taso_mirage.ir import Node
-from taso_mirage.text import parse_equation
+from taso_mirage.ir.terms import Node
+from taso_mirage.rewriting.equation import Equation, Match, match
+from taso_mirage.rewriting.text import parse_equation
 
 
 @dataclass(frozen=True, slots=True)

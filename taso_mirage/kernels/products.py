@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TypeAlias
 
-from taso_mirage.dims import Powers
+from taso_mirage.ir.dims import Powers
 
 Number: TypeAlias = "int | Fraction"
 Product: TypeAlias = Powers[int]

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
-from taso_mirage.dims import times
+from taso_mirage.ir.dims import times
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import EXP, LEVELS, Renaming, Sketch, family
 from taso_mirage.kernels.products import Number, Product
-from taso_mirage.kernels.sketch import Algebra
 
 
 class _Opened(NamedTuple):

@@ -4,7 +4,7 @@ A region grows from a product, then from the folds and chains that are left, ove
 convex, also once the other regions are one term each, so that all can be replaced. A linear layer of many rows stays outside: it is bound
 by operations, and a library's product does it best. A fold after a linear layer waits for all of its columns, so a region ends
 there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut;
-where kernels can run beside each other, results of other labels are lanes (`lanes.py`), of which no two compute the same product.
+where kernels can run beside each other, results of other labels are lanes (`horizontal.py`), of which no two compute the same product.
 What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
 is in it with all that reads them. What has kernels that prepare weights is a region first, where a back end has those (`prepared.py`).
 What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
@@ -18,17 +18,28 @@ from enum import Enum
 from itertools import takewhile
 from math import prod
 
-from taso_mirage.dims import fixed
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, is_float, is_part, topological, users, variable
-from taso_mirage.kernels import prepared as kernels_prepared
+from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import (
+    ABSENT,
+    Graph,
+    Node,
+    Tensor,
+    is_constant,
+    is_float,
+    is_part,
+    topological,
+    users,
+    variable,
+)
+from taso_mirage.kernels.cpu import prepared as kernels_prepared
 from taso_mirage.kernels.functions import is_defined
+from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
-from taso_mirage.kernels.lanes import groups
-from taso_mirage.meanings.work import size, sized, work
-from taso_mirage.model import Model
-from taso_mirage.ops import term
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import size, sized, work
 
 Sizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import ABSENT, Node, Tensor, is_part, topological, with_args
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, with_args
 from taso_mirage.kernels.axes import Unifier
 from taso_mirage.kernels.derivations.terms import Form, below
 from taso_mirage.kernels.functions import is_scalar, tensors
 from taso_mirage.kernels.trace import ALGEBRA, Labels, Value
-from taso_mirage.ops import TERMS, definition, run
+from taso_mirage.operators.ops import TERMS, definition, run
 
 
 class Role(Enum):

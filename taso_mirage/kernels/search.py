@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
-from taso_mirage.ir import LEAVES, Graph, Node, topological
+from taso_mirage.ir.mugraph import kernels
+from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.safe import Safe, safe, storable
 from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
+from taso_mirage.kernels.stabilised import Safe, safe, storable
 from taso_mirage.kernels.structures import Body, Limits, Plan, plans
 from taso_mirage.kernels.tiles import NEAR, Sizes, Tiled, fastest, predicted, rank
 from taso_mirage.kernels.verify import Evidence, Measured, verified
-from taso_mirage.mugraph import kernels
+from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
-from taso_mirage.toml import write_file
 from taso_mirage.verify.refused import Refused
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
-from taso_mirage.kernels.edges import tied
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
+from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.tiles import Sizes, Tiled
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 ONE, PART, WHOLE, UNEVEN = range(4)
 Cuts = Mapping[str, int]

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taso_mirage.errors import SyntaxProblem, TasoMirageError
-from taso_mirage.ir import Graph, Node
+from taso_mirage.ir.mugraph import kernels
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import Region, alone, views
 from taso_mirage.kernels.search import Found, Options, Search
 from taso_mirage.kernels.verify import Evidence, Measured
-from taso_mirage.meanings.work import work
-from taso_mirage.mugraph import kernels
+from taso_mirage.operators.work import work
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 

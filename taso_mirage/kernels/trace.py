@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, Node, Tensor, is_float
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, Node, Tensor, is_float
 from taso_mirage.kernels import derivations
 from taso_mirage.kernels.axes import Axes, Axis, Label, Unifier
 from taso_mirage.kernels.derivations.base import Kind

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir import LEAVES, Graph, Node, Tensor, is_float, numpy_dtype, topological
-from taso_mirage.kernels.edges import Field32
+from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.kernels.field_check import Field32
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.meanings.residues import P
-from taso_mirage.ops import interpret
+from taso_mirage.operators.ops import interpret
 from taso_mirage.verify.refused import Refused
 
 ATTEMPTS = 16

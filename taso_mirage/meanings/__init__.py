@@ -1,1 +1,1 @@
-"""The meanings of a program: each module interprets the same primitives in another domain."""
+"""Interpretations of the array primitives: types, numbers, residues, degrees, sizes."""

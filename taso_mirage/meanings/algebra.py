@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from taso_mirage.dims import Dim
+from taso_mirage.ir.dims import Dim
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Rational

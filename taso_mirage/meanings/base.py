@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
-from taso_mirage.ir import Literal
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -107,7 +107,7 @@ class Meaning(Generic[V]):
         return self.scalar(value, self.dtype(like))
 
     def scalar(self, value: float, dtype: str) -> V:
-        from taso_mirage.ir import numpy_dtype
+        from taso_mirage.ir.terms import numpy_dtype
 
         return self.constant(Literal.of(np.asarray(value, numpy_dtype(dtype))))
 
@@ -131,7 +131,7 @@ class Meaning(Generic[V]):
 
     def count(self, a: V, axes: Sequence[int]) -> V:
         """How many elements a fold over `axes` meets, as a scalar of the dtype of `a`."""
-        from taso_mirage.dims import product
+        from taso_mirage.ir.dims import product
 
         return self.cast(self.extents([product(self.shape(a)[i] for i in axes)], scalar=True), self.dtype(a))
 

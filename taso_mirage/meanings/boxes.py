@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, Tensor, numpy_dtype
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, Tensor, numpy_dtype
 from taso_mirage.meanings.base import Meaning, R, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, Linear, function_of
 from taso_mirage.meanings.shapes import SHAPES

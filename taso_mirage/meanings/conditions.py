@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from taso_mirage.dims import Dim, Floor, Symbolic, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
 
 Conditions = tuple[Dim, ...]
 """A conjunction: each polynomial is >= 0."""

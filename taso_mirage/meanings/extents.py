@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, Symbolic
 from taso_mirage.errors import Undecidable
-from taso_mirage.ir import Literal
+from taso_mirage.ir.dims import Dim, Shape, Symbolic
+from taso_mirage.ir.terms import Literal
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.functions import EQUAL, NOT_EQUAL, TRUNCATED_DIVIDE, function_of

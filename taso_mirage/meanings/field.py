@@ -15,8 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
-from taso_mirage.ir import Literal, Tensor, is_float
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, Tensor, is_float
 from taso_mirage.meanings.arrays import Array, aligned, padded, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import function_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import gcd
 from typing import Any
 
-from taso_mirage.dims import Dim, Floor, Symbolic, floor_divide, symbol
+from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, symbol
 from taso_mirage.meanings.conditions import Conditions, Unprovable, linear, names, of_sizes_nonnegative, polynomial
 from taso_mirage.meanings.integers import follows
 

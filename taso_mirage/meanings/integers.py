@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from taso_mirage.dims import Dim, Floor
+from taso_mirage.ir.dims import Dim, Floor
 from taso_mirage.meanings.conditions import Conditions, Position
 
 RLIMIT = 400_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from taso_mirage.dims import Floor
+from taso_mirage.ir.dims import Floor
 from taso_mirage.meanings.conditions import Conditions
 
 Monomial: TypeAlias = "tuple[tuple[Atom, int], ...]"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
-from taso_mirage.ir import Literal, is_float, numpy_dtype
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
 from taso_mirage.meanings.arrays import Array, padded, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from taso_mirage.ir import is_float
+from taso_mirage.ir.terms import is_float
 from taso_mirage.meanings.arrays import Array
 
 P, Q = 65063, 32531  # safe primes, p = 2q + 1; float64 products of inner size up to 2^21 are exact

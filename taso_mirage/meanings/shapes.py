@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, broadcast_dims, broadcast_shapes, product, show_shape
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.ir import Literal, Tensor, numpy_dtype
+from taso_mirage.ir.dims import Dim, Shape, broadcast_dims, broadcast_shapes, product, show_shape
+from taso_mirage.ir.terms import Literal, Tensor, numpy_dtype
 from taso_mirage.meanings.base import Meaning, R, Scalar, contraction, window_count
 from taso_mirage.meanings.functions import function_of
 

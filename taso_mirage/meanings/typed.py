@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape
-from taso_mirage.ir import Literal, Tensor
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, Tensor
 from taso_mirage.meanings.base import Meaning, R, Scalar
 from taso_mirage.meanings.shapes import SHAPES
 

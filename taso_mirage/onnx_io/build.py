@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.model import Model, Weight
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.write import declare
-from taso_mirage.ops import get
+from taso_mirage.operators.ops import get
 
 
 def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, Weight] | None = None) -> Model:

@@ -15,14 +15,14 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from taso_mirage.errors import InvalidModel, InvalidOption, OutputError
-from taso_mirage.model import Model
-from taso_mirage.onnx_io.copies import in_memory
+from taso_mirage.ir.model import Model
 from taso_mirage.onnx_io.kernels import without_stamp
+from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
 from taso_mirage.onnx_io.write import serialize, source_of, to_ir
-from taso_mirage.toml import refuse_irregular
+from taso_mirage.system.files import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes of weights above which they go into a file beside the model (protobuf ends at 2 GB)."""

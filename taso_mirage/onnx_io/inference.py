@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from taso_mirage.dims import parse_dim, symbols
+from taso_mirage.ir.dims import parse_dim, symbols
 
 MICROSOFT = "com.microsoft"
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taso_mirage.dims import bind, fixed, symbols
-from taso_mirage.equation import instantiate
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir import LEAVES, Graph, Node, Tensor, substitute, topological, variable
-from taso_mirage.library import Rule
-from taso_mirage.model import Model
+from taso_mirage.ir.dims import bind, fixed, symbols
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, substitute, topological, variable
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.ops import get
+from taso_mirage.operators.ops import get
+from taso_mirage.rewriting.equation import instantiate
+from taso_mirage.rewriting.library import Rule
 
 NEWEST = 25
 """The newest opset that is tried. A runtime implements an opset some time after it is published."""

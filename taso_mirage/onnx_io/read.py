@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from taso_mirage.dims import Dim, Symbolic, parse_dim, symbol, symbols
 from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.folding import fold_small
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, variable, weight
-from taso_mirage.model import Model, Origin, Weight
+from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol, symbols
+from taso_mirage.ir.model import Model, Origin, Weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.walk import bodies
-from taso_mirage.ops import Call, by_onnx, get, known
+from taso_mirage.operators.folding import fold_small
+from taso_mirage.operators.ops import Call, by_onnx, get, known
 
 SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are weights."""

@@ -10,22 +10,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from taso_mirage.dims import Dim, Floor, Monomial, Symbolic, symbol
 from taso_mirage.errors import InvalidModel, Unsupported
-from taso_mirage.ir import ABSENT, Node, Tensor, numpy_dtype
-from taso_mirage.model import Model, Origin
-from taso_mirage.onnx_io.copies import (
-    copy_attribute,
-    copy_model,
-    copy_value,
-    in_memory,
-    placed,
-    recapture,
-)
+from taso_mirage.ir.dims import Dim, Floor, Monomial, Symbolic, symbol
+from taso_mirage.ir.model import Model, Origin
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
+from taso_mirage.onnx_io.originals import copy_attribute, copy_model, copy_value, in_memory, placed, recapture
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.walk import change_tensors
-from taso_mirage.ops import Call, get
+from taso_mirage.operators.ops import Call, get
 
 APART = frozenset(
     getattr(ir.DataType, name)

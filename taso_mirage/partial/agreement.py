@@ -9,18 +9,18 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.copies import placed, sizes, whole
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import LEAVES, Graph, Node, Tensor, is_float, topological
+from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_float, topological
 from taso_mirage.meanings.boxes import BOXES
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI, P
-from taso_mirage.meanings.work import count, work
-from taso_mirage.ops import interpret
+from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.slicing import placed, sizes, whole
+from taso_mirage.operators.traits import Box
+from taso_mirage.operators.work import count, work
 from taso_mirage.partial.cells import boxes, splits
 from taso_mirage.partial.restrict import Restriction
-from taso_mirage.traits import Box
 
 WHOLE = 2 * 10**8
 """Operations in the field, at most, for which all elements are compared: tenths of a second."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
 from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.correct import correct
 from taso_mirage.partial.families import Mutant, mutants

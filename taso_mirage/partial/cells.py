@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
-from taso_mirage.ir import Node, topological
+from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.boxes import BOXES, Cut, Splits
-from taso_mirage.ops import interpret
-from taso_mirage.traits import Box
+from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.traits import Box
 
 
 def splits(outputs: Sequence[Node], env: Mapping[Node, Cut] | None = None) -> list[Splits]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from taso_mirage.copies import cut, join, margin, padded, sizes
-from taso_mirage.derived import multiplies
 from taso_mirage.errors import Unsupported
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import Graph, Node, substitute, topological, users, with_args
-from taso_mirage.meanings.work import work
-from taso_mirage.ops import get, traits
+from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import get, traits
+from taso_mirage.operators.slicing import cut, join, margin, padded, sizes
+from taso_mirage.operators.work import work
 from taso_mirage.partial.agreement import Agreement
 from taso_mirage.partial.pieces import Piece, pieces
 from taso_mirage.partial.restrict import Restriction
+from taso_mirage.rewriting.derived_traits import multiplies
 
 
 def correct(original: Graph, mutant: Graph, agreement: Agreement, joined: bool = True) -> Graph:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir import Graph, Node, substitute, topological
-from taso_mirage.ops import load_specs, traits
-from taso_mirage.traits import Family
+from taso_mirage.ir.terms import Graph, Node, substitute, topological
+from taso_mirage.operators.ops import load_specs, traits
+from taso_mirage.operators.traits import Family
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from taso_mirage.dims import fixed
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, LEAVES, Graph, Node, topological, users, variable, weight
+from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, topological, users, variable, weight
 from taso_mirage.meanings.degree import DEGREE
-from taso_mirage.meanings.work import sized
-from taso_mirage.model import Model
-from taso_mirage.ops import get, interpret, load_specs
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import get, interpret, load_specs
+from taso_mirage.operators.work import sized
 from taso_mirage.partial.agreement import leaves_of
 from taso_mirage.partial.cells import splits
 from taso_mirage.partial.families import begins

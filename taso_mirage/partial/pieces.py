@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.operators.traits import Box
 from taso_mirage.partial.agreement import Region
-from taso_mirage.traits import Box
 
 LARGEST = 6000
 """Boxes of neighbouring intervals that are looked at; a region that has more is too ragged to be worth a correction."""

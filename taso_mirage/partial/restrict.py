@@ -6,13 +6,13 @@ definition tells.
 
 from __future__ import annotations
 
-from taso_mirage.copies import cut, under, whole
-from taso_mirage.derived import elementwise
 from taso_mirage.errors import Unsupported
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, LEAVES, Node
-from taso_mirage.ops import definition, get, traits
-from taso_mirage.traits import Box
+from taso_mirage.ir.terms import ABSENT, LEAVES, Node
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import definition, get, traits
+from taso_mirage.operators.slicing import cut, under, whole
+from taso_mirage.operators.traits import Box
+from taso_mirage.rewriting.derived_traits import elementwise
 
 
 class Restriction:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from taso_mirage.equation import Equation
-from taso_mirage.expressions import is_weight
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
-from taso_mirage.meanings.work import work
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.work import work
 from taso_mirage.partial.candidates import Candidate, made_whole
 from taso_mirage.partial.families import begins, mutants
 from taso_mirage.partial.picture import picture
 from taso_mirage.partial.whole import equation, verified
-from taso_mirage.text import show_graph
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verify.refused import Refused
 
 PAYS = 0.97

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Equation
 from taso_mirage.errors import Unsupported
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import Graph, Node, numpy_dtype, topological, variable
+from taso_mirage.ir.terms import Graph, Node, numpy_dtype, topological, variable
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.meanings.residues import P
-from taso_mirage.ops import get, interpret
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.ops import get, interpret
 from taso_mirage.partial.agreement import ELEMENTS, Agreement, agreement, compared, field_work, leaves_of, widest
 from taso_mirage.partial.correct import correct
+from taso_mirage.rewriting.equation import Equation
 from taso_mirage.verify.refused import Refused
 
 SEEDS = (1, 2, 3)

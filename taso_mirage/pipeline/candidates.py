@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from taso_mirage.model import Model
-from taso_mirage.ops import traits
-from taso_mirage.optimize.cache import cache_path
-from taso_mirage.optimize.config import OFF, STRATEGIES
-from taso_mirage.optimize.mutations import NONE, SHARE, Mutations, Store, mutations
-from taso_mirage.optimize.rewriter import Candidate, Rewriter, shares
-from taso_mirage.optimize.search import Budget, Statistics
-from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import Target
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.cost_cache import cache_path
+from taso_mirage.measure.target import Target
+from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import OFF, STRATEGIES
+from taso_mirage.search.mutations import NONE, SHARE, Mutations, Store, mutations
+from taso_mirage.search.rewriter import Candidate, Rewriter, shares
+from taso_mirage.search.search import Budget, Statistics
+from taso_mirage.search.steps import Step
 
 KERNELS_SHARE = 0.4
 """Of the budget, for kernels: at least so much is theirs."""

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.model import Model
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.check import Case, Difference, compare, first_bad
-from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.rewriter import Candidate
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.steps import Step
-from taso_mirage.optimize.target import Target
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import Case, Difference, compare, first_bad
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import Target
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.steps import Step
 
 Differences = tuple[Difference, ...]
 

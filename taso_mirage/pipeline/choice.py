@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.check import Case
-from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.rewriter import Candidate
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.survival import surviving
-from taso_mirage.optimize.timing import Timing, compared
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import Case
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.timing import Timing, compared
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
 LOOKS = 3

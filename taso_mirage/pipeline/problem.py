@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.model import Model, Weight
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import Case, cases, passes_checker, repeatable
+from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.draws import feed
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.reference import NoReference
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.shapes import Workloads
+from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.optimize import session as runtime
-from taso_mirage.optimize.cache import proofs_path
-from taso_mirage.optimize.check import Case, cases, passes_checker, repeatable
-from taso_mirage.optimize.config import weighted_sizes
-from taso_mirage.optimize.cost import Cost, Workloads
-from taso_mirage.optimize.draws import feed
-from taso_mirage.optimize.native import Arrays
-from taso_mirage.optimize.reference import NoReference
-from taso_mirage.optimize.rewriter import Rewriter
-from taso_mirage.optimize.session import Session
-from taso_mirage.optimize.steps import Step, replay
-from taso_mirage.optimize.target import Target
-from taso_mirage.optimize.weights import fold_weights
 from taso_mirage.pipeline.stage import Job, Kept
+from taso_mirage.search.config import weighted_sizes
+from taso_mirage.search.cost import Cost
+from taso_mirage.search.rewriter import Rewriter
+from taso_mirage.search.steps import Step, replay
+from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.proofs import Proofs
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from taso_mirage.optimize.cache import CostCache
-from taso_mirage.optimize.config import Config, Progress, Stop
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.search.config import Config, Progress, Stop
 
 Values = Mapping[str, Any]
 """What stages gave so far, by name."""

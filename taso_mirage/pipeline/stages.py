@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from taso_mirage.equation import work_terms
 from taso_mirage.errors import CheckFailed
 from taso_mirage.fuse import fused
-from taso_mirage.model import Model
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.check import Case, Difference
+from taso_mirage.measure.child import child
 from taso_mirage.onnx_io import save
-from taso_mirage.optimize.check import Case, Difference
-from taso_mirage.optimize.child import child
-from taso_mirage.optimize.config import OFF, Config, Progress, Stop, measuring, quiet
-from taso_mirage.optimize.explanations import explained
-from taso_mirage.optimize.mutations import NONE, Mutations
-from taso_mirage.optimize.result import Result
-from taso_mirage.optimize.search import Statistics
 from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
 from taso_mirage.pipeline.checking import check
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem, load, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
+from taso_mirage.report.explanations import explained
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import work_terms
+from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
+from taso_mirage.search.mutations import NONE, Mutations
+from taso_mirage.search.search import Statistics
 from taso_mirage.targets.packaging import stamped
 
 

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.dims import evaluate, symbols
 from taso_mirage.errors import InvalidOption
-from taso_mirage.model import Model, random_inputs
+from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.measure.check import Reference, difference
+from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
-from taso_mirage.optimize.check import Reference, difference
-from taso_mirage.optimize.session import Session
 from taso_mirage.plugin import python_plugin
 from taso_mirage.plugin.kernels import Kernel
 from taso_mirage.plugin.model import models, write
 from taso_mirage.plugin.readme import readme
 from taso_mirage.plugin.source import sources
-from taso_mirage.toml import write_file
+from taso_mirage.system.files import write_file
 
 CHECKER = Path(__file__).parent / "check_samples.py"
 SEED = 1

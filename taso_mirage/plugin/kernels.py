@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import blake2b
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 
 TYPES = {"float32": "FP32", "float16": "FP16"}
 """The dtypes that a plugin takes and gives, as TensorRT's Python interface names them."""

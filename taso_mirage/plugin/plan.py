@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from taso_mirage.errors import InvalidModel, Unsupported
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.plugin.kernels import Image, Kernel, Launch
 from taso_mirage.runtime.register import FORMAT
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.plugin.kernels import TYPES, Image, Kernel
 from taso_mirage.plugin.source import NAMESPACE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.plugin.kernels import Kernel, Launch
 from taso_mirage.plugin.model import Models
 

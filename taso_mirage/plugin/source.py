@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.plugin.kernels import MOST_DIMS, Kernel
 from taso_mirage.runtime.embed import DOMAIN
 

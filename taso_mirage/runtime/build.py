@@ -12,8 +12,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu.compiler import compiler
 
 LIBRARY = tuple(f"{name}.cpp" for name in "plan cpu cuda shapes library".split())

@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from taso_mirage.dims import Dim, evaluate, symbol
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, substitute, topological, variable
-from taso_mirage.model import Model
-from taso_mirage.onnx_io.copies import copy_model
+from taso_mirage.ir.dims import Dim, evaluate, symbol
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.ops import get
+from taso_mirage.operators.ops import get
 from taso_mirage.runtime import functions
 from taso_mirage.runtime.functions import DOMAIN, value
 from taso_mirage.runtime.plan import Kernel

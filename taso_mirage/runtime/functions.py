@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Tensor
+from taso_mirage.ir.terms import Graph, Tensor
 from taso_mirage.onnx_io import to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import declare

@@ -12,9 +12,9 @@ from taso_mirage.codegen.compile import Compiled
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.codegen.cpu.prepared import prepares
 from taso_mirage.codegen.gpu.program import Buffer, Program
-from taso_mirage.dims import product, symbol
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Node, Tensor
+from taso_mirage.ir.dims import product, symbol
+from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.runtime.register import FORMAT
 
 DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from taso_mirage.errors import InvalidOption
-from taso_mirage.ir import Graph
-from taso_mirage.kernels.lanes import Lane
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.horizontal import Lane
 from taso_mirage.kernels.search import Found
 from taso_mirage.runtime.plan import Kernel
 from taso_mirage.targets.device import Device

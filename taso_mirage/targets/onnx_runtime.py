@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.runtime.register import carries_kernels, register
 from taso_mirage.targets.protocol import STANDARD, Arrays, Source
 from taso_mirage.targets.stamp import Provider
@@ -128,7 +128,7 @@ def providers() -> list[str]:
 
 def starts(content: bytes, provider: str) -> bool:
     """Whether a session on a model really uses a provider here."""
-    from taso_mirage.targets.cuda.session import load_libraries
+    from taso_mirage.targets.cuda.libraries import load_libraries
 
     if provider not in ("CPUExecutionProvider", "AzureExecutionProvider"):
         load_libraries()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.stamp import Options, Stamp
 
@@ -19,7 +19,7 @@ STANDARD = frozenset(("", "ai.onnx"))
 
 
 class RuntimeSession(Protocol):
-    """A model loaded in the target's runtime; it lives in the child process (`optimize/child.py`)."""
+    """A model loaded in the target's runtime; it lives in the child process (`measure/child.py`)."""
 
     @property
     def captures(self) -> bool:

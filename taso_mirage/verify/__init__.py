@@ -1,1 +1,1 @@
-"""Evidence for equations: fingerprints in the finite field, and fuzzing over random legal typings."""
+"""The evidence of a rule: drawn typings, cases, inferred guards, and the proof of every application."""

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir import ABSENT, Node, Tensor, is_float
-from taso_mirage.ops import Call, get
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float
+from taso_mirage.operators.ops import Call, get
 
 OPSET = 21
 """The opset whose types count; an operator that ended before has those of its last."""

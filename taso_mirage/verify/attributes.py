@@ -8,12 +8,12 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from taso_mirage.dims import product
-from taso_mirage.equation import REST
 from taso_mirage.errors import IllTyped
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import Node, Tensor
-from taso_mirage.ops import Op, get
+from taso_mirage.ir.dims import product
+from taso_mirage.ir.terms import Node, Tensor
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.ops import Op, get
+from taso_mirage.rewriting.equation import REST
 
 REGROUPED = "regrouped"
 """The domain of a shape of as many elements as the operand has."""

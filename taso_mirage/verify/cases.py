@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from taso_mirage.dims import Dim, Symbolic, bind, symbol, symbols
-from taso_mirage.equation import Equation
-from taso_mirage.expressions import Expr, names
-from taso_mirage.ir import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
-from taso_mirage.rules import Application
-from taso_mirage.text import show_graph
+from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
+from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
+from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Application
+from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verify.lift import lift, rebound
 
 Sides = tuple[tuple[Node, ...], tuple[Node, ...]]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.derived import multiplies
-from taso_mirage.dims import Dim, Symbolic, evaluate, fixed, product, symbols
-from taso_mirage.equation import Equation, instantiate
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import Graph, Node, Tensor, constant, variable, weight
-from taso_mirage.ops import traits
+from taso_mirage.ir.dims import Dim, Symbolic, evaluate, fixed, product, symbols
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.derived_traits import multiplies
+from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.verify.attributes import draw_attributes
 
 Sizes = dict[str, int]

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Match
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Graph, Node, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
-from taso_mirage.ops import interpret, traits
-from taso_mirage.rules import Application
-from taso_mirage.text import show_graph
-from taso_mirage.verify.counterexample import Counterexample
+from taso_mirage.operators.ops import interpret, traits
+from taso_mirage.prove.counterexample import Counterexample
+from taso_mirage.rewriting.equation import Match
+from taso_mirage.rewriting.index import Application
+from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.hostile import Statement, drawn
 from taso_mirage.verify.proofs import HERE, Proofs, Verdict

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import product
-from taso_mirage.equation import REST, Equation, NoMatch, apply, instantiate, match
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
+from taso_mirage.ir.dims import product
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
 from taso_mirage.meanings.field import Field
-from taso_mirage.ops import Example, get, traits
-from taso_mirage.text import parse_type
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.ops import Example, get, traits
+from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
+from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply, instantiate, match
+from taso_mirage.rewriting.text import parse_type
 from taso_mirage.verify.attributes import REGROUPED
-from taso_mirage.verify.counterexample import find
 from taso_mirage.verify.draws import NUMBERS, Draws, Given
-from taso_mirage.verify.fingerprint import Agreed, Refuted, Unknown, fingerprint
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 """What typing raises where a drawn typing is none."""

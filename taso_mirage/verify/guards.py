@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
 
-from taso_mirage.equation import REST, Equation
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.expressions import Expr
-from taso_mirage.ir import Graph, Node, topological, variable
-from taso_mirage.verify.counterexample import Counterexample, find
+from taso_mirage.ir.terms import Graph, Node, topological, variable
+from taso_mirage.operators.expressions import Expr
+from taso_mirage.prove.counterexample import Counterexample, find
+from taso_mirage.prove.fingerprint import Agreed, Refuted
+from taso_mirage.rewriting.equation import REST, Equation
 from taso_mirage.verify.draws import Given
-from taso_mirage.verify.fingerprint import Agreed, Refuted
 from taso_mirage.verify.fuzz import Typing, typings, verdicts
 
 POOL: tuple[tuple[str, str], ...] = (

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.equation import Equation, instantiate
-from taso_mirage.ir import (
+from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
     Node,
@@ -27,6 +26,7 @@ from taso_mirage.ir import (
     topological,
     variable,
 )
+from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.verify.admitted import admitted
 from taso_mirage.verify.fuzz import ILLEGAL, Typing, pools, typings, windows_meet_data
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from taso_mirage.dims import Symbolic
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import LEAVES, Node, topological
-from taso_mirage.library import Evidence, Proof, Rejected, Rule
-from taso_mirage.ops import get, traits
-from taso_mirage.text import show_equation
-from taso_mirage.verify.bounded import prove_bounded
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.terms import LEAVES, Node, topological
+from taso_mirage.operators.ops import get, traits
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.fingerprint import Refuted
+from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
+from taso_mirage.rewriting.library import Evidence, Proof, Rejected, Rule
+from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verify.cases import Instance
-from taso_mirage.verify.counterexample import find
 from taso_mirage.verify.examine import Examined, Judged, examine
-from taso_mirage.verify.fingerprint import Refuted
 from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.guards import Condition, Sample, guarded, weakest
 from taso_mirage.verify.hostile import Statement
 from taso_mirage.verify.lift import lift
 from taso_mirage.verify.proofs import Proofs
-from taso_mirage.verify.symbolic import Proved, Unproved, prove_symbolic
 
 WANTED = 320
 """Typings that are drawn of a rule; `substitutions verify` asks for as many."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from taso_mirage.dims import Dim, Symbolic, evaluate, symbol, symbols
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.ir import ABSENT, LEAVES, Node, Tensor, topological
-from taso_mirage.ops import get, traits
+from taso_mirage.ir.dims import Dim, Symbolic, evaluate, symbol, symbols
+from taso_mirage.ir.terms import ABSENT, LEAVES, Node, Tensor, topological
+from taso_mirage.operators.ops import get, traits
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 Place = tuple[Node, int]

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from taso_mirage.dims import Symbolic, product
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir import Node, Tensor, topological
-from taso_mirage.ops import data_folder
-from taso_mirage.rules import Application
-from taso_mirage.store import Store
-from taso_mirage.verify.bounded import prove_bounded
+from taso_mirage.ir.dims import Symbolic, product
+from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.operators.ops import data_folder
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.fingerprint import Refuted
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.index import Application
+from taso_mirage.system.store import Store
 from taso_mirage.verify.cases import Case, Instance, as_it_is, cases_of, instance_of, resized, unranked
-from taso_mirage.verify.fingerprint import Refuted
-from taso_mirage.verify.symbolic import Proved, prove_symbolic
 
 EVERY, HERE = "every size", "these sizes"
 """What a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
@@ -171,11 +171,15 @@ class _Kept:
         self._store.close()
 
 
+PROVER = ("ir", "meanings", "operators", "rewriting", "prove", "verify")
+"""The rooms that a proof hangs on."""
+
+
 @cache
 def prover() -> str:
     """A digest of all that a proof hangs on: the meanings, the prover, and the operators' definitions."""
     package = Path(__file__).parent.parent
-    files = [*package.glob("*.py"), *(package / "meanings").glob("*.py"), *(package / "verify").glob("*.py")]
+    files = [file for room in PROVER for file in (package / room).glob("*.py")]
     digest = hashlib.sha256()
     for file in sorted([*files, *data_folder("op_specs").glob("*.py")], key=lambda f: (f.parent.name, f.name)):
         digest.update(file.read_bytes())

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
-from taso_mirage.ops import get
-from taso_mirage.text import laws, show_equation
-from taso_mirage.workers import process_pool
+from taso_mirage.operators.ops import get
+from taso_mirage.rewriting.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.text import laws, show_equation
+from taso_mirage.system.workers import process_pool
 
 if TYPE_CHECKING:
     from taso_mirage.verify.examine import Examined
@@ -179,7 +179,7 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        from taso_mirage.console import Console
+        from taso_mirage.system.console import Console
 
         columns = (
             TextColumn("{task.description}"),

@@ -12,10 +12,10 @@ from taso_mirage.codegen.cpu.layouts import product_strides, shown
 from taso_mirage.codegen.cpu.nests import number
 from taso_mirage.codegen.cpu.schedule import Memory
 from taso_mirage.codegen.cpu.values import LOWEST, Buffer, Contract, Ints, Lazy, Map, Number, Reduce, Value
-from taso_mirage.ir import ABSENT, Graph, Node, users
+from taso_mirage.ir.mugraph import Lowering, Stage, stages
+from taso_mirage.ir.terms import ABSENT, Graph, Node, users
 from taso_mirage.meanings.variance import merged
-from taso_mirage.mugraph import Lowering, Stage, stages
-from taso_mirage.ops import run, traits
+from taso_mirage.operators.ops import run, traits
 
 
 @dataclass

@@ -17,7 +17,7 @@ from taso_mirage.codegen.cpu.values import (
     View,
     contiguous,
 )
-from taso_mirage.dims import gathered
+from taso_mirage.ir.dims import gathered
 
 
 def variables(shape: Sequence[int]) -> Index:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.builds import built, compile_files, private_folder
 from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
+from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu.compiler import compiler
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")

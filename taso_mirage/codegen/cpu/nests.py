@@ -10,7 +10,7 @@ from taso_mirage.codegen.cpu.layouts import offset
 from taso_mirage.codegen.cpu.schedule import Nest, Product, Schedule, Store
 from taso_mirage.codegen.cpu.values import Affine, Buffer, Index, Map, Number, Position, Value
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import is_float
+from taso_mirage.ir.terms import is_float
 from taso_mirage.meanings.functions import Fold
 
 C_TYPES = {"float32": "float", "float16": "_Float16", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}

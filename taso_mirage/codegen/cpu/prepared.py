@@ -9,9 +9,9 @@ from math import prod
 from typing import Any
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Graph, Node
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import traits
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import ABSENT, Graph, Node
+from taso_mirage.operators.ops import traits
 
 LANES = 16
 """Blocks have a multiple of so many tiles or columns: the longest vectors."""

@@ -19,9 +19,9 @@ from taso_mirage.codegen.cpp import generate_all, generate_cpp
 from taso_mirage.codegen.cpu.native import Kernel, build, empty_aligned
 from taso_mirage.codegen.cpu.prepared import layout
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, topological
-from taso_mirage.mugraph import Lowering
-from taso_mirage.ops import traits
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.operators.ops import traits
 
 FILE = 8
 """Programs of one C++ file; files are compiled at the same time."""

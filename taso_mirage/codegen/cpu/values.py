@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.dims import Dim, Shape, gathered
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, Tensor, is_float, numpy_dtype
+from taso_mirage.ir.dims import Dim, Shape, gathered
+from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
 from taso_mirage.meanings.shapes import SHAPES

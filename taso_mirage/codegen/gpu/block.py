@@ -14,12 +14,12 @@ from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, 
 from taso_mirage.codegen.gpu.threads import chain
 from taso_mirage.codegen.gpu.tiles import HALF, LOWEST, Tile, Tiles, folded
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.ir.mugraph import Lowering, Overlap, Stage, overlaps, stages
+from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged
-from taso_mirage.meanings.work import work
-from taso_mirage.mugraph import Lowering, Overlap, Stage, overlaps, stages
-from taso_mirage.ops import interpret, run, traits
+from taso_mirage.operators.ops import interpret, run, traits
+from taso_mirage.operators.work import work
 
 AGAIN = ', eviction_policy="evict_last"'
 """Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has

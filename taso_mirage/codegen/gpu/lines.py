@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from taso_mirage.mugraph import Stage
+from taso_mirage.ir.mugraph import Stage
 
 WORD = re.compile(r"\w+")
 

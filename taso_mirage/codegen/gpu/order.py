@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from taso_mirage.ir import Graph, Node, users
-from taso_mirage.mugraph import Stage
+from taso_mirage.ir.mugraph import Stage
+from taso_mirage.ir.terms import Graph, Node, users
 
 STATES = 20_000
 """So many sets of computed terms are looked at, at most; a body of 11 operators has a few hundred."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from taso_mirage.codegen.gpu.axes import power_of_two
 from taso_mirage.codegen.gpu.tiles import Tile, Tiles
-from taso_mirage.ir import Graph, Node, users
-from taso_mirage.mugraph import Lowering, Stage
-from taso_mirage.ops import traits
+from taso_mirage.ir.mugraph import Lowering, Stage
+from taso_mirage.ir.terms import Graph, Node, users
+from taso_mirage.operators.ops import traits
 
 Letters = dict[str, int]
 """The axis of every letter that a tile has one for, in the tile's order."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.codegen.gpu.axes import power_of_two
-from taso_mirage.codegen.gpu.sectors import accesses, best_order, strides
-from taso_mirage.dims import product
+from taso_mirage.codegen.gpu.global_layouts import accesses, best_order, strides
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Graph, Node, Tensor, is_float, numpy_dtype
-from taso_mirage.mugraph import Batch, Lowering
-from taso_mirage.ops import traits
+from taso_mirage.ir.dims import product
+from taso_mirage.ir.mugraph import Batch, Lowering
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
+from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
 SHARED = 160 * 1024

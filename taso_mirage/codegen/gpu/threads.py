@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taso_mirage.ir import Graph, Node, Tensor
+from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.meanings.typed import Typed
-from taso_mirage.ops import interpret
+from taso_mirage.operators.ops import interpret
 
 
 class _Elementwise(Typed[bool]):

@@ -15,12 +15,12 @@ import numpy as np
 
 from taso_mirage.codegen.gpu.axes import Axes
 from taso_mirage.codegen.gpu.lines import Lines
-from taso_mirage.dims import Dim, Shape
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir import Literal, is_float
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.mugraph import Stage
+from taso_mirage.ir.terms import Literal, is_float
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WHERE, Fold, Function, function_of
-from taso_mirage.mugraph import Stage
 
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634

@@ -15,9 +15,9 @@ from typing import ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.ir import Node
-from taso_mirage.kernels.derivations.bare import Bare, Signs, joined
+from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.derivations.degrees import NONE, Degree
+from taso_mirage.kernels.derivations.overflow import Bare, Signs, joined
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.targets.device import Device

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
 from taso_mirage.kernels.derivations.base import Edge
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import Algebra
 
 
 class Closing(Protocol):

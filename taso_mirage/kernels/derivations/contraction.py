@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taso_mirage.kernels.derivations.bare import Bare, Signs, product_ill, product_signs
 from taso_mirage.kernels.derivations.base import Body, Costing, Counts, Edge, Kind, Values, Written
 from taso_mirage.kernels.derivations.degrees import Degree, total
+from taso_mirage.kernels.derivations.overflow import Bare, Signs, product_ill, product_signs
 from taso_mirage.meanings.field import Residues
 
 

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import LEVELS, Sketch
-from taso_mirage.kernels.derivations.bare import Bare, Signs, joined, product_ill, product_signs
 from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written, halved, largest
 from taso_mirage.kernels.derivations.degrees import NONE, Degree, total
-from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.kernels.derivations.overflow import Bare, Signs, joined, product_ill, product_signs
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.field import Residues
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 
 class Elementwise(Kind):

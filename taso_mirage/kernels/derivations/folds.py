@@ -7,14 +7,14 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from taso_mirage.ir import Node
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations.bare import Bare, Signs
 from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
 from taso_mirage.kernels.derivations.degrees import Degree
-from taso_mirage.kernels.sketch import Algebra
+from taso_mirage.kernels.derivations.overflow import Bare, Signs
 from taso_mirage.meanings.field import Residues
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 
 class Wanted(Protocol):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from taso_mirage.kernels.derivations.bare import Bare
 from taso_mirage.kernels.derivations.base import Body, Costing, Counts, Edge, Kind, Written
+from taso_mirage.kernels.derivations.overflow import Bare
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from taso_mirage.ir import Node
+from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.axes import Axes, Axis, Label
 from taso_mirage.kernels.derivations.base import Kind
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taso_mirage.ir import Node
+from taso_mirage.ir.terms import Node
+from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations.bare import Bare, Signs
 from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
 from taso_mirage.kernels.derivations.compound import Closing
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import MUL, SQUARE, SUB
 from taso_mirage.kernels.derivations.folds import MEAN, SUM, mean_of
+from taso_mirage.kernels.derivations.overflow import Bare, Signs
 from taso_mirage.kernels.derivations.terms import Term, seen
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
-from taso_mirage.kernels.sketch import Algebra
 from taso_mirage.meanings.field import Field, Residues
-from taso_mirage.ops import term
+from taso_mirage.operators.ops import term
 
 Parts = tuple[Sketch, Sketch]
 """A variance and a mean."""

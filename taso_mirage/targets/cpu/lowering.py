@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from taso_mirage.codegen.cpu.native import build
 from taso_mirage.codegen.cpu.tune import tuned
-from taso_mirage.ir import Graph
+from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.lanes import Lane, together
+from taso_mirage.kernels.horizontal import Lane, together
 from taso_mirage.kernels.search import Found
 from taso_mirage.runtime.plan import Kernel, cpu_kernel
 from taso_mirage.targets.cpu.device import CPU

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.cpu.options import PROVIDER
 from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
 from taso_mirage.targets.protocol import Arrays, Source

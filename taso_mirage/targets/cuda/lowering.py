@@ -16,20 +16,20 @@ from taso_mirage.codegen import triton, tune
 from taso_mirage.codegen.compile import Compiled, compiled
 from taso_mirage.codegen.gpu.program import Program, Schedule, kernels
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir import Graph, Node, numpy_dtype
+from taso_mirage.ir.mugraph import Batch
+from taso_mirage.ir.terms import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.lanes import Lane, together
+from taso_mirage.kernels.horizontal import Lane, together
 from taso_mirage.kernels.search import Found
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.mugraph import Batch
-from taso_mirage.ops import interpret
-from taso_mirage.optimize.check import FLOOR
+from taso_mirage.measure.check import FLOOR
+from taso_mirage.operators.ops import interpret
 from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
+from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import described, gpu
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import BATCH, Record
 from taso_mirage.targets.machine import cores
-from taso_mirage.workers import Workers
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
 """A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was made on."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.errors import RunFailed
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.targets.cuda.libraries import load_libraries
 from taso_mirage.targets.cuda.options import GRAPH, PROVIDER
 from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
 from taso_mirage.targets.protocol import Arrays, Source
@@ -99,14 +99,3 @@ def graph_run(annotation: str) -> Any:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("gpu_graph_id", annotation)
     return options
-
-
-def load_libraries() -> None:
-    """Find the CUDA libraries that came as Python packages."""
-    import io
-
-    import onnxruntime
-
-    if hasattr(onnxruntime, "preload_dlls"):
-        with redirect_stdout(io.StringIO()):  # it prints what it does not find
-            onnxruntime.preload_dlls()

@@ -8,8 +8,9 @@ from typing import Any
 from taso_mirage.errors import RunFailed
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cuda import device
+from taso_mirage.targets.cuda.libraries import load_libraries
 from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRAPH, PROVIDER
-from taso_mirage.targets.cuda.session import CudaSession, load_libraries
+from taso_mirage.targets.cuda.session import CudaSession
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
 from taso_mirage.targets.stamp import Options, Stamp

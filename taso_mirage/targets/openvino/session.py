@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import RunFailed, RuntimeUnavailable
-from taso_mirage.ir import Tensor
+from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.onnx_runtime import refused
 from taso_mirage.targets.openvino.options import PLACE
 from taso_mirage.targets.protocol import Arrays, Source

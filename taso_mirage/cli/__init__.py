@@ -1,0 +1,5 @@
+"""The command line."""
+
+from taso_mirage.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,285 @@
+"""The command `taso-mirage kernels`: the fusible regions of a model, and the best muGraph of each. What is heavy is imported by it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taso_mirage.cli.options import AsJson, ModelFile, Shapes
+from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
+from taso_mirage.system.terminal import say
+
+if TYPE_CHECKING:
+    from taso_mirage.ir.model import Model
+    from taso_mirage.ir.terms import Graph
+    from taso_mirage.kernels.survey import Surveyed
+    from taso_mirage.rewriting.equation import Equation
+
+PLACES = 3
+"""So many places of a region are named."""
+
+
+def kernels(
+    model: ModelFile,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds that the search may take; each region has its share.")
+    ] = 60.0,
+    shape: Shapes = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep what is found in this file, and go on from it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write the Triton program of every region.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="OUT.html", help="Write a page with the regions and their muGraphs."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each.
+
+    Laws that leave operators away are applied first, so that a guard behind a softmax is not in the way of its online form.
+    """
+    from taso_mirage.kernels.regions import regions
+    from taso_mirage.kernels.survey import as_data, survey
+    from taso_mirage.measure.shapes import parse_shape
+    from taso_mirage.onnx_io import load
+    from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
+    from taso_mirage.report.summary import Stages
+    from taso_mirage.search.config import Config, representative
+    from taso_mirage.system.files import write_file
+
+    loaded = load(model)
+    files = {"--checkpoint": checkpoint, "--report": page}
+    check_outputs(files, {"the model": model}, data_files(loaded))
+    if output is not None:
+        check_folder(output)
+    known = {} if checkpoint is None else _known(checkpoint)
+    sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
+    found: list[Surveyed] = []
+    with Stages(quiet=as_json) as stages, _interruptible() as stopped:
+        stages("find regions", 0, 0)
+        wanted = regions(normal(loaded, sizes), sizes)
+        stages("search", 0, len(wanted))
+        for each in survey(wanted, budget, known, stopped):
+            found.append(each)
+            stages("search", len(found), len(wanted))
+            if checkpoint is not None:
+                _keep(checkpoint, known, found)
+    programs = {} if output is None else _programs(found, output)
+    if page is not None:
+        write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
+    if as_json:
+        rows = [{**as_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
+        say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
+        return
+    for line in _lines(model, sizes, found, programs):
+        say(line)
+
+
+# ---------------------------------------------------------------- before the search
+
+
+def normal(model: Model, sizes: Mapping[str, int]) -> Model:
+    """The model after the laws that leave operators away. A term has the name of the ONNX node that it comes from, or of one that
+    uses it."""
+    from dataclasses import replace
+
+    from taso_mirage.ir.terms import users
+    from taso_mirage.report.changes import carried
+    from taso_mirage.rewriting.index import Rules
+    from taso_mirage.search.passes import Context, simplify
+    from taso_mirage.search.rulesets import rules
+
+    names = {**model.names, **{node: o.name for node, o in model.origins.items() if o.name}}
+    last_names = tuple([names.get(o, name) for o, name in zip(model.graph.outputs, model.output_names, strict=True)])
+    named = replace(model, names=names, output_names=last_names, sizes=sizes)
+    context = Context({"com.microsoft": 1, **model.opsets}, sizes)
+    outputs, steps = simplify(model.graph.outputs, Rules(filter(_removes, rules())), context)
+    names, made = carried(named, steps), named.with_graph(outputs)
+    uses = users(made.nodes())
+    for node in reversed(made.nodes()):
+        using = next((names[u] for u in uses.get(node, ()) if u in names), None)
+        if node.args and using is not None:
+            names.setdefault(node, using)
+    return replace(made, names=names, output_names=model.output_names, origins={})
+
+
+def _removes(law: Equation) -> bool:
+    """Whether a law only leaves operators away: what it would fuse into another one has more to give a region."""
+    before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
+    return after <= before
+
+
+# ---------------------------------------------------------------- checkpoints and programs
+
+
+def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
+    """What an earlier run kept in a file; nothing if there is none yet."""
+    from taso_mirage.kernels.survey import VERSION, known_regions
+    from taso_mirage.system.toml import read_json
+
+    if not path.exists():
+        return {}
+    try:
+        kept = read_json(path)
+        if not isinstance(kept, dict) or kept.get("survey") != VERSION:
+            raise SyntaxProblem(f"not a checkpoint of `taso-mirage kernels`, version {VERSION}")
+        return known_regions(kept.get("regions"))
+    except (OSError, ValueError, TasoMirageError) as error:
+        raise InvalidOption(f"--checkpoint {path}: {error}; name another file, or remove it") from None
+
+
+def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[Surveyed]) -> None:
+    """Write what is known of any model's regions: those found now, and those of before."""
+    from taso_mirage.kernels.survey import VERSION, as_data
+    from taso_mirage.system.files import write_file
+
+    rows = {**known, **{each.region.graph: as_data(each) for each in found if each.found is not None}}
+    write_file(path, json.dumps({"survey": VERSION, "regions": list(rows.values())}, indent=1) + "\n")
+
+
+def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
+    """Write the program of every muGraph; by the region's number, the file, or why there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for i, each in enumerate(found):
+        if each.found is not None:
+            path = folder / f"region{i + 1}.py"
+            try:
+                each.found.generate_triton_program(path)
+                written[i] = str(path)
+            except TasoMirageError as error:
+                written[i] = f"no program: {error}"
+            except Exception as error:  # a bug; it must not cost the report of what was found
+                written[i] = f"no program, internal error, please report it: {type(error).__name__}: {error}"
+    return written
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; the first keeps what was found, the second is what it was before."""
+    pressed = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+        say("interrupted: keeping what was found so far (Ctrl-C again to give up)", err=True)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---------------------------------------------------------------- text
+
+
+def _lines(
+    model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str]
+) -> Iterator[str]:
+    shown = f" at {', '.join(f'{k}={v}' for k, v in sizes.items())}" if sizes else ""
+    places = sum(len(each.region.places) for each in found)
+    yield f"{model.name}{shown}: {_counted(len(found), 'region')} in {_counted(places, 'place')}"
+    for i, each in enumerate(found):
+        yield ""
+        yield from _region(i, each)
+        if i in programs:
+            yield f"    {programs[i]}"
+    if total := _total(found):
+        yield ""
+        yield total
+
+
+def _total(found: Sequence[Surveyed]) -> str:
+    """What all places take together, or nothing."""
+    done = [(each, each.found) for each in found if each.found is not None]
+    if not done:
+        return ""
+    apart = sum(each.apart * len(each.region.places) for each, _ in done)
+    fused = apart - sum(each.gain for each, _ in done)
+    return (
+        f"In all places {_micro(fused)} instead of {_micro(apart)} as a kernel for each operator: what an analytic "
+        f"model of one {done[0][1].device} predicts, not measured."
+    )
+
+
+def _region(i: int, each: Surveyed) -> Iterator[str]:
+    from taso_mirage.report.inspection import quantity
+
+    region = each.region
+    yield f"{i + 1}. {' '.join(n.op for n in region.operators)}"
+    names = [names[0] for names in region.places[:PLACES]] + ["..."] * (len(region.places) > PLACES)
+    yield f"    {_counted(len(region.places), 'place')}, from {', '.join(names)}"
+    yield (
+        f"    {quantity(region.flops, 'flop')}; {quantity(region.bytes, 'B')} moved operator by operator, "
+        f"{quantity(region.least, 'B')} at least"
+    )
+    if each.found is None:
+        yield f"    no muGraph: {each.problem}"
+        return
+    for kernel in each.kernels:
+        grid = " x ".join(map(str, kernel.attr("grid")))
+        yield f"    kernel of {grid} blocks" + (f", loop of {kernel.attr('loop')}" if kernel.attr("loop") > 1 else "")
+    evidence, seconds = each.found.evidence, each.found.seconds
+    yield (
+        f"    predicted {_micro(seconds)} instead of {_micro(each.apart)} ({each.apart / seconds:.1f} times); "
+        f"passed {evidence.tests} tests in the field and {len(evidence.measured)} in numbers; {each.took:.1f} s"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us"
+
+
+# ---------------------------------------------------------------- page
+
+
+def _page(model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str]) -> str:
+    """One page without scripts or network access, everything from the model escaped."""
+    from html import escape
+
+    from taso_mirage.report.drawing import ARROW
+    from taso_mirage.report.html import STYLE
+
+    head = next(_lines(model, sizes, found, {}))
+    bodies = "\n".join(_drawn(i, each, programs.get(i)) for i, each in enumerate(found))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(head)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f'<svg width="0" height="0" aria-hidden="true" class="defs"><defs>{ARROW}</defs></svg>\n<main>\n'
+        f"<h1>{escape(head)}</h1>\n<p>{escape(_total(found))}</p>\n{bodies}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _drawn(i: int, each: Surveyed, program: str | None) -> str:
+    """A region as a part of the page: facts, picture, muGraph."""
+    from html import escape
+
+    from taso_mirage.report.drawing import draw_graph
+    from taso_mirage.rewriting.text import show_graph
+
+    title, *facts = [line.strip() for line in _region(i, each)]
+    parts = [f"<li>{escape(fact)}</li>" for fact in (*facts, *([program] if program else []))]
+    picture = draw_graph(each.region.graph, f"region {i + 1}")
+    text = "" if each.found is None else f'<pre class="wide">{escape(show_graph(each.found.graph))}</pre>'
+    gain = f'<span class="gain">saves {_micro(each.gain)}</span>' if each.found is not None else ""
+    return (
+        f'<details class="change"><summary>{gain}{escape(title)}</summary>\n<ul>{"".join(parts)}</ul>\n'
+        f'<div class="wide">{picture}</div>\n{text}\n</details>'
+    )

@@ -1,0 +1,45 @@
+"""The command `taso-mirage export-plugin`: an optimized model's fused kernels as TensorRT plugins. What is heavy is imported by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taso_mirage.cli.options import AsJson, Shapes
+from taso_mirage.system.terminal import say
+
+
+def export_plugin(
+    model: Annotated[
+        Path, typer.Argument(help="An optimized model with fused kernels for CUDA.", metavar="OPTIMIZED.onnx")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
+        "plugin"
+    ),
+    shape: Shapes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model, samples and a README."""
+    from taso_mirage.measure.shapes import parse_shape
+    from taso_mirage.onnx_io import load
+    from taso_mirage.plugin.export import export
+
+    sizes = parse_shape(load(model), shape or [])
+    made = export(model, output, sizes)
+    if as_json:
+        plugins = {name: {"digest": k.digest, "launches": len(k.launches)} for name, k in made.kernels.items()}
+        said = {"folder": str(output), "plugins": plugins, "not_in_python": made.not_in_python, "foreign": made.foreign}
+        said["operators"] = dict(made.refused)
+        say(json.dumps(said, indent=2))
+        return
+    counted = f"{len(made.kernels)} plugin{'' if len(made.kernels) == 1 else 's'}"
+    say(f"{output}: {counted}, {', '.join(made.kernels)}; README.md says how to build and run them")
+    if made.foreign:
+        say(f"  TensorRT has no {', '.join(made.foreign)}: optimize the model with --portable", err=True)
+    for reason in made.refused.values():
+        say(f"  its operators stay: {reason}")
+    for name, reason in made.not_in_python.items():
+        say(f"  {name} is not in the Python module: {reason}")

@@ -1,0 +1,237 @@
+"""The commands `taso-mirage substitutions list | show | explain | verify | generate`. What is heavy is imported by the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
+from taso_mirage.system.terminal import say
+from taso_mirage.targets.machine import cores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taso_mirage.rewriting.library import Rule
+    from taso_mirage.verify.recheck import Verdict
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The library of proved substitutions: search it, explain it, verify it, or generate it anew.",
+)
+
+Library = Annotated[
+    Path | None, typer.Option("--library", metavar="DIR", help="A folder of rules; the shipped one if left out.")
+]
+Name = Annotated[str, typer.Argument(help="The rule's name, or how it begins.", metavar="NAME")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; every core if left out.")]
+
+
+@app.command("list")
+def list_(
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Words in the name or the equation.", metavar="TEXT")
+    ] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(help="Only rules with this operator on a side; repeatable.")
+    ] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only rules of this family; repeatable.")] = None,
+    library: Library = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the rules that hold every TEXT and every --operator: name, operators, proof, equation."""
+    from taso_mirage.operators.ops import get
+    from taso_mirage.report.rule_in_words import as_dict, chosen, equation_text
+
+    for name in operator or []:
+        try:
+            get(name)
+        except KeyError as error:
+            raise InvalidOption(f"--operator {name}: {error.args[0]}") from None
+    rules = _rules(library)
+    families = {r.family for r in rules}
+    for name in family or []:
+        if name not in families:
+            raise InvalidOption(f"--family {name}: the families are {', '.join(sorted(families)) or 'none'}")
+    found = chosen(rules, texts or [], operator or [], family or [])
+    if as_json:
+        say(json.dumps({"rules": [as_dict(r) for r in found], "of": len(rules)}, indent=2))
+        return
+    width = max((len(r.name) for r in found), default=0)
+    for rule in found:
+        kind = rule.evidence.proof.kind if rule.evidence.proof is not None else "-"
+        say(f"{rule.name:{width}}  {rule.operators}  {kind:8}  {equation_text(rule)}")
+    say(f"{len(found)} of {len(rules)} rules", err=True)
+
+
+@app.command()
+def show(name: Name, library: Library = None, as_json: AsJson = False) -> None:
+    """Show one rule: both sides, guard, typing, evidence."""
+    from taso_mirage.report.rule_in_words import as_dict, find, shown
+
+    rule = find(_rules(library), name)
+    say(json.dumps(as_dict(rule), indent=2) if as_json else "\n".join(shown(rule)))
+
+
+@app.command()
+def explain(
+    name: Name,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Where the picture and the models go.")
+    ] = Path("."),
+    library: Library = None,
+) -> None:
+    """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each (NAME-lhs.onnx, NAME-rhs.onnx)."""
+    from taso_mirage.report.drawing import draw
+    from taso_mirage.report.rule_in_words import find, shown, words
+    from taso_mirage.system.files import file_name, write_file
+
+    rule = find(_rules(library), name)
+    say("\n".join(["\n".join(shown(rule)), "", *words(rule), ""]))
+    picture = output / f"{file_name(rule.name)}.svg"
+    write_file(picture, draw(rule))
+    say(f"wrote {picture}")
+    try:
+        written = _write_pair(rule, output)
+    except TasoMirageError as error:
+        say(f"no ONNX models: {error}")
+        return
+    say(f"wrote {', '.join(map(str, written))}; to run and compare them:\n")
+    say(SCRIPT.format(path=(output / file_name(rule.name)).as_posix()))
+
+
+SCRIPT = """\
+import numpy as np, onnxruntime as ort
+options = ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # as written, not as fused
+path = {path!r}
+inputs = dict(np.load(path + ".npz"))
+lhs, rhs = (ort.InferenceSession(f"{{path}}-{{side}}.onnx", options).run(None, inputs) for side in ("lhs", "rhs"))
+print(all(np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in zip(lhs, rhs, strict=True)))"""
+
+
+def _write_pair(rule: Rule, folder: Path) -> list[Path]:
+    """Both models and inputs for them."""
+    import io
+
+    import numpy as np
+
+    from taso_mirage.ir.model import random_inputs
+    from taso_mirage.onnx_io import save
+    from taso_mirage.onnx_io.pairs import pair
+    from taso_mirage.system.files import file_name, write_file
+
+    made, name = pair(rule), file_name(rule.name)
+    written = [*save(made.lhs, folder / f"{name}-lhs.onnx"), *save(made.rhs, folder / f"{name}-rhs.onnx")]
+    packed = io.BytesIO()
+    np.savez(packed, **random_inputs(made.lhs, seed=0))  # type: ignore[arg-type]
+    write_file(folder / f"{name}.npz", packed.getvalue())
+    return [*written, folder / f"{name}.npz"]
+
+
+@app.command()
+def verify(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of rules; the shipped ones if left out.", metavar="FILE")
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this rule, or those that begin so; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of trials and typings; another one asks other questions.")] = 1,
+    typings: Annotated[int, typer.Option(min=1, help="Random legal typings of every rule.")] = 320,
+    workers: Workers = None,
+    laws: Annotated[
+        bool,
+        typer.Option(
+            "--laws", help="The laws beside the operators instead of rules. Where one is not proved, it does not apply."
+        ),
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --laws: write the cases of each law into the folder of a library."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or refuted. Exit code 5 if one fails."""
+    from taso_mirage.generate.readme import write_laws
+    from taso_mirage.verify.recheck import Progress, failures, law_rules, recheck, table
+
+    if laws and files:
+        raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
+    if record is not None and (not laws or rule):
+        raise InvalidOption("--record is for all laws: --laws without --rule")
+    rules = _selected(files or [], rule or [], law_rules() if laws else None)
+    with Progress(len(rules), quiet=as_json) as progress:
+        verdicts = list(recheck(rules, seed, typings, workers or cores(), progress))
+    bad = failures(verdicts)
+    if record is not None:
+        write_laws(record, {v.name: v.cases for v in verdicts})
+    if as_json:
+        say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
+    else:
+        say(table(verdicts))
+        if laws:
+            say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {_names(bad)}")
+        for verdict in () if laws else bad:
+            say(f"\n{verdict.name} {verdict.problem}")
+    if bad and not laws:
+        raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
+
+
+def _names(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(v.name for v in verdicts)
+
+
+def _selected(files: list[Path], names: list[str], stated: Sequence[Rule] | None = None) -> list[Rule]:
+    from taso_mirage.rewriting.library import read
+
+    rules = [r for file in files for r in read(file)] if files else list(_rules(None) if stated is None else stated)
+    for name in names:
+        if not any(r.name.startswith(name) for r in rules):
+            raise InvalidOption(f"--rule {name}: no rule begins so; `substitutions list` shows all")
+    found = [r for r in rules if not names or any(r.name.startswith(n) for n in names)]
+    if not found:
+        raise InvalidOption("there are no rules to verify")
+    return found
+
+
+@app.command()
+def generate(
+    ops: Annotated[int, typer.Option(min=1, help="The most operators that a side may have.")] = 4,
+    family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable. All if left out.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same files, byte for byte.")] = 0,
+    workers: Workers = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work (tcp://host:8786)."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files of rules go.")] = Path(
+        "substitutions"
+    ),
+) -> None:
+    """Generate the library: enumerate, fingerprint, prune, generalise, prove. Deterministic, whatever the number of workers."""
+    from taso_mirage.generate import pipeline
+
+    if workers is not None and scheduler is not None:
+        raise InvalidOption("--workers and --scheduler exclude each other: the scheduler has its own workers")
+    options = pipeline.Options(ops, tuple(family or ()), seed, workers or cores(), scheduler, resume, output)
+    try:
+        pipeline.generate(options)
+    except BaseException:
+        if any((output / ".partial").glob("*.json*")):
+            say(f"what was done is kept in {output / '.partial'}; --resume goes on from there", err=True)
+        raise
+
+
+def _rules(library: Path | None) -> tuple[Rule, ...]:
+    from taso_mirage.rewriting.library import load
+
+    if library is not None and not library.is_dir():
+        raise InvalidOption(f"--library {library}: no such folder")
+    return load(library)

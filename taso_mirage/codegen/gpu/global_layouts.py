@@ -1,0 +1,63 @@
+"""In which order a tensor between kernels keeps its dims: the one with the fewest memory sectors touched (Mirage, OSDI'25, section 6).
+
+Such a tensor is nobody else's, so all orders of its dims are compared. Inputs and outputs stay in row order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import permutations
+
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.operators.ops import traits
+
+SECTOR = 32
+"""Bytes that memory moves at a time."""
+Access = tuple[tuple[int, ...], int]
+"""The tile of one access, and how often it is done."""
+
+
+def accesses(graph: Graph, tensor: Node) -> list[Access]:
+    """How the kernels of a muGraph touch a tensor that one of them makes."""
+    maker, place = (tensor.args[0], tensor.attr("index")) if tensor.op == "item" else (tensor, 0)
+    found = [(_shape(maker.attr("body").outputs[place]), math.prod(maker.attr("grid")))]
+    for node in graph:
+        for i, operand in enumerate(node.args if traits(node).lowering is Lowering.KERNEL else ()):
+            if operand is tensor:
+                times = node.attr("loop") if node.attr("fmap")[i] >= 0 else 1
+                found.append((_shape(node.attr("body").inputs[i]), math.prod(node.attr("grid")) * times))
+    return found
+
+
+def best_order(shape: Sequence[int], touched: Sequence[Access], itemsize: int) -> tuple[int, ...]:
+    """The dims from the outermost to the innermost; row order where nothing is better."""
+    return min(permutations(range(len(shape))), key=lambda order: sectors(shape, touched, itemsize, order))
+
+
+def sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: int, order: Sequence[int]) -> int:
+    """How many sectors all accesses touch: each of the runs of a tile that are dense in this order begins one."""
+    total = 0
+    for tile, times in touched:
+        run = 1
+        for dim in reversed(order):
+            run *= tile[dim]
+            if tile[dim] != shape[dim]:
+                break
+        total += times * (math.prod(tile) // run) * math.ceil(run * itemsize / SECTOR)
+    return total
+
+
+def strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Elements between neighbours along each dim."""
+    found = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(int(n) for n in node.shape)

@@ -1,0 +1,144 @@
+"""A model: a graph with its weights, and what must survive around it (names, header, the nodes' origins)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, topological, variable
+
+DRAWN = 1 << 16
+"""So many numbers of an array that is only for measuring are drawn, at most."""
+
+
+class Weight(Protocol):
+    """A tensor that may still lie in a file."""
+
+    def numpy(self) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A weight that was computed here."""
+
+    array: NDArray[Any]
+
+    def numpy(self) -> NDArray[Any]:
+        return self.array
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The name, documentation and metadata of the ONNX node that a term came from."""
+
+    name: str | None
+    doc: str | None
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Model:
+    """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has no definition here."""
+
+    graph: Graph
+    weights: Mapping[str, Weight]
+    output_names: tuple[str, ...]
+    opsets: Mapping[str, int]
+    header: Any
+    names: Mapping[Node, str] = field(default_factory=dict, repr=False)
+    origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
+    opaque: Mapping[Node, str] = field(default_factory=dict, repr=False)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        return self.opsets.get("", 0)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(n.attr("name") for n in self.graph.inputs)
+
+    def with_graph(self, outputs: tuple[Node, ...], weights: Mapping[str, Weight] | None = None) -> Model:
+        """The same model computing other terms; names of terms that persist persist."""
+        return replace(
+            self, graph=Graph(self.graph.inputs, outputs), weights=self.weights if weights is None else weights
+        )
+
+    def symbols(self) -> list[str]:
+        """The named sizes of the inputs, in order of appearance."""
+        found: dict[str, None] = {}
+        for node in self.graph.inputs:
+            for dim in node.tensor.shape or ():
+                found.update(dict.fromkeys(sorted(symbols(dim))))
+        return list(found)
+
+    def nodes(self) -> list[Node]:
+        """All terms, operands first."""
+        return topological(self.graph.outputs)
+
+
+def random_inputs(
+    model: Model,
+    seed: int,
+    sizes: Mapping[str, int] | None = None,
+    wide: bool = False,
+    extreme: Collection[str] = (),
+    kept: Mapping[str, NDArray[Any]] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans. `sizes` fixes symbols.
+
+    With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that `extreme` names are the least and the
+    greatest of their type, -1 and 0. Those in `kept` are as they are there.
+    """
+    rng = np.random.default_rng(seed)
+    known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
+    found: dict[str, NDArray[Any]] = dict(kept or {})
+    for node in model.graph.inputs:
+        name = node.attr("name")
+        if name not in found:
+            found[name] = random_array(node, rng, known, wide, name in extreme)
+    return found
+
+
+def random_array(
+    node: Node, rng: np.random.Generator, sizes: Mapping[str, int], wide: bool = False, extreme: bool = False
+) -> NDArray[Any]:
+    """A random value of the type of `node`: an array, also where the rank is 0."""
+    if node.tensor.shape is None or node.dtype == "string":
+        raise InvalidOption(
+            f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use --inputs"
+        )
+    dtype = numpy_dtype(node.dtype)
+    shape = tuple(evaluate(d, sizes) for d in node.shape)
+    if dtype.kind == "b":
+        return np.asarray(rng.random(shape) < 0.5)
+    if dtype.kind in "iu":
+        return _integers(dtype, shape, rng, wide, extreme)
+    return np.asarray(rng.normal(size=shape)).astype(dtype)
+
+
+def _integers(
+    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool
+) -> NDArray[Any]:
+    if extreme:
+        signed = dtype.kind == "i"
+        ends = np.iinfo(dtype)
+        return np.asarray(rng.choice(np.array([ends.min, ends.max, 0, -1 if signed else 1], dtype), shape))
+    if wide:
+        signs = rng.choice([-1, 1], shape) if dtype.kind == "i" else 1
+        return np.asarray(rng.integers(1, 101, shape) * signs).astype(dtype)
+    return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+
+
+def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:
+    """A random value of fixed sizes, for measuring; those of a large one repeat: drawing them all takes longer than the measurement."""
+    few = variable("", Tensor(node.dtype, (DRAWN,)))
+    large = node.tensor.shape is not None and prod(map(int, node.shape)) > DRAWN
+    return np.resize(random_array(few, rng, {}), [int(n) for n in node.shape]) if large else random_array(node, rng, {})

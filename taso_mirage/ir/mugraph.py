@@ -1,0 +1,223 @@
+"""What a kernel's body must be: tiles, and the stage of every term in it (Mirage, OSDI'25, section 3: valid block graphs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from taso_mirage.errors import IllTyped
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+
+Ints = tuple[int, ...]
+Maps = tuple[Ints, ...]
+
+
+class Lowering(Enum):
+    """What code generators know of an operator besides its definition, which they compile."""
+
+    KERNEL = "the blocks of a grid; in a body, the thread level"
+    ACCUMULATE = "what a value is over all iterations"
+    RUNNING = "the largest of the iterations so far"
+    CONTRACT = "a contraction and nothing else, which tensor cores may do"
+    RESHAPE = "a reshape and nothing else"
+    TRANSPOSE = "a transpose and nothing else"
+    MULTIPLY = "the product of two operands, element by element"
+    SUM = "a sum over axes"
+    MAXIMUM = "the larger of its operands"
+    WINOGRAD = "minimal filtering, which has C++ by hand"
+    LINEAR = "a product with prepared weights, which has C++ by hand"
+
+
+class Stage(IntEnum):
+    """When a term of a body is known, relative to the for-loop."""
+
+    INVARIANT = 0
+    """It hangs on no operand that the loop cuts (Mirage wants every path through the loop; this is wider)."""
+    LOOP = 1
+    """Another value in every iteration."""
+    AFTER = 2
+    """It hangs on an accumulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A muGraph of one sample, run for as many as a run has: the first `dims` dims, of size 1 in the muGraph, are free in the inputs that
+    `inputs` tells, and in every result; of the other inputs all samples share one."""
+
+    dims: int
+    inputs: tuple[bool, ...]
+
+
+def kernels(outputs: Iterable[Node]) -> list[Node]:
+    """The kernels of a muGraph, in the order of their runs."""
+    return [node for node in topological(outputs) if node.op == "kernel"]
+
+
+def stages(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, Stage]:
+    """The stage of every term of a body, operands first. Raises IllTyped where a term mixes the loop with what follows it.
+
+    In a loop of one iteration an accumulator may be of an invariant.
+    """
+    found = {x: Stage.LOOP if axis >= 0 else Stage.INVARIANT for x, axis in zip(body.inputs, fmap, strict=True)}
+    for node in body:
+        if node not in found:
+            found[node] = _stage(node, {found[arg] for arg in node.args}, loop)
+    for i, output in enumerate(body.outputs):
+        if found[output] is Stage.LOOP:
+            raise IllTyped(f"output {i}, {output.op}, differs between iterations; accumulate it")
+    return found
+
+
+def _stage(node: Node, below: set[Stage], loop: int) -> Stage:
+    if node.op in ("input", "weight"):
+        raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
+    if {Stage.LOOP, Stage.AFTER} <= below:
+        raise IllTyped(f"{node.op} takes a value of one iteration together with one that is known after the loop")
+    if node.op not in ("accumulate", "running_max"):
+        return max(below, default=Stage.INVARIANT)
+    if Stage.AFTER in below:
+        raise IllTyped(f"{node.op} of a value that is known after the loop only")
+    if loop > 1 and Stage.LOOP not in below:
+        raise IllTyped(f"{node.op} of a value that is the same in each of the {loop} iterations")
+    if node.op == "running_max":
+        return max(below)
+    if node.attr("over") == "rescaled" and node.args[1].op != "running_max":
+        raise IllTyped(f"accumulate is rescaled by {node.args[1].op}; it must be a running_max")
+    return Stage.AFTER
+
+
+def tile(type: Tensor, grid: Ints, imap: Ints, fmap: int = -1, loop: int = 1) -> Tensor:
+    """The tile of an operand of this type that one block sees in one iteration. Raises IllTyped where parts are not equal."""
+    shape = _shape(type)
+    parts = _parts(len(shape), grid, imap, fmap, loop)
+    for axis, (n, count) in enumerate(zip(shape, parts, strict=True)):
+        if n % count != 0:
+            raise IllTyped(f"dimension {axis} of {type} is {n}, which {count} equal parts do not divide")
+    return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, parts, strict=True)))
+
+
+Overlap = tuple[int, int]
+"""The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one ends where the dim ends, and what it shares
+with the one before is computed twice."""
+
+
+def overlaps(shapes: Sequence[Shape], body: Graph, grid: Ints, imap: Maps) -> tuple[Overlap | None, ...]:
+    """For each grid dim how the tiles that it cuts overlap, None where they are equal parts. Nothing else cuts such a dim."""
+    found: list[Overlap | None] = [None] * len(grid)
+    for shape, leaf, axes in zip(shapes, body.inputs, imap, strict=True):
+        tiles = _shape(leaf.tensor)
+        for g, axis in enumerate(axes):
+            if axis >= 0 and axes.count(axis) == 1:
+                found[g] = _overlap(shape[axis], tiles[axis], grid[g]) or found[g]
+    return tuple(found)
+
+
+def _overlap(size: Dim, tile: Dim, count: int) -> Overlap | None:
+    if not isinstance(size, int) or not isinstance(tile, int):
+        return None
+    return (size, tile) if (count - 1) * tile < size < count * tile else None
+
+
+def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps) -> None:
+    """Raise IllTyped, with the operand, the dimension and both values, unless these make a kernel."""
+    if len(grid) > 3 or any(n < 1 for n in (*grid, loop)):
+        raise IllTyped(
+            f"grid {grid} and loop {loop}; up to three block counts, each at least 1, and a range of at least 1"
+        )
+    for name, given, wanted in (
+        ("operands", len(operands), len(body.inputs)),
+        ("imap", len(imap), len(body.inputs)),
+        ("fmap", len(fmap), len(body.inputs)),
+        ("omap", len(omap), len(body.outputs)),
+    ):
+        if given != wanted:
+            raise IllTyped(f"{name}: {given}, but the body has {wanted}")
+    if not body.outputs or len(set(body.inputs)) < len(body.inputs):
+        raise IllTyped("a body needs an output, and different leaves for its operands")
+    for i, operand in enumerate(operands):
+        _check_operand(i, operand, body.inputs[i], grid, imap[i], fmap[i], loop)
+    if loop > 1 and max(fmap, default=-1) < 0:
+        raise IllTyped(f"a loop of {loop} iterations that cuts no operand")
+    stages(body, fmap, loop)
+    overlapping = overlaps([_shape(x) for x in operands], body, grid, imap)
+    for i, operand in enumerate(operands):
+        _check_overlaps(f"operand {i}", _shape(operand), _shape(body.inputs[i].tensor), overlapping, imap[i])
+    for o, output in enumerate(body.outputs):
+        _check_output(o, output, grid, omap[o])
+        _check_overlaps(f"output {o}", None, _shape(output.tensor), overlapping, omap[o])
+
+
+def _check_overlaps(
+    who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: Ints
+) -> None:
+    """All that a grid dim cuts has the same tiles, if they overlap. The size of an output follows."""
+    for g, axis in enumerate(cuts):
+        each = overlapping[g]
+        if each is None or axis < 0:
+            continue
+        if cuts.count(axis) > 1 or tile[axis] != each[1] or (whole is not None and whole[axis] != each[0]):
+            have = tile[axis] if whole is None else f"{whole[axis]} in tiles of {tile[axis]}"
+            raise IllTyped(
+                f"{who}: dimension {axis} is {have}, but grid dim {g} cuts {each[0]} into overlapping tiles of {each[1]}"
+            )
+
+
+def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Ints, imap: Ints, fmap: int, loop: int) -> None:
+    who = f"operand {i} ({leaf.attr('name') if leaf.op == 'input' else leaf.op})"
+    if leaf.op != "input":
+        raise IllTyped(f"{who}: the body's operands are inputs")
+    have, shape = _shape(leaf.tensor), _shape(operand)
+    if leaf.dtype != operand.dtype or len(have) != len(shape):
+        raise IllTyped(f"{who}: the tile is {leaf.tensor}, the operand {operand}")
+    try:
+        parts = _parts(len(shape), grid, imap, fmap, loop)
+    except IllTyped as error:
+        raise IllTyped(f"{who}: {error}") from None
+    for axis, (n, count, m) in enumerate(zip(shape, parts, have, strict=True)):
+        alone = imap.count(axis) == 1 and (fmap != axis or loop == 1)
+        if m * count != n and not (alone and _overlap(n, m, count)):
+            raise IllTyped(f"{who}: dimension {axis} is {n}, not {count} parts of {m}")
+
+
+def _check_output(o: int, output: Node, grid: Ints, omap: Ints) -> None:
+    who = f"output {o} ({output.op})"
+    if not isinstance(output.type, Tensor):
+        raise IllTyped(f"{who}: {output.type} is not one tensor")
+    if len(omap) != len(grid):
+        raise IllTyped(f"{who}: omap {omap} for the grid {grid}")
+    for g, axis in enumerate(omap):
+        if not -1 <= axis < output.tensor.rank:
+            raise IllTyped(f"{who}: the blocks of grid dim {g} stand along dimension {axis} of {output.tensor}")
+
+
+def _parts(rank: int, grid: Ints, imap: Ints, fmap: int, loop: int) -> list[int]:
+    """Into how many parts the grid and the loop cut each dim."""
+    if len(imap) != len(grid):
+        raise IllTyped(f"imap {imap} for the grid {grid}")
+    parts = [1] * rank
+    for count, axis, who in (
+        *((n, a, f"grid dim {g}") for g, (n, a) in enumerate(zip(grid, imap, strict=True))),
+        (loop, fmap, "the loop"),
+    ):
+        if not -1 <= axis < rank:
+            raise IllTyped(f"{who} cuts dimension {axis} of a tensor of rank {rank}")
+        if axis >= 0:
+            parts[axis] *= count
+    return parts
+
+
+def _shape(type: Tensor) -> Shape:
+    if type.shape is None:
+        raise IllTyped(f"an operand of type {type} has no known rank")
+    return type.shape
+
+
+def stitched(type: Tensor, grid: Ints, omap: Ints) -> Tensor:
+    """The type of a kernel's output whose tile has this type."""
+    shape: list[Dim] = list(_shape(type))
+    for count, axis in zip(grid, omap, strict=True):
+        if axis >= 0:
+            shape[axis] = shape[axis] * count
+    return Tensor(type.dtype, tuple(shape))

@@ -1,0 +1,31 @@
+"""Goals whose kernels read weights that were prepared, once, where a session is made: each kind is one file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.kernels.cpu import convolutions, linear
+from taso_mirage.kernels.cpu.convolutions import Convolution, convolution
+from taso_mirage.kernels.cpu.linear import Product, product
+from taso_mirage.operators.expressions import is_weight
+
+Prepared: TypeAlias = Convolution | Product
+
+
+def members(
+    node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool], sizes: Mapping[str, int]
+) -> list[Node]:
+    """A term of a model that there are such kernels for at these sizes of its symbols, with what follows; nothing of others."""
+    if convolutions.is_convolution(node):
+        return convolutions.followed(node, users, wanted)
+    return linear.followed(node, users, wanted) if linear.is_product(node, sizes) else []
+
+
+def prepared(goal: Graph, given: Sequence[Node]) -> Prepared | None:
+    """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
+    made = convolution(goal) or product(goal)
+    known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
+    large = not isinstance(made, Product) or made.large
+    return made if known and large else None

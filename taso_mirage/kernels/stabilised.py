@@ -1,0 +1,198 @@
+"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by degrees.
+
+exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A value of degree d is computed times
+exp(-d m), m the maximum of s over the labels that are summed away, so nothing overflows; a result has degree 0, where m cancels.
+The rolling and the split update of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree of 0
+is computed bare, as the model writes it, if all that this costs is an overflow that the model's own result has (`bare.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.kernels.closure import Closure
+from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.derivations.base import largest
+from taso_mirage.kernels.derivations.degrees import NONE, Degree
+from taso_mirage.kernels.derivations.overflow import Bare
+from taso_mirage.kernels.structures import Body, Plan
+from taso_mirage.verify.refused import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Stabiliser:
+    """The maximum of the class `of` over the labels `over`, to which one kernel keeps its values; `labels` are those that it has."""
+
+    of: int
+    over: frozenset[str]
+    labels: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """One kernel: the degree of each of its classes, the stabiliser of each class that is exponentiated, and for each exponential that
+    is stabilised the class whose stabiliser it is relative to.
+
+    `bare`: the classes that are computed as the model writes them; those of `stable` are computed relative to maxima (one may be both).
+    """
+
+    degrees: Mapping[int, Degree]
+    stabilisers: Mapping[int, Stabiliser]
+    keys: Mapping[int, int] = field(default_factory=dict)
+    stable: frozenset[int] = frozenset()
+    bare: frozenset[int] = frozenset()
+
+
+class _Refused(Exception):
+    """A muGraph that cannot be stabilised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is computed so wherever it is used; and
+    for an exponential what it is relative to, with the labels over which its own exponent is the maximum of that."""
+
+    degree: Degree | None
+    bare: Bare
+    alone: bool = False
+    key: int | None = None
+    top: frozenset[str] = frozenset()
+
+
+Values = dict[int, _Value]
+Asked = tuple[int, bool]
+"""A class, and whether it is needed bare."""
+
+
+def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Refused:
+    """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
+    stored: Values = {}
+    values: list[Values] = []
+    for kernel in plan:
+        values.append(_values(kernel.body, stored, closure))
+        stored |= {t: values[-1][t] for t in kernel.body.targets}
+    try:
+        return tuple(_stabilised(plan, values, closure))
+    except _Refused as error:
+        return Refused(str(error))
+
+
+def storable(body: Body, closure: Closure) -> bool:
+    """Whether a first kernel's results can be kept relative to maxima, or be computed bare."""
+    values = _values(body, {}, closure)
+    try:
+        asked = [(t, values[t].degree is None) for t in body.targets]
+        _safe(body, values, _asked(body, values, asked), closure, {})
+    except _Refused:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- degrees
+
+
+def _values(body: Body, stored: Mapping[int, _Value], closure: Closure) -> Values:
+    found: Values = {leaf: stored[leaf] for leaf in body.leaves}
+    chosen = dict(body.chosen)
+    for made, edge in body.chosen:
+        below = [found[a] for a in edge.args]
+        of, top, bounded = None, frozenset[str](), False
+        if edge.kind.exponential:
+            (exponent,) = edge.args
+            of, top = largest(exponent, chosen)
+            bounded = exponent in chosen and chosen[exponent].kind.bounded(chosen[exponent], chosen)
+        degree = _degree(edge, of, [v.degree for v in below])
+        number = closure.goal.constants.get(edge.kind.reads or "")
+        alike = edge.kind.bare(edge, [v.bare for v in below], number, bounded)
+        if bounded and below[0].degree == NONE:
+            degree, of = NONE, None
+        alone = degree is None and not alike.grows and not alike.ill
+        if alone or degree == NONE:
+            alike, degree = alike.kept(), NONE
+        found[made] = _Value(degree, alike, alone, of, top)
+    return found
+
+
+def _degree(edge: Edge, of: int | None, below: Sequence[Degree | None]) -> Degree | None:
+    known = [d for d in below if d is not None]
+    found = edge.kind.degree(known, of) if len(known) == len(below) else None
+    return found if found is None or len(found) < 2 else None  # exp(a) exp(b): each may vanish where the other is huge
+
+
+# ---------------------------------------------------------------- stable or bare
+
+
+def _stabilised(plan: Plan, values: Sequence[Values], closure: Closure) -> Iterator[Safe]:
+    """What each kernel computes relative to maxima, and what bare: the last one its results that have a degree."""
+    wanted = {(t, values[-1][t].degree != NONE) for t in closure.targets}
+    asked: list[set[Asked]] = []
+    for kernel, own in zip(reversed(plan), reversed(values), strict=True):
+        asked.insert(0, _asked(kernel.body, own, [each for each in wanted if each[0] in kernel.body.targets]))
+        wanted |= {each for each in asked[0] if each[0] in kernel.body.leaves}
+    if any((c, not plainly) in wanted for c, plainly in wanted):
+        raise _Refused("exponentials that one kernel stores are needed both as they are and relative to their maximum")
+    before: dict[int, Stabiliser] = {}
+    for kernel, own, here in zip(plan, values, asked, strict=True):
+        yield _safe(kernel.body, own, here, closure, before)
+
+
+def _asked(body: Body, values: Values, results: Sequence[Asked]) -> set[Asked]:
+    """Which classes are computed for some results relative to maxima, and which bare."""
+    chosen = dict(body.chosen)
+    found = set[Asked]()
+    waiting = list(results)
+    while waiting:
+        c, plainly = waiting.pop()
+        plainly = values[c].alone or (plainly and values[c].degree != NONE)
+        if (c, plainly) not in found:
+            if plainly and values[c].bare.ill:
+                raise _Refused(values[c].bare.ill)
+            found.add((c, plainly))
+            waiting += [(a, plainly) for a in chosen[c].args] if c in chosen else []
+    return found
+
+
+def _safe(body: Body, values: Values, asked: set[Asked], closure: Closure, before: dict[int, Stabiliser]) -> Safe:
+    """One kernel; the maxima that it stores are noted in `before`."""
+    stable, plainly = (frozenset(c for c, each in asked if each is which) for which in (False, True))
+    degrees = {c: value.degree or NONE if c in stable else NONE for c, value in values.items()}
+    stabilisers = _stabilisers(body, degrees, stable, closure, before)
+    keys = {c: key for c in sorted(stable) if (key := values[c].key) is not None and degrees[c]}
+    for c, key in keys.items():
+        if values[c].top and values[c].top != stabilisers[key].over:
+            raise _Refused("the maximum that a model takes is over other axes than the sums of its exponentials")
+    relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
+    before |= {k: stabilisers[k] for k in sorted(relative)}
+    return Safe(degrees, stabilisers, keys, stable, plainly)
+
+
+def _stabilisers(
+    body: Body,
+    degrees: Mapping[int, Degree],
+    stable: frozenset[int],
+    closure: Closure,
+    before: Mapping[int, Stabiliser],
+) -> dict[int, Stabiliser]:
+    over: dict[int, set[str]] = {k: set() for d in degrees.values() for k in d}
+    for result, edge in body.chosen:
+        for key in degrees[result] if edge.label is not None else ():
+            over[key].add(edge.label)  # type: ignore[arg-type]
+    found: dict[int, Stabiliser] = {}
+    made = {c for c, _ in body.chosen}
+    for key, labels in over.items():
+        has = before[key].labels if key in before else closure.classes[key]
+        if (key in made) == (key in before) or (key in made and not labels):
+            raise _Refused("an exponential is computed twice, or stored where nothing bounds it")
+        found[key] = Stabiliser(key, frozenset(labels), has - labels)
+    if not all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d):
+        raise _Refused("a value that lacks an axis of a maximum cannot be kept relative to it")
+    if not all(_holds(e, degrees, closure, found) for c, e in body.chosen if c in stable):
+        raise _Refused("a denominator may vanish: it is not summed over all that its maximum is taken over")
+    return found
+
+
+def _holds(edge: Edge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]) -> bool:
+    """Whether a denominator is summed over all that its stabiliser is the maximum over."""
+    below = edge.kind.denominator(edge)
+    return below is None or all(closure.classes[below] & closure.classes[k] <= found[k].labels for k in degrees[below])

@@ -1,0 +1,351 @@
+"""The check: an optimized model against its original, by their errors against one float64 evaluation.
+
+Criterion, for every output, every input set and every size tried: with r the original's graph evaluated in float64,
+    max|optimized - r| <= FACTOR * max|original - r| + FLOOR * eps * max|r|
+where eps is the rounding of the output's dtype and FLOOR depends on its bytes. Elements that are not finite must be the same in
+both; integers, booleans and strings must be equal. So the optimized model may round as much as the original does, and not lose a
+digit more.
+
+Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
+that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. If it
+is no further off than the dtype's least normal number, below which digits are lost without any fault, the optimized model must be as
+near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that one's kernels that are wrong, so the
+original runs on the CPU provider then: what is near r there is the original of the case.
+
+Where r is no reference and that fails, every input, weight and constant is rounded another way: if this moves r itself implausibly far
+too (quantized activations, a choice of experts), rounding turned a decision of the original and may turn it either way, and the bound is
+larger by TURNED * min(max|original - r|, max|moved r - r|).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import is_float
+from taso_mirage.measure.draws import SEEDS, Draws, shown, sizes_to_try
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.reference import NoReference, OpaqueRunner, Reference
+from taso_mirage.measure.session import Session, opened
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.targets.machine import cores
+
+__all__ = [
+    "SEEDS",
+    "Case",
+    "Difference",
+    "NoReference",
+    "OpaqueRunner",
+    "Reference",
+    "cases",
+    "compare",
+    "difference",
+    "first_bad",
+    "repeatable",
+    "shown",
+    "sizes_to_try",
+]
+FACTOR = 4.0
+FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}
+PLAUSIBLE = {8: 1e6, 4: 4096.0, 2: 64.0}
+TURNED = 2.0
+UNEXPLAINED = "the original, which float64 does not explain"
+"""What is compared with where the reference is none."""
+NUDGES = (1, 2, 3, 4)
+"""Seeds of the roundings that may turn a decision."""
+BLOCK = 1 << 15
+"""Elements that are compared at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far roundings
+    move each of these references (computed when it is asked for)."""
+
+    name: str
+    inputs: Arrays
+    original: list[Any]
+    reference: list[Any]
+    moved: Callable[[], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output on one case: its error, the original's own, and the bound that the criterion gives."""
+
+    case: str
+    output: str
+    error: float
+    own: float
+    bound: float
+    against: str = "float64"
+    moved: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.bound
+
+    def __str__(self) -> str:
+        relation = "within" if self.passed else "above"
+        turned = f", and rounding moves it by {self.moved:.3g}" if self.moved else ""
+        return (
+            f"output {self.output!r} on {self.case}: error {self.error:.3g} against {self.against}, "
+            f"{relation} the bound {self.bound:.3g} (the original's own error is {self.own:.3g}{turned})"
+        )
+
+
+def cases(
+    model: Model,
+    session: Session,
+    base: Mapping[str, int],
+    given: Sequence[Arrays] = (),
+    others: Sequence[Mapping[str, int]] = (),
+    fixed: Collection[str] = (),
+    skipped: list[str] | None = None,
+) -> Iterator[Case]:
+    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64 reference. `skipped` gets a line about
+    sizes that the original, or the reference, does not take; `fixed` names the dims whose sizes the user chose.
+
+    NoReference where the original runs on the first inputs and the reference does not.
+    """
+    draws = Draws(model, session, base, given, others, fixed)
+    exact, taken = Reference(model), list(draws)
+    witness = cache(lambda: opened(model, CPU, source=True))
+    with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
+        references = pool.map(partial(_evaluated, exact), [each.inputs for each in taken])
+        for each, reference in zip(taken, references, strict=True):
+            if isinstance(reference, Exception):
+                draws.unusable(each, reference)
+                continue
+            moved = cache(partial(_moved, model, each.inputs, reference))
+            case = Case(each.name, each.inputs, each.outputs, reference, moved)
+            if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+                continue
+            yield _witnessed(witness, session.target, case)
+    if skipped is not None:
+        skipped += draws.notes()
+
+
+def _evaluated(exact: Reference, inputs: Arrays) -> Any:
+    """The reference on inputs; what the evaluation raises is given back, since the others are evaluated at the same time."""
+    try:
+        return exact(inputs)
+    except (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError) as error:
+        return error
+
+
+def _tame(case: Case) -> bool:
+    """Whether all floats of the original are finite, and near the reference."""
+    floats = [o for o in case.original if isinstance(o, np.ndarray) and is_float(o.dtype.name)]
+    return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and _plausible(case)
+
+
+def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
+    """The case; with the outputs of the original on the CPU provider, if these are near the reference and the target's are not."""
+    if target.name == CPU.name or _plausible(case):
+        return case
+    try:
+        there = witness().run(case.inputs)
+    except TasoMirageError:
+        return case
+    name = f"{case.name} (by the CPU provider: {target.name} is off here with the original itself)"
+    witnessed = replace(case, name=name, original=there)
+    return witnessed if _plausible(witnessed) else case
+
+
+def _plausible(case: Case) -> bool:
+    """Whether every output in floats is as near the reference as rounding explains."""
+    for old, exact in zip(case.original, case.reference, strict=True):
+        if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
+            most = _maxima(old, old, exact)
+            if most is None or _implausible(most, old.dtype):
+                return False
+    return True
+
+
+def _implausible(most: _Maxima, dtype: Any) -> bool:
+    return most.own > max(_explained(dtype, most.target), _least_normal(dtype))
+
+
+def _explained(dtype: Any, target: float) -> float:
+    """The largest error that rounding explains in results up to `target`."""
+    return PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * target
+
+
+def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
+    """How far each output moves in float64 when inputs, weights and constants are rounded another way."""
+    found = [0.0] * len(reference)
+    for seed in NUDGES:
+        for i, (near, exact) in enumerate(zip(Reference(model, seed)(inputs), reference, strict=True)):
+            if isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape:
+                apart = np.abs(near - exact)
+                found[i] = max(found[i], float(apart[np.isfinite(apart)].max(initial=0.0)))
+    return found
+
+
+def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Difference]:
+    """The difference of every output on every case; an optimized model that does not run differs infinitely."""
+    found: list[Difference] = []
+    for case in prepared:
+        try:
+            outputs = session.run(case.inputs)
+        except RunFailed:
+            found += [Difference(case.name, name, np.inf, 0.0, 0.0) for name in model.output_names]
+            continue
+        for i, new in enumerate(outputs):
+            one = difference(case.name, model.output_names[i], new, case.original[i], case.reference[i])
+            found.append(one if one.passed else _turned(case, i, one))
+    return found
+
+
+def _turned(case: Case, output: int, found: Difference) -> Difference:
+    """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
+    if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
+        return found
+    moved, dtype = case.moved()[output], case.original[output].dtype
+    if moved <= max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype)):
+        return found
+    return replace(found, bound=found.bound + TURNED * min(found.own, moved), moved=moved)
+
+
+def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
+    """The criterion of this module on one output; of a sequence or a map on each of its parts, of which the worst is given."""
+    if isinstance(old, (list, dict)):
+        return _worst(case, output, new, old, exact)
+    if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
+        same = _equal(old, new)
+        return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
+    if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    most = _maxima(new, old, exact if exact.shape == old.shape else old)
+    if most is None:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    width = old.dtype.itemsize
+    unit = FLOOR[width] * _epsilon(old.dtype)
+    if _implausible(most, old.dtype):  # the evaluation is no reference here
+        return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
+    factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
+    return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
+
+
+def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
+    (names, news), (known, olds), (_, exacts) = (_parts(value) for value in (new, old, exact))
+    if names != known:
+        return Difference(case, output, np.inf, 0.0, 0.0)
+    exacts = exacts if len(exacts) == len(olds) else olds
+    found = [difference(case, output, *each) for each in zip(news, olds, exacts, strict=True)]
+    return max(found, key=lambda d: (not d.passed, d.error), default=Difference(case, output, 0.0, 0.0, 0.0))
+
+
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays of a sequence or a map, and how they are put together. The floats of a map have single precision."""
+    if isinstance(value, dict):
+        array = np.array(list(value.values()))
+        return [tuple(value)], [array.astype(np.float32) if array.dtype == np.float64 else array]
+    if not isinstance(value, list):
+        return ["tensor"], [value]
+    inner = [_parts(each) for each in value]
+    return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
+
+
+@dataclass(slots=True)
+class _Maxima:
+    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized - original, exact, original."""
+
+    error: float = 0.0
+    own: float = 0.0
+    apart: float = 0.0
+    target: float = 0.0
+    old: float = 0.0
+
+
+def _maxima(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> _Maxima | None:
+    """None where an element is finite in one of both and not in the other, or not finite and another. Block by block, so that logits of
+    half a gigabyte stay in the cache."""
+    found = _Maxima()
+    flat = [np.ravel(a) for a in (new, old, exact)]
+    for start in range(0, old.size, BLOCK):
+        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
+        finite = np.isfinite(o)
+        if not finite.all():
+            if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
+                return None
+            n, o, r = n[finite], o[finite], r[finite]
+        if not np.isfinite(n).all():
+            return None
+        known = np.isfinite(r)
+        r = r if known.all() else np.where(known, r, o)
+        found.error = max(found.error, _largest(n - r))
+        found.own = max(found.own, _largest(o - r))
+        found.apart = max(found.apart, _largest(n - o))
+        found.target = max(found.target, _largest(r))
+        found.old = max(found.old, _largest(o))
+    return found
+
+
+def _epsilon(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def _least_normal(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).smallest_normal)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return float(np.abs(array).max()) if array.size else 0.0
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and bool(np.all(a == b))
+
+
+def repeatable(session: Session, case: Case) -> bool:
+    """Whether the original gives the same outputs twice (no random operators)."""
+    first, again = session.run(case.inputs), session.run(case.inputs)
+    return all(_same_twice(a, b) for a, b in zip(first, again, strict=True))
+
+
+def _same_twice(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and is_float(a.dtype.name):
+        return a.shape == b.shape and np.allclose(
+            a.astype(np.float64), b.astype(np.float64), 1e-3, 1e-3, equal_nan=True
+        )
+    return _equal(a, b)
+
+
+def first_bad(count: int, passes: Callable[[int], bool]) -> int:
+    """The least k in 1..count such that the first k steps fail, given that all of them do (bisection)."""
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            passed = passes(middle)
+        except (TasoMirageError, InvalidModel):
+            passed = False
+        good, bad = (middle, bad) if passed else (good, middle)
+    return bad
+
+
+def passes_checker(model: Model, target: Target) -> bool:
+    """Whether onnx's checker takes the model as it was read."""
+    try:
+        opened(model, target, source=True, check=True)
+    except TasoMirageError:
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""ONNX Runtime in a process of its own: what crashes it, fills the memory or never ends takes that process with it, not this one.
+
+One process lives as long as this one and answers calls of functions in turn; after a crash or a time limit the next call starts
+another. What it keeps (`native.py`) has numbers that hold for one life of it.
+
+    python -P -m taso_mirage.measure.child FD
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from taso_mirage.errors import RunFailed, RuntimeCrashed
+
+LIMIT = 300.0
+"""Seconds that a call may take: loading a model, a run, or one measurement."""
+PARENT_GONE = 3
+
+
+class Child:
+    """The process, and calls to it; threads take turns. `life` counts its ends."""
+
+    def __init__(self) -> None:
+        self.life = 0
+        self.limit = LIMIT
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._dropped: deque[tuple[int, int]] = deque()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function of a module gives there. Raises what it raises; RuntimeCrashed where the process ended, RunFailed where
+        it took longer than `limit`."""
+        with self._lock:
+            connection = self._started()
+            done = [number for life, number in self._taken() if life == self.life]
+            try:
+                _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
+                if not connection.poll(self.limit):
+                    self.stop()
+                    raise RunFailed(
+                        f"ONNX Runtime took longer than {self.limit:g} s for one load or run; --run-limit allows more"
+                    )
+                raised, answer = _receive(connection)
+            except (EOFError, OSError):
+                raise RuntimeCrashed(self._ending()) from None
+            except BaseException:  # an interrupt: what it is at would go on
+                self.stop()
+                raise
+        if raised:
+            raise answer
+        return answer
+
+    def drop(self, life: int, number: int) -> None:
+        """Let go of what has this number, before the next call. Any thread and any finalizer may say so."""
+        self._dropped.append((life, number))
+
+    def stop(self) -> None:
+        """End the process; the next call starts another."""
+        process, connection, self._process, self._connection = self._process, self._connection, None, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            self.life += 1
+            process.kill()
+            process.wait()
+
+    def _taken(self) -> list[tuple[int, int]]:
+        return [self._dropped.popleft() for _ in range(len(self._dropped))]
+
+    def _started(self) -> Connection[Any, Any]:
+        if self._connection is None:
+            ours, theirs = Pipe()
+            path = os.pathsep.join(p for p in sys.path if p)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "taso_mirage.measure.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for this process
+                env=os.environ | {"PYTHONPATH": path},
+            )
+            theirs.close()
+            self._connection = ours
+        return self._connection
+
+    def _ending(self) -> str:
+        """How the process ended, in words."""
+        process = self._process
+        with suppress(subprocess.TimeoutExpired):
+            if process is not None:
+                process.wait(10)
+        code = process.returncode if process is not None else None
+        self.stop()
+        if code == -signal.SIGKILL:
+            return "ONNX Runtime was killed, most likely because the machine's memory was full"
+        if code is not None and code < 0:
+            return f"ONNX Runtime crashed with {signal.Signals(-code).name}"
+        return f"ONNX Runtime's process ended with code {code}"
+
+
+_CHILD: dict[int, Child] = {}
+
+
+def child() -> Child:
+    """This process's child: after a fork another one."""
+    found = _CHILD.get(os.getpid())
+    if found is None:
+        found = _CHILD[os.getpid()] = Child()
+        atexit.register(found.stop)
+    return found
+
+
+def in_child(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` in the child; see `Child.call`."""
+    return child().call(function, *args)
+
+
+# ---------------------------------------------------------------- messages: large arrays go as they are
+
+
+def _send(connection: Connection[Any, Any], message: Any) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    connection.send_bytes(pickle.dumps((head, len(buffers))))
+    for buffer in buffers:
+        with buffer.raw() as view:
+            connection.send_bytes(view)
+
+
+def _receive(connection: Connection[Any, Any]) -> Any:
+    head, count = pickle.loads(connection.recv_bytes())
+    return pickle.loads(head, buffers=[bytearray(connection.recv_bytes()) for _ in range(count)])
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def main(descriptor: int) -> None:
+    """Answer calls until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
+    _limit_memory()
+    from taso_mirage.measure import native
+
+    while True:
+        try:
+            name, args, dropped = _receive(connection)
+        except EOFError:
+            return
+        native.let_go(dropped)
+        _send(connection, _answer(name, args))
+        del args
+
+
+def _answer(name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
+    module, _, function = name.partition(":")
+    try:
+        return False, getattr(importlib.import_module(module), function)(*args)
+    except MemoryError:
+        return True, RunFailed("ONNX Runtime needs more memory than there is")
+    except ImportError as error:  # as a module in C++ says the same where it is loaded
+        return True, RunFailed(f"ONNX Runtime cannot be loaded: {(str(error).splitlines() or ['no reason'])[0][:400]}")
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an error of another package that does not survive the way
+            return True, RunFailed(f"{type(error).__name__}: {error}")
+        return True, error
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """The parent may end in any way, while this process is at work for it."""
+    poll = select.poll()
+    poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(PARENT_GONE)
+
+
+def _limit_memory() -> None:
+    """A model that needs all memory gets an error, and where that is not enough, the system ends this process before any other."""
+    import resource
+
+    with suppress(OSError, ValueError):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        resource.setrlimit(resource.RLIMIT_DATA, (total, total))
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,257 @@
+"""The inputs of the check and of the timing: the user's, and those that are made up.
+
+Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside their integers: a sampling rate, a
+length or an id cannot be made up. Elsewhere inputs are random at the sizes that were asked for (three seeds), and, as far as the
+original runs there, with wide and with extreme integers and at further sizes of every dynamic dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused
+from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.model import Model, random_inputs
+from taso_mirage.ir.terms import Node, is_float, numpy_dtype
+from taso_mirage.measure.extremes import may_be_extreme
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.reference import NoReference
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.shapes import learned
+
+SEEDS = (1, 2, 3)
+LISTED = 6
+"""Sizes that a note lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One set of inputs that the original runs on, its outputs there, and its sizes. What is `needed` is no further case."""
+
+    name: str
+    inputs: Arrays
+    outputs: list[Any]
+    sizes: Mapping[str, int]
+    needed: bool = True
+    extreme: bool = False
+
+
+def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
+    """The base sizes, then for every dynamic dim a larger and a smaller size, the others at their base."""
+    found = [dict(base)]
+    for name in model.symbols():
+        for size in (base[name] + 3, max(1, base[name] - 1)):
+            if {**base, name: size} not in found:
+                found.append({**base, name: size})
+    return found
+
+
+def shown(sizes: Mapping[str, int]) -> str:
+    """`batch=8, sequence=128`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def fitting(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays | None:
+    """The user's first inputs of these sizes."""
+    return next((each for each in given if dict(sizes) == {**sizes, **learned(model, [each])}), None)
+
+
+def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
+    """The inputs to time: the user's first ones of these sizes, or random ones with the user's integers."""
+    found = fitting(model, given, sizes)
+    return random_inputs(model, 0, sizes, kept=_kept(model, given, sizes)) if found is None else found
+
+
+def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
+    """The integers, booleans and strings of the user's first inputs that have the shape of these sizes."""
+    if not given:
+        return {}
+    known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **sizes}
+    found: dict[str, Any] = {}
+    for node in model.graph.inputs:
+        value = given[0][node.attr("name")]
+        if is_float(node.dtype) or node.tensor.shape is None:
+            continue
+        if np.shape(value) == tuple(evaluate(d, known) for d in node.shape):
+            found[node.attr("name")] = value
+    return found
+
+
+def _floats(model: Model) -> list[Node]:
+    """The inputs that are tensors of floats."""
+    return [n for n in model.graph.inputs if is_float(n.dtype) and n.tensor.shape is not None]
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether an input without a known rank is a tensor: the reader writes what a sequence consists of in the place of a dtype."""
+    if node.dtype == "string":
+        return True
+    try:
+        numpy_dtype(node.dtype)
+    except TypeError:
+        return False
+    return True
+
+
+def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
+    """The same with other floats: their own values, so that they stay in their range, smaller and in another order."""
+    rng = np.random.default_rng(seed)
+    found = dict(inputs)
+    for node in _floats(model):
+        array = np.asarray(inputs[node.attr("name")])
+        mixed = rng.permutation(array.ravel()).reshape(array.shape)
+        found[node.attr("name")] = (mixed.astype(np.float64) * rng.uniform(0.5, 1)).astype(array.dtype)
+    return found
+
+
+class Draws:
+    """The inputs of the check, in their order. `fixed` names the dims whose sizes the user chose."""
+
+    def __init__(
+        self,
+        model: Model,
+        session: Session,
+        base: Mapping[str, int],
+        given: Sequence[Arrays] = (),
+        others: Sequence[Mapping[str, int]] = (),
+        fixed: Collection[str] = (),
+    ) -> None:
+        self.model, self.session, self.base, self.given, self.others = model, session, dict(base), given, others
+        self.fixed = {*fixed, *learned(model, given)}
+        self._skipped: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Drawn]:
+        self._only_tensors()
+        for i, inputs in enumerate(self.given):
+            sizes = {**self.base, **learned(self.model, [inputs])}
+            name = f"the given inputs {i + 1}"
+            try:
+                yield Drawn(name, inputs, self.session.run(inputs), sizes)
+            except RunRefused as error:
+                raise InvalidOption(f"the model does not run on {name}. {error}") from None
+        like = fitting(self.model, self.given, self.base)
+        yield from self._random() if like is None else self._varied(like)
+        for other in self.others:
+            if fitting(self.model, self.given, other) is None:
+                yield self._drawn(f"random inputs at {shown(other)}", SEEDS[0], other)
+        if like is None:
+            yield from self._further()
+
+    def notes(self) -> list[str]:
+        """A line about the further sizes that were left out."""
+        if not self._skipped:
+            return []
+        listed = [*self._skipped][:LISTED]
+        more = f" and {len(self._skipped) - LISTED} more" if len(self._skipped) > LISTED else ""
+        return [f"the check left out {'; '.join(listed)}{more}: the original does not run there"]
+
+    def unusable(self, drawn: Drawn, error: Exception) -> None:
+        """The reference does not take inputs that the original runs on."""
+        if not drawn.needed:
+            self._skip(drawn.sizes)
+        elif (
+            isinstance(error, NoReference)
+            or any(drawn.inputs is g for g in self.given)
+            or not self._made_up(drawn.sizes)
+        ):
+            raise NoReference(f"its float64 reference cannot be computed on {drawn.name}: {error}") from None
+        else:
+            raise self._refused(drawn.sizes, f"the float64 reference cannot be computed there: {error}")
+
+    # ------------------------------------------------------------ needed
+
+    def _only_tensors(self) -> None:
+        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has no word for it."""
+        for node in self.model.graph.inputs:
+            if node.tensor.shape is None and not _is_tensor(node):
+                raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
+
+    def _random(self) -> Iterator[Drawn]:
+        for seed in SEEDS:
+            yield self._drawn(f"random inputs {seed}", seed, self.base)
+
+    def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> Drawn:
+        try:
+            inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
+            return Drawn(name, inputs, self.session.run(inputs), sizes)
+        except (RunFailed, ValueError) as error:
+            if not self._made_up(sizes):
+                raise InvalidModel(str(error)) if isinstance(error, RunRefused | ValueError) else error from None
+            raise self._refused(sizes, str(error)) from None
+
+    def _varied(self, like: Arrays) -> Iterator[Drawn]:
+        if not _floats(self.model):
+            return
+        for seed in SEEDS:
+            inputs = _other_floats(self.model, like, seed)
+            yield from self._tried(f"the given integers with other floats {seed}", inputs, self.base, sizes=False)
+
+    # ------------------------------------------------------------ as far as the original runs
+
+    def _further(self) -> Iterator[Drawn]:
+        kept = _kept(self.model, self.given, self.base)
+        whole = [n.attr("name") for n in self.model.graph.inputs if n.dtype.startswith(("int", "uint"))]
+        if any(name not in kept for name in whole):
+            wide = random_inputs(self.model, SEEDS[-1] + 1, self.base, wide=True, kept=kept)
+            yield from self._tried("random inputs with wide integers", wide, self.base, sizes=False)
+        yield from self._extreme([n for n in may_be_extreme(self.model) if n not in kept], kept)
+        for sizes in sizes_to_try(self.model, self.base)[1:]:
+            if sizes not in self.others:
+                kept = _kept(self.model, self.given, sizes)
+                inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
+                yield from self._tried(f"random inputs at {shown(sizes)}", inputs, sizes)
+
+    def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[Drawn]:
+        """All at once, or where the original does not take that (one of them is an id) each alone."""
+        alone = [[name] for name in names] if len(names) > 1 else []
+        for group in ([list(names)] if names else []) + alone:
+            inputs = random_inputs(self.model, SEEDS[-1] + 3, self.base, extreme=group, kept=kept)
+            name = f"random inputs with extreme integers in {', '.join(group)}"
+            found = list(self._tried(name, inputs, self.base, sizes=False, extreme=True))
+            yield from found
+            if found and len(group) == len(names):
+                return
+
+    def _tried(
+        self, name: str, inputs: Arrays, at: Mapping[str, int], sizes: bool = True, extreme: bool = False
+    ) -> Iterator[Drawn]:
+        try:
+            yield Drawn(name, inputs, self.session.run(inputs), at, needed=False, extreme=extreme)
+        except RunFailed:
+            if sizes:
+                self._skip(at)
+
+    def _skip(self, sizes: Mapping[str, int]) -> None:
+        moved = {name: size for name, size in sizes.items() if self.base.get(name) != size}
+        if moved:
+            self._skipped[shown(moved)] = None
+
+    # ------------------------------------------------------------ what was made up
+
+    def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
+        """What nobody gave: sizes, and integers."""
+        dims = {name: size for name, size in sizes.items() if name not in self.fixed}
+        kept = _kept(self.model, self.given, sizes)
+        nodes = [n for n in self.model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
+        whole = ", ".join(f"{n.attr('name')!r} ({n.type})" for n in nodes)
+        return ([f"the sizes {shown(dims)}"] if dims else []) + ([f"0 or 1 for {whole}"] if whole else [])
+
+    def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
+        made = " and ".join(self._made_up(sizes))
+        return InvalidOption(
+            f"the model does not run on inputs that were made up: {made} were chosen here; give what it takes with {self._shapes(sizes)}"
+            f"--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
+        )
+
+    def _shapes(self, sizes: Mapping[str, int]) -> str:
+        """How to give the sizes that nobody gave: by their names, and as the shape of the first input that has one of them."""
+        free = [name for name in sizes if name not in self.fixed]
+        for node in self.model.graph.inputs:
+            if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):
+                now = ",".join(str(evaluate(dim, sizes)) for dim in node.shape)
+                return f"--shape NAME:SIZE or --shape INPUT:SIZES (now {node.attr('name')}:{now}), or with "
+        return ""

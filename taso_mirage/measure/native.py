@@ -1,0 +1,76 @@
+"""What the child process (`child.py`) keeps: a target's sessions and prepared runs, by number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.targets.onnx_runtime import first_line, providers, starts, version
+from taso_mirage.targets.protocol import Arrays, RuntimeSession, Target
+
+__all__ = ["Arrays", "first_line", "providers", "starts", "version"]
+SETTLED = 0.003
+"""Seconds that a model runs before a run counts, where others ran before it."""
+
+
+def turn(run: Callable[[], float]) -> float:
+    start = time.perf_counter()
+    first = run()  # with cold caches: not counted
+    if first > 10 * SETTLED:
+        return run()
+    counted: list[float] = []
+    while len(counted) < 5:
+        taken = run()
+        if time.perf_counter() - start > SETTLED:
+            counted.append(taken)
+    return float(np.median(counted))
+
+
+_NUMBERS = count(1)
+_SESSIONS: dict[int, RuntimeSession] = {}
+_RUNS: dict[int, Callable[[], float]] = {}
+
+
+def open_session(source: bytes | str, target: Target, alone: bool, library: bool, apart: Arrays) -> tuple[int, bool]:
+    """The number of a new session, and whether it captures CUDA graphs."""
+    session, number = target.open(source, alone, library, apart), next(_NUMBERS)
+    _SESSIONS[number] = session
+    return number, session.captures
+
+
+def run(number: int, inputs: Arrays) -> list[Any]:
+    return _SESSIONS[number].run(inputs)
+
+
+def input_types(number: int) -> dict[str, Tensor]:
+    return _SESSIONS[number].inputs()
+
+
+def prepare(number: int, inputs: Arrays, bound: bool) -> int:
+    """The number of a new prepared run of a session."""
+    own = {name: np.array(array) for name, array in inputs.items()}  # where numpy would have put them
+    session, made = _SESSIONS[number], next(_NUMBERS)
+    _RUNS[made] = session.bound(own) if bound else session.prepared(own)
+    return made
+
+
+def once(number: int) -> float:
+    """Seconds of one prepared run."""
+    return _RUNS[number]()
+
+
+def turn_of(number: int) -> float:
+    """Seconds of a prepared run, see `turn`."""
+    return turn(_RUNS[number])
+
+
+def let_go(numbers: Iterable[int]) -> None:
+    """Forget sessions and prepared runs."""
+    for number in numbers:
+        _SESSIONS.pop(number, None)
+        _RUNS.pop(number, None)

@@ -1,0 +1,115 @@
+"""The float64 reference of the check: the original's graph in the meaning `reals`, and what has no definition in ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import learn
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, Tensor, Type, is_float, numpy_dtype
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import isolated
+from taso_mirage.operators.ops import interpret
+
+
+class NoReference(TasoMirageError):
+    """There is no float64 evaluation of the original: a node that has no definition here cannot be run alone."""
+
+
+class Reference:
+    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs,
+    weights, constants and such results is a rounding of its dtype off."""
+
+    def __init__(self, model: Model, seed: int | None = None) -> None:
+        self.model = model
+        self.runner = OpaqueRunner(model)
+        self.rng = None if seed is None else np.random.default_rng(seed)
+        self.weights = {
+            n: self._load(n, model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"
+        }
+
+    def __call__(self, inputs: Arrays) -> list[Any]:
+        env: dict[Node, Any] = dict(self.weights)
+        sizes: dict[str, int] = {}
+        for node in self.model.graph.inputs:
+            if node.attr("name") in inputs:
+                env[node] = self._load(node, inputs[node.attr("name")])
+                if isinstance(env[node], np.ndarray):
+                    learn(node.tensor.shape, env[node].shape, sizes)
+        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
+        return [values[o] for o in self.model.graph.outputs]
+
+    def _opaque(self, node: Node, args: list[Any]) -> Any:
+        found = self.runner(node, args)
+        if isinstance(node.type, tuple):
+            return tuple(self._off(value, each) for value, each in zip(found, node.type, strict=False))
+        return self._off(found, node.type)
+
+    def _load(self, node: Node, value: Any) -> Any:
+        return self._off(value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value)), node.type)
+
+    def _off(self, value: Any, type: Any) -> Any:
+        """A rounding off, but for whole numbers, which are exact: exponents, ones, masks."""
+        if (
+            self.rng is None
+            or not isinstance(value, np.ndarray)
+            or not isinstance(type, Tensor)
+            or not is_float(type.dtype)
+        ):
+            return value
+        off = 1 + float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps) * self.rng.choice((-1.0, 1.0), value.shape)
+        return np.where(value == np.rint(value), value, value * off)
+
+
+class OpaqueRunner:
+    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes. What has no declared type (results of
+    ai.onnx.ml, sequences, maps) stays as the runtime gave it."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.sessions: dict[Node, tuple[Session, dict[Node, Node]]] = {}
+
+    def __call__(self, node: Node, args: list[Any]) -> Any:
+        values = dict(zip(node.args, args, strict=True))
+        if node not in self.sessions:
+            self.sessions[node] = self._opened(node, values)
+        session, operands = self.sessions[node]
+        feed = {n.attr("name"): _as_declared(values[old], old) for n, old in operands.items()}
+        results = session.run(feed)
+        if not isinstance(node.type, tuple):
+            return _loaded(results[0], node.type)
+        given = iter(results)
+        types = zip(node.attr("call").outputs, node.type, strict=True)
+        return tuple(_loaded(next(given), type) if name else None for name, type in types)
+
+    def _opened(self, node: Node, values: dict[Node, Any]) -> tuple[Session, dict[Node, Node]]:
+        try:
+            single, operands = isolated(self.model, node, values)
+            return Session(serialize(single)), operands
+        except (TasoMirageError, ValueError, TypeError) as error:
+            raise NoReference(f"{node.attr('call')} cannot be run alone: {error}") from None
+
+
+def _loaded(result: Any, type: Type) -> Any:
+    """A result in float64, if its type is known to be a tensor; an array of rank 0 is an array, too."""
+    if isinstance(result, (list, dict)):
+        return result
+    array = np.asarray(result)
+    return EXACT.load(array) if isinstance(type, Tensor) and is_float(type.dtype) else array
+
+
+def _as_declared(value: Any, node: Node) -> Any:
+    """As the runtime takes it: an array of the declared dtype, also where numpy made a number of an array of rank 0."""
+    if isinstance(value, (list, dict)):
+        return value
+    array = np.asarray(value)
+    if not isinstance(node.type, Tensor) or not is_float(node.dtype):
+        return array
+    return array.astype(numpy_dtype(node.dtype))

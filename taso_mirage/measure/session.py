@@ -1,0 +1,224 @@
+"""Models in a target's runtime, which runs in a process of its own (`child.py`): sessions, single runs, and interleaved timing."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.measure import native
+from taso_mirage.measure.child import child, in_child
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.onnx_io import save, serialize, serialize_apart
+from taso_mirage.onnx_io.files import checked
+from taso_mirage.operators.work import size
+
+Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
+"""A model's bytes, or the path of its file, and the weights that these leave out."""
+Source = Callable[[], AbstractContextManager[Content]]
+"""Gives a model's content while a session is made; asked again where the child process had to be started anew."""
+
+
+class Session:
+    """A model loaded in the child process; see `targets.protocol`. `source`: the model's bytes, its path, or what gives them."""
+
+    def __init__(
+        self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = False
+    ) -> None:
+        self.target, self._options = target, (alone, library)
+        self._source: Source = source if callable(source) else lambda: nullcontext((source, {}))
+        self._place = _Place()
+        self.captures = target.gpu
+        self._number()
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        """The outputs, in the order of the model."""
+        found: list[Any] = in_child(native.run, self._number(), dict(inputs))
+        return found
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The types of the inputs; dims that are not fixed are refused."""
+        found: dict[str, Tensor] = in_child(native.input_types, self._number())
+        return found
+
+    def prepared(self, inputs: Arrays) -> Prepared:
+        """A function that runs the model on these inputs and returns the wall seconds; on CUDA they stay on the device."""
+        return Prepared(self, inputs, False)
+
+    def bound(self, inputs: Arrays) -> Prepared:
+        """As `prepared`, with inputs and outputs in place; see `RuntimeSession.bound`."""
+        return Prepared(self, inputs, True)
+
+    def _number(self) -> int:
+        return self._place.number(self._open)
+
+    def _open(self) -> int:
+        with self._source() as (source, apart):
+            number, self.captures = in_child(native.open_session, source, self.target, *self._options, dict(apart))
+        return int(number)
+
+
+class Prepared:
+    """A session's run on inputs that stay in the child process. It gives the wall seconds, taken there."""
+
+    def __init__(self, session: Session, inputs: Arrays, bound: bool) -> None:
+        self._session, self._inputs, self._bound = session, dict(inputs), bound
+        self._place = _Place()
+        self._number()
+
+    def __call__(self) -> float:
+        return float(in_child(native.once, self._number()))
+
+    def turn(self) -> float:
+        """As one turn of `interleaved`, all of it in the child process."""
+        return float(in_child(native.turn_of, self._number()))
+
+    def _number(self) -> int:
+        return self._place.number(
+            lambda: int(in_child(native.prepare, self._session._number(), self._inputs, self._bound))
+        )
+
+
+class _Place:
+    """Where the child process keeps something: made when it is asked for, anew where that process was started anew, and let go with
+    its owner."""
+
+    def __init__(self) -> None:
+        self._life, self._kept = -1, 0
+        self._end: weakref.finalize[[int, int], _Place] | None = None
+
+    def number(self, make: Callable[[], int]) -> int:
+        there = child()
+        if self._life != there.life:
+            self._kept = make()
+            self._life = there.life
+            if self._end is not None:
+                self._end.detach()
+            self._end = weakref.finalize(self, there.drop, self._life, self._kept)
+            self._end.atexit = False
+        return self._kept
+
+
+def opened(
+    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+) -> Session:
+    """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked. `library`: see `Session`.
+
+    Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
+    """
+    if target.gpu and not check:
+        # What stays inside may be too large for protobuf; what is refused so may be taken as before, or refused as clearly.
+        with suppress(RunFailed, ValueError):
+            return Session(lambda: nullcontext(serialize_apart(model, source)), target, library=library)
+    if check:
+        with _content(model, source) as (content, _):
+            checked(content)
+    return Session(lambda: _content(model, source), target, library=library)
+
+
+def original(model: Model, target: Target = CPU) -> Session:
+    """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
+    try:
+        return opened(model, target, source=True)
+    except RunRefused as error:
+        raise InvalidModel(str(error)) from None
+
+
+@contextmanager
+def _content(model: Model, source: bool) -> Iterator[Content]:
+    if _weight_bytes(model) < INSIDE:
+        yield serialize(model, source), {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        save(model, path, source)
+        yield str(path), {}
+
+
+INSIDE = 1_500_000_000
+"""Bytes of weights from which a model goes through a file: protobuf ends at 2 GB."""
+
+
+def _weight_bytes(model: Model) -> int:
+    return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")
+
+
+SPINNING = 0.06
+"""Seconds that the threads of a session that just ran keep spinning. On a CPU others share the cores with them (half the speed on two
+cores), for twice as long where they run."""
+FEW = 5
+"""Rounds of slow models."""
+
+
+def interleaved(
+    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15, patience: float = 4.0
+) -> list[list[float]]:
+    """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
+
+    A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts; of a fast model a block of runs, of
+    which the median counts. There are `least` rounds; of models so slow that these would take more than `patience` times the
+    `seconds`, fewer, down to FEW: their times vary less.
+    """
+    runs = [session.prepared(inputs) for session in sessions]
+    pause = pause_between(len(sessions), getattr(sessions[0], "target", CPU))  # a peer has none
+    round_takes = 0.0
+    for run in runs:
+        run()
+        round_takes += 2 * run()
+    if patience * seconds < least * round_takes:
+        least = max(min(least, FEW), int(patience * seconds / round_takes))
+    times: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < least or (time.perf_counter() < end and rounds < 2000):
+        order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
+        for i in order:
+            time.sleep(pause)
+            times[i].append(runs[i].turn() if isinstance(runs[i], Prepared) else native.turn(runs[i]))
+        rounds += 1
+    return times
+
+
+def pause_between(count: int, target: Target) -> float:
+    """Seconds before a turn of one of several sessions."""
+    return 0.0 if count == 1 or target.gpu else SPINNING
+
+
+@cache
+def providers() -> list[str]:
+    """The execution providers that this ONNX Runtime was built with."""
+    found: list[str] = in_child(native.providers)
+    return found
+
+
+def working_providers() -> list[str]:
+    """The providers that really start here: a session on a tiny model is asked which of them it uses."""
+    from taso_mirage.ir.terms import Graph, variable
+    from taso_mirage.onnx_io.build import standalone
+    from taso_mirage.operators.ops import term
+
+    x = variable("x", Tensor("float32", (1,)))
+    content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
+    return [p for p in providers() if in_child(native.starts, content, p)]
+
+
+def device(target: Target = CPU) -> str:
+    """What the machine is, as a key for measurements: processor and the cores this process may use, or the GPU."""
+    return target.machine
+
+
+@cache
+def version() -> str:
+    """ONNX Runtime's version."""
+    return str(in_child(native.version))

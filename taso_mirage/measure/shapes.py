@@ -1,0 +1,134 @@
+"""Sizes of dynamic dims, as one set or as several with weights: the option `--shape`, and what it leaves open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.dims import learn, symbol, symbols
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.native import Arrays
+
+Workloads = Sequence[tuple[Mapping[str, int], float]]
+"""Sets of sizes of the dynamic dims, each with its share of the runs."""
+
+
+def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int], float]]:
+    """Sets of sizes with their weights: `batch:4` fixes a dim, `input_ids:1,128` the dims of an input by position, `+` joins several.
+
+    With a weight, as in `batch:1+seq:512@3`, they are a set of their own; those without one hold in every set.
+    """
+    common: dict[str, int] = {}
+    weighted: list[tuple[str, dict[str, int], float]] = []
+    for text in texts:
+        shapes, weight = _weight(text)
+        sizes = common if weight is None else {}
+        for shape in _shapes(model, shapes):
+            _fix(sizes, _sizes(model, text, shape))
+        if weight is not None:
+            weighted.append((text, sizes, weight))
+    named = {name for _, sizes, _ in weighted for name in sizes}
+    for text, sizes, _ in weighted:
+        _fix(sizes, common)
+        if missing := named - set(sizes):
+            raise InvalidOption(f"--shape {text}: it gives no size for {sorted(missing)[0]!r}, which another set does")
+    return [(sizes, weight) for _, sizes, weight in weighted] or [(common, 1.0)]
+
+
+def parse_shape(model: Model, texts: Sequence[str]) -> dict[str, int]:
+    """The only set of sizes."""
+    for text in texts:
+        if _weight(text)[1] is not None:
+            raise InvalidOption(f"--shape {text}: only `optimize` takes weights")
+    return parse_shapes(model, texts)[0][0]
+
+
+def _weight(text: str) -> tuple[str, float | None]:
+    """What stands before the weight, and the weight; a name may have an @ too."""
+    name, colon, rest = text.rpartition(":")
+    sizes, at, given = rest.partition("@")
+    if not at:
+        return text, None
+    try:
+        weight = float(given)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < math.inf:
+        raise InvalidOption(f"--shape {text}: the weight after @ must be a positive number, for example batch:1@3")
+    return name + colon + sizes, weight
+
+
+def _shapes(model: Model, text: str) -> list[str]:
+    """What `+` joins; a name may have one too."""
+    known = {*model.input_names, *model.symbols()}
+    return [text] if text.rpartition(":")[0] in known else text.split("+")
+
+
+def _sizes(model: Model, text: str, shape: str) -> dict[str, int]:
+    """The dims that `batch:4` or `input_ids:1,128` fixes; `text` is the option that it is from."""
+    inputs = {n.attr("name"): n for n in model.graph.inputs}
+    name, _, given = shape.rpartition(":")
+    sizes = _numbers(text, given)
+    if name not in inputs and name in model.symbols() and len(sizes) == 1:
+        return {name: sizes[0]}
+    if name not in inputs:
+        known = ", ".join([*model.input_names, *model.symbols()])
+        raise InvalidOption(f"--shape {text}: the model has no input or dynamic dim {name!r}; it has: {known}")
+    dims = inputs[name].tensor.shape or ()
+    if len(dims) != len(sizes):
+        raise InvalidOption(f"--shape {text}: the input {name!r} has {len(dims)} dimensions, {len(sizes)} were given")
+    found: dict[str, int] = {}
+    for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
+        if isinstance(dim, int) and dim != size:
+            raise InvalidOption(f"--shape {text}: dimension {i} of {name!r} is {dim} in the model, {size} was given")
+        if not isinstance(dim, int) and len(symbols(dim)) == 1 and dim == symbol(next(iter(symbols(dim)))):
+            _fix(found, {next(iter(symbols(dim))): size})
+    return found
+
+
+def _numbers(text: str, given: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in given.replace("x", ",").split(",")]
+    except ValueError:
+        raise InvalidOption(f"--shape {text}: write NAME:DIMS, for example input_ids:1,128") from None
+    if any(size < 1 for size in sizes):
+        raise InvalidOption(f"--shape {text}: sizes must be at least 1")
+    return sizes
+
+
+def _fix(found: dict[str, int], more: dict[str, int]) -> None:
+    for name, size in more.items():
+        if found.setdefault(name, size) != size:
+            raise InvalidOption(
+                f"--shape gives the dim {name!r} two sizes, {found[name]} and {size}; for several sets of sizes give each a weight, "
+                f"as in {name}:{size}@1"
+            )
+
+
+def workloads(
+    model: Model, shapes: Workloads, inputs: Sequence[Arrays], default: int
+) -> list[tuple[dict[str, int], float]]:
+    """The sets of sizes with their shares of the weight, the heaviest first. A size for every symbol: the user's, else what the
+    user's inputs have, else the default."""
+    names = model.symbols()
+    total = sum(weight for _, weight in shapes)
+    found: list[tuple[dict[str, int], float]] = []
+    for given, weight in shapes:
+        if unknown := set(given) - set(names):
+            known = ", ".join(names) or "none"
+            raise InvalidOption(
+                f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
+            )
+        sizes = {**learned(model, inputs), **given}
+        found.append(({name: sizes.get(name, default) for name in names}, weight / total))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def learned(model: Model, inputs: Sequence[Arrays]) -> dict[str, int]:
+    """The sizes of symbols that inputs have; of several the first's."""
+    sizes: dict[str, int] = {}
+    for arrays in inputs:
+        for node in model.graph.inputs:
+            learn(node.tensor.shape, arrays[node.attr("name")].shape, sizes)
+    return sizes

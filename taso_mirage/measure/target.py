@@ -1,0 +1,25 @@
+"""The targets as the optimizer knows them: `taso_mirage/targets/` has all of one in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from taso_mirage.operators.ops import load_specs
+from taso_mirage.targets.cpu.target import CPU
+from taso_mirage.targets.cuda.target import CUDA
+from taso_mirage.targets.known import TARGETS, target
+from taso_mirage.targets.openvino.target import OPENVINO
+from taso_mirage.targets.protocol import Target
+
+__all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "Target", "running", "target"]
+
+
+def running(target: Target, operators: Iterable[str]) -> Target:
+    """The target without the options that change nothing for these operators, so that variants share what is measured."""
+    return target if _vary(operators) else target.plain
+
+
+def _vary(operators: Iterable[str]) -> bool:
+    """Whether a variant of a target runs any of these operators in another way."""
+    specs = load_specs()
+    return any(name in specs and specs[name].traits.layout for name in operators)

@@ -1,0 +1,100 @@
+"""Measuring small models: functions of bytes, so that any `concurrent.futures` executor can run them on the machine they are for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.measure.native import SETTLED, Arrays
+from taso_mirage.measure.session import Session, pause_between
+from taso_mirage.measure.target import Target
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import get
+from taso_mirage.targets.protocol import RuntimeSession
+
+CHAIN = 20
+LEAST, MOST, SECONDS = 7, 200, 0.02
+"""Runs of one measurement: at least (but for long ones), at most, and how long."""
+FEW, LONG = 3, 0.1
+"""Runs that are enough where they have taken so many seconds: a long run varies less."""
+BLOCK = 3
+"""Runs in a row of one of several models: more would only see the drift that they are to share."""
+
+
+def seconds(content: bytes, target: Target, seed: int = 1) -> float:
+    """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less what a run costs anyway."""
+    return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
+
+
+def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1) -> list[float]:
+    """Seconds of several small models with the same inputs, run in turn, so that a drift of the machine meets all alike."""
+    runs = [_runner(content, target, seed) for content in contents]
+    times: list[list[float]] = [[] for _ in runs]
+    pause = pause_between(len(runs), target)
+    end = time.perf_counter() + budget
+    while len(times[0]) < LEAST or (time.perf_counter() < end and len(times[0]) < MOST):
+        for run, taken in zip(runs, times, strict=True):
+            time.sleep(pause)
+            _settle(run)
+            taken += [run() for _ in range(BLOCK)]
+    return [float(np.percentile(t, 25)) for t in times]
+
+
+def kernels(content: bytes, target: Target) -> int:
+    """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
+    return target.nodes(content)
+
+
+@cache
+def overhead(target: Target) -> float:
+    """A run of one tiny operator, less what each further one adds (that part belongs to the operator)."""
+    x = variable("x", Tensor("float32", (1,)))
+    one = chain = get("tanh").term(x)
+    for _ in range(CHAIN):
+        chain = get("tanh").term(chain)
+    alone, many = (_quiet(_runner(serialize(standalone(Graph((x,), (o,)), {"": 17})), target, 1)) for o in (one, chain))
+    return alone - max(many - alone, 0.0) / CHAIN
+
+
+def device_key(target: Target, options: bool = True) -> str:
+    """The device, options and versions that a measurement on this machine holds for."""
+    said = "".join(f" {name}={value}" for name, value in target.options) if options else ""
+    return f"{target.name}{said} | {target.machine} | {target.runtime}"
+
+
+def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
+    session = target.open(content, False, False, {})
+    run = session.bound(random_feed(session, seed))
+    run()
+    return run
+
+
+def _settle(run: Callable[[], float]) -> None:
+    """Warm up."""
+    end = time.perf_counter() + SETTLED
+    run()
+    while time.perf_counter() < end:
+        run()
+
+
+def random_feed(session: Session | RuntimeSession, seed: int) -> Arrays:
+    """Random inputs of the types that a model of fixed sizes asks for."""
+    from taso_mirage.ir.model import repeated_array
+
+    rng = np.random.default_rng(seed)
+    return {name: repeated_array(variable(name, type), rng) for name, type in session.inputs().items()}
+
+
+def _quiet(run: Callable[[], float]) -> float:
+    times: list[float] = []
+    start = time.perf_counter()
+    while (spent := time.perf_counter() - start) < SECONDS or len(times) < (LEAST if spent < LONG else FEW):
+        times.append(run())
+        if len(times) == MOST:
+            break
+    return float(np.percentile(times, 25))

@@ -1,0 +1,1 @@
+"""What an operator is: its definition over the primitives, and what follows from the definition."""

@@ -1,0 +1,52 @@
+"""Integers in the runtime: which of its kernels do not compute them as ONNX defines them, and when a result is the same anyway.
+
+ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: what is beyond 2^53 is rounded, and what is beyond
+the type saturates where numpy wraps. So the bits of a model hang on which of these kernels it runs, and on what; no rewrite may
+move a model onto or off them, nor compute one ahead where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float
+from taso_mirage.operators.ops import get, traits
+
+EXACT = 1 << 53
+"""Every integer below is a double."""
+
+
+def differs(node: Node) -> bool:
+    """Whether the runtime's kernel of a term may give other integers than its definition, or none: it ends the process where the least
+    integer is divided by -1."""
+    if not _of_integers(node):
+        return False
+    return traits(node).rounds or get(node.op).truncates
+
+
+def truncates(node: Node) -> bool:
+    """Whether a term of integers is no ring arithmetic, so that laws over the reals do not hold there."""
+    return _of_integers(node) and get(node.op).truncates
+
+
+def _of_integers(node: Node) -> bool:
+    integer = isinstance(node.type, Tensor) and not is_float(node.type.dtype)
+    return integer and bool(node.args) and node is not ABSENT and node.op not in ("opaque", "item")
+
+
+def agrees(node: Node, operands: Sequence[Any]) -> bool:
+    """Whether the runtime gives what the definition gives on these operands: no number on the way leaves the type, or is rounded, and
+    nothing is divided by zero."""
+    if not differs(node):
+        return True
+    numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]
+    below = min(EXACT, 2 if node.dtype == "bool" else np.iinfo(node.dtype).max + 1)
+    return all(numbers) and (traits(node).exact or _sums)(numbers, below)  # none at all: a mean of nothing
+
+
+def _sums(numbers: Sequence[Sequence[int]], below: int) -> bool:
+    """Of an operator that adds them, in any order."""
+    return sum(abs(v) for each in numbers for v in each) < below

@@ -1,0 +1,271 @@
+"""The little expression language of guards and computed attributes: Python syntax, read with `ast`, never executed as Python."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import SyntaxProblem
+from taso_mirage.ir.dims import Dim, Symbolic, product
+from taso_mirage.ir.terms import Node, is_float, topological
+from taso_mirage.operators.ops import Opaque
+
+Environment = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expr(Opaque):
+    """An expression by its source text. `name` is set when it is one bare name."""
+
+    source: str
+
+    @property
+    def name(self) -> str | None:
+        return self.source if self.source.isidentifier() else None
+
+    def __call__(self, env: Environment) -> Any:
+        return _compiled(self.source)(env)
+
+    def __repr__(self) -> str:
+        return self.source
+
+    __str__ = __repr__
+
+
+def is_weight(node: Node) -> bool:
+    """Whether a term is known before the model runs: it hangs on weights and constants only. Memoised: one visit a term."""
+    try:
+        return node.is_weight
+    except AttributeError:
+        for each in topological([node], stop=_ASKED):
+            runs = each.op in ("input", "opaque", "extents") or _holds_symbol(each)
+            each.is_weight = not runs and all(a.is_weight for a in each.args)
+        return node.is_weight
+
+
+class _Asked:
+    """The terms whose memo is set."""
+
+    def __contains__(self, node: object) -> bool:
+        return hasattr(node, "is_weight")
+
+
+_ASKED = _Asked()
+
+
+def _holds_symbol(node: Node) -> bool:
+    """Whether a size that only the run fixes is in the attributes (an Expand to the batch size)."""
+    return any(
+        isinstance(part, Symbolic)
+        for _, value in node.attrs
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
+
+
+def splat_value(node: Node) -> float | None:
+    """The number that all elements of a constant are, else None."""
+    if node.op != "constant":
+        return None
+    array = node.attr("value").numpy()
+    if array.size == 0 or array.dtype.kind not in "fiubV":
+        return None
+    first = float(array.flat[0])
+    return first if array.size == 1 or bool((array == array.flat[0]).all()) else None
+
+
+def _value(node: Node) -> float:
+    number = splat_value(node)
+    if number is None:
+        raise LookupError("not a constant of one value")
+    return number
+
+
+def _dim(node: Node, axis: int) -> Dim:
+    return node.shape[axis]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "rank": lambda x: len(x.shape),
+    "shape": lambda x: x.shape,
+    "dim": _dim,
+    "dtype": lambda x: x.dtype,
+    "is_float": lambda x: is_float(x.dtype),
+    "size": lambda x: product(x.shape),
+    "is_weight": is_weight,
+    "is_constant": lambda x: splat_value(x) is not None,
+    "value": _value,
+    "compose": lambda p, q: tuple(p[i] for i in q),
+    "inverse": lambda p: tuple(int(i) for i in np.argsort(p)),
+    "iota": lambda n: _iota(n),
+    "len": len,
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "prod": product,
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "close": lambda a, b: math.isclose(a, b, rel_tol=1e-6),
+    "reversed": lambda xs: tuple(reversed(xs)),
+    "plus": lambda xs, ys: tuple(x + y for x, y in zip(xs, ys, strict=True)),
+    "minus": lambda xs, ys: tuple(x - y for x, y in zip(xs, ys, strict=True)),
+    "without": lambda xs, i: tuple(x for k, x in enumerate(xs) if k != i),
+    "at": lambda xs, indices: tuple(xs[i] for i in indices),
+}
+"""What an expression may call. Names of functions are reserved: no variable of a rule may be called so."""
+
+BITS, ITEMS = 4096, 4096
+"""What a number, and a sequence, in an expression may have: an expression comes from a file, and its evaluation is to end."""
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > BITS:
+        raise OverflowError(f"a number of more than {BITS} bits in an expression")
+    return value
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    for sequence, count in ((a, b), (b, a)):
+        if isinstance(sequence, str | bytes | tuple) and len(sequence) * max(count, 0) > ITEMS:
+            raise OverflowError(f"a sequence of more than {ITEMS} items in an expression")
+    return _bounded(a * b)
+
+
+def _raised(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS:
+        raise OverflowError(f"a number of more than {BITS} bits in an expression")
+    return base**exponent
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, str | bytes):
+        raise TypeError("% is for numbers")
+    return a % b
+
+
+def _iota(n: int) -> tuple[int, ...]:
+    if n > ITEMS:
+        raise OverflowError(f"a sequence of more than {ITEMS} items in an expression")
+    return tuple(range(n))
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: _multiplied,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: _remainder,
+    ast.Pow: _raised,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
+
+Compiled = Callable[[Environment], Any]
+_PARSING = Lock()
+"""Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8 (python/cpython#106905)."""
+
+
+@cache
+def _compiled(source: str) -> Compiled:
+    try:
+        with _PARSING:
+            tree = ast.parse(source, mode="eval")
+        return _compile(tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxProblem(f"{source[:200]!r}: {getattr(error, 'msg', 'too deep') or error}") from None
+
+
+def _compile(tree: ast.expr) -> Compiled:
+    match tree:
+        case ast.Constant(value=value):
+            return lambda env: value
+        case ast.Name(id="inf"):
+            return lambda env: math.inf
+        case ast.Name(id=name):
+            return lambda env: env[name]
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            parts = [_compile(e) for e in elements]
+            return lambda env: tuple(p(env) for p in parts)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            apply, inner = _UNARY[type(op)], _compile(operand)
+            return lambda env: apply(inner(env))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            combine, first, second = _BINARY[type(op)], _compile(left), _compile(right)
+            return lambda env: combine(first(env), second(env))
+        case ast.BoolOp(op=op, values=values):
+            terms = [_compile(v) for v in values]
+            fold = all if isinstance(op, ast.And) else any
+            return lambda env: fold(t(env) for t in terms)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            condition, yes, no = _compile(test), _compile(body), _compile(orelse)
+            return lambda env: yes(env) if condition(env) else no(env)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            return _compile_comparison(left, ops, comparators)
+        case ast.Subscript(value=value, slice=index):
+            array, position = _compile(value), _compile_index(index)
+            return lambda env: array(env)[position(env)]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+            function, operands = FUNCTIONS[name], [_compile(a) for a in args]
+            return lambda env: function(*[o(env) for o in operands])
+    raise SyntaxProblem(f"{ast.unparse(tree)!r} is not allowed in a guard or attribute")
+
+
+def _compile_comparison(left: ast.expr, ops: list[ast.cmpop], comparators: list[ast.expr]) -> Compiled:
+    if not all(type(op) in _COMPARE for op in ops):
+        raise SyntaxProblem("`is` is not allowed in a guard or attribute")
+    tests = [_COMPARE[type(op)] for op in ops]
+    values = [_compile(v) for v in (left, *comparators)]
+
+    def compare(env: Environment) -> bool:
+        found = [v(env) for v in values]
+        return all(test(a, b) for test, a, b in zip(tests, found, found[1:], strict=False))
+
+    return compare
+
+
+def _compile_index(tree: ast.expr) -> Compiled:
+    if not isinstance(tree, ast.Slice):
+        return _compile(tree)
+    bounds = [None if b is None else _compile(b) for b in (tree.lower, tree.upper, tree.step)]
+    return lambda env: slice(*[None if b is None else b(env) for b in bounds])
+
+
+def names(source: str) -> set[str]:
+    """The free names of an expression."""
+    tree = ast.parse(source, mode="eval")
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - FUNCTIONS.keys() - {"inf"}
+
+
+def replaced(source: str, name: str, by: str) -> str:
+    """An expression with another one for a name."""
+
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.parse(by, mode="eval").body if node.id == name else node
+
+    return ast.unparse(Replace().visit(ast.parse(source, mode="eval")))
+
+
+def moved(source: str) -> tuple[str, str] | None:
+    """The name and the numbers of `plus(p, (1, 0))`."""
+    match ast.parse(source, mode="eval").body:
+        case ast.Call(func=ast.Name(id="plus"), args=[ast.Name(id=name), ast.Tuple() as numbers]):
+            return name, ast.unparse(numbers)
+    return None

@@ -1,0 +1,108 @@
+"""Slices, concatenations and pads that are simplified as they are made (PET, OSDI'21, section 6.2): what they cancel is not written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taso_mirage.ir.terms import Node, constant
+from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.traits import Box, Interval, Margin
+
+
+def sizes(node: Node) -> tuple[int, ...]:
+    """The dims of a term of fixed sizes."""
+    return tuple(int(n) for n in node.shape)
+
+
+def whole(node: Node) -> Box:
+    return tuple((0, n) for n in sizes(node))
+
+
+def cut(node: Node, box: Box) -> Node:
+    """The elements of `node` within `box`: of what a slice is cut from, of the parts that a concatenation takes them from."""
+    if box == whole(node):
+        return node
+    if node.op == "constant":
+        return constant(node.attr("value").numpy()[tuple(slice(*interval) for interval in box)])
+    if (axis := joined(node)) is not None:
+        return join(_parts(node, box, axis), axis)
+    base, own = placed(node)
+    if base is not node:
+        return cut(base, tuple((a + low, b + low) for (a, b), (low, _) in zip(box, own, strict=True)))
+    axes = [i for i, n in enumerate(sizes(node)) if box[i] != (0, n)]
+    starts, ends = ([box[i][side] for i in axes] for side in (0, 1))
+    return term("slice", node, starts=starts, ends=ends, axes=axes, steps=[1] * len(axes))
+
+
+def _parts(node: Node, box: Box, axis: int) -> list[Node]:
+    start, found = 0, []
+    first, last = box[axis]
+    for part in node.args:
+        n = sizes(part)[axis]
+        low, high = max(first - start, 0), min(last - start, n)
+        if low < high:
+            found.append(cut(part, (*box[:axis], (low, high), *box[axis + 1 :])))
+        start += n
+    return found
+
+
+def placed(node: Node) -> tuple[Node, Box]:
+    """What a slice of steps 1 is cut from, and where; any other term is all of itself."""
+    place = traits(node).place
+    own = None if place is None else place(node)
+    return (node, whole(node)) if own is None else (node.args[0], own)
+
+
+def joined(node: Node) -> int | None:
+    """The axis along which a term concatenates its operands; None where it does not."""
+    name = traits(node).joins
+    return None if name is None else int(node.attr(name))
+
+
+def margin(node: Node) -> Margin | None:
+    """What a term puts around its operand; None where it puts nothing, or several values."""
+    hook = traits(node).margin
+    return None if hook is None else hook(node)
+
+
+def join(parts: Sequence[Node], axis: int) -> Node:
+    """The concatenation of `parts`; neighbours that are slices of one tensor are one slice, and one part is itself."""
+    found: list[Node] = []
+    for part in _flat(parts, axis):
+        if found and (merged := _merged(found[-1], part, axis)) is not None:
+            found[-1] = merged
+        else:
+            found.append(part)
+    return found[0] if len(found) == 1 else term("concat", *found, axis=axis)
+
+
+def _flat(parts: Sequence[Node], axis: int) -> list[Node]:
+    return [p for part in parts for p in (part.args if joined(part) == axis else [part])]
+
+
+def _merged(left: Node, right: Node, axis: int) -> Node | None:
+    (base, first), (other, second) = placed(left), placed(right)
+    same = all(i == axis or a == b for i, (a, b) in enumerate(zip(first, second, strict=True)))
+    if base is not other or not same or first[axis][1] != second[axis][0]:
+        return None
+    return cut(base, (*first[:axis], (first[axis][0], second[axis][1]), *first[axis + 1 :]))
+
+
+def padded(node: Node, low: Sequence[int], high: Sequence[int], value: float = 0.0) -> Node:
+    """`value` around `node`; a negative pad crops."""
+    return term("pad", node, pads=(*low, *high), value=value) if any((*low, *high)) else node
+
+
+def under(operand: Node, box: Box) -> Box:
+    """The part of an operand, aligned at the right, that is broadcast to `box`."""
+    own = sizes(operand)
+    return tuple((0, 1) if n == 1 else interval for n, interval in zip(own, box[len(box) - len(own) :], strict=True))
+
+
+def needed(n: int, interval: Interval, size: int, stride: int, dilation: int, low: int) -> tuple[Interval, int, int]:
+    """Which of `n` positions the windows of an interval see, and how much padding before and after. With nothing but padding, one
+    position is cropped away again by negative pads."""
+    first = interval[0] * stride - low
+    last = (interval[1] - 1) * stride - low + (size - 1) * dilation + 1
+    start, stop = min(max(first, 0), n - 1), max(min(last, n), 1)
+    return (start, stop), start - first, last - stop

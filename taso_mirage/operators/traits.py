@@ -1,0 +1,177 @@
+"""What the engine asks of an operator besides its definition.
+
+An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py` reads what it can
+off the definition, so that nobody has to state that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Node
+
+Interval = tuple[int, int]
+Box = tuple[Interval, ...]
+"""For each dim the first position and the one after the last."""
+Inner = Callable[[Node, Box], Node]
+"""Gives the term of the elements of an operand within a box."""
+Restrict = Callable[[Inner, Node, Box], Node]
+Mutate = Callable[[Node], Iterator[Node]]
+Place = Callable[[Node], Box | None]
+Shapes = Sequence[Sequence[Dim]]
+Resize = Callable[[Mapping[str, Any], Shapes, Shapes, Mapping[int, Dim]], Mapping[str, Any]]
+Exact = Callable[[Sequence[Sequence[int]], int], bool]
+Decompose = Callable[[Node], Node | None]
+Domain = str | Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of mutants (PET, OSDI'21, section 4): it rewrites a term of the operator that states it.
+
+    If `of` names an operator, the family rewrites only terms whose operands are all of that operator.
+    """
+
+    name: str
+    mutate: Mutate
+    of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """One value around a tensor: so many positions before and after each axis."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    value: float
+
+
+FindMargin = Callable[[Node], Margin | None]
+Absorb = Callable[[Node, Node, Margin], Node | None]
+
+
+@dataclass(eq=False)
+class Traits:
+    """The traits of one operator. An operator that states nothing has none.
+
+    `windowed`: The operator slides windows over one to three axes of an image (batch, channels,
+        axes); its attributes `strides`, `pads` and `dilations` say how.
+    `kernel`: The place of the operand that is the kernel. The optimizer computes it before the run,
+        however large it is. A windowed operator without one has an attribute `kernel`, its sizes.
+    `initializer`: ONNX Runtime takes the kernel as an initializer only.
+    `layout`: ONNX Runtime may run the operator with channels last, or by several algorithms.
+    `joins`: The attribute with the axis along which the operator concatenates its operands.
+    `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
+    `converts`: The operator changes the dtype of its operand, which may round.
+    `rounds`: ONNX Runtime computes the operator on integers through doubles.
+    `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
+        Without an entry here the attribute's own name is the key.
+    `lowering`: What code generators do with the operator besides following its definition.
+    """
+
+    windowed: bool = False
+    lowering: Lowering | None = None
+    kernel: int | None = None
+    initializer: bool = False
+    layout: bool = False
+    joins: str | None = None
+    parts: str | None = None
+    converts: bool = False
+    rounds: bool = False
+    domains: dict[str, Domain] = field(default_factory=dict)
+    families: list[Family] = field(default_factory=list)
+    restrict: Restrict | None = None
+    resize: Resize | None = None
+    place: Place | None = None
+    margin: FindMargin | None = None
+    absorb: Absorb | None = None
+    batch: Callable[[Node], bool] | None = None
+    exact: Exact | None = None
+    apart: Decompose | None = None
+
+    def domain(self, attribute: str) -> Callable[[Domain], Domain]:
+        """State how the verifier draws an attribute, by a function of `verify.attributes.Spot`."""
+
+        def register(hook: Domain) -> Domain:
+            self.domains[attribute] = hook
+            return hook
+
+        return register
+
+    def mutant(self, name: str, of: str | None = None) -> Callable[[Mutate], Mutate]:
+        """Add a family of mutants."""
+
+        def register(mutate: Mutate) -> Mutate:
+            self.families.append(Family(name, mutate, of))
+            return mutate
+
+        return register
+
+    def restriction(self, hook: Restrict) -> Restrict:
+        """State how to compute the part of a term within a box.
+
+        The hook gets a function that restricts operands, the term, and the box; it raises
+        Unsupported where there is no such term. If the operator has several results, the term is
+        one of them (`item`). An operator needs no restriction if it is elementwise, or if other
+        operators define it.
+        """
+        self.restrict = hook
+        return hook
+
+    def resizing(self, hook: Resize) -> Resize:
+        """State what the attributes that hold sizes become where the operands' sizes change.
+
+        The hook gets the attributes, the old and the new shapes, and new names of old sizes; it
+        returns the attributes that change.
+        """
+        self.resize = hook
+        return hook
+
+    def placing(self, hook: Place) -> Place:
+        """State which box of its only operand a term is; None where it is not one box."""
+        self.place = hook
+        return hook
+
+    def margins(self, hook: FindMargin) -> FindMargin:
+        """State what a term puts around its only operand; None where that is not one value."""
+        self.margin = hook
+        return hook
+
+    def absorbing(self, hook: Absorb) -> Absorb:
+        """State how a term takes in a margin around its first operand.
+
+        The hook gets the term, the tensor inside the margin, and the margin; it returns the equal
+        term over the tensor, or None where no attributes express it.
+        """
+        self.absorb = hook
+        return hook
+
+    def batching(self, hook: Callable[[Node], bool]) -> Callable[[Node], bool]:
+        """State whether axis 0 of a term's first operand and of its result is a batch."""
+        self.batch = hook
+        return hook
+
+    def exactness(self, hook: Exact) -> Exact:
+        """State where ONNX Runtime computes integers exactly.
+
+        The hook gets the elements of each operand and a bound. It returns whether every number on
+        the way is below the bound and no divisor is 0.
+        """
+        self.exact = hook
+        return hook
+
+    def decomposition(self, hook: Decompose) -> Decompose:
+        """State a fused term as products with weights, which may have kernels, and the rest.
+
+        The hook returns None where it would be no gain.
+        """
+        self.apart = hook
+        return hook
+
+
+NONE = Traits()
+"""The traits of what is no operator."""

@@ -1,0 +1,87 @@
+"""The meaning `work`: floating-point operations, counted by the primitives of a definition, and bytes of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.dims import evaluate, fixed
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
+from taso_mirage.meanings.base import R, contraction
+from taso_mirage.meanings.typed import Typed
+
+
+class Flops(Typed[None]):
+    """Counts while it types: one a mapped element, two a multiply-add, one a folded element."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def note(self, primitive: str, fn: Any, notes: Sequence[None], operands: Sequence[Tensor], result: Tensor) -> None:
+        if primitive == "map":
+            self.total += count(result)
+        elif primitive in ("reduce", "cumulate"):
+            self.total += count(operands[0])
+        elif primitive == "contract":
+            letters_a, letters_b, _ = contraction(fn, operands[0].rank, operands[1].rank)
+            sizes: dict[str, int] = {}
+            for letters, operand in ((letters_a, operands[0]), (letters_b, operands[1])):
+                for letter, n in zip(letters, operand.shape or (), strict=True):
+                    sizes[letter] = max(int(n), sizes.get(letter, 1))
+            self.total += 2 * int(np.prod(list(sizes.values()), dtype=object))
+
+    def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
+        before = self.total
+        found = super().each(n, fn)
+        self.total = before + n * (self.total - before)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one term does once: operations (of all blocks of a kernel), and bytes read and written, each operand's once."""
+
+    flops: int
+    bytes: int
+
+
+def work(node: Node, sizes: Mapping[str, int]) -> Work:
+    """The work of one term with every symbol at its size. Raises what typing raises."""
+    from taso_mirage.operators.ops import get
+
+    flops = Flops()
+    types = [None if a is ABSENT else sized(a.type, sizes) for a in node.args]
+    values = [None if t is None else _noted(t) for t in types]
+    result = get(node.op).body(flops, *values, **{k: fixed(v, sizes) for k, v in node.attrs})
+    moved = sum(size(t) for t in (*types, _types(result)) if t is not None)
+    return Work(flops.total, moved)
+
+
+def sized(type: Any, sizes: Mapping[str, int]) -> Any:
+    """A type with every symbol at its size."""
+    if isinstance(type, tuple):
+        return tuple(sized(t, sizes) for t in type)
+    return Tensor(type.dtype, None if type.shape is None else tuple(evaluate(d, sizes) for d in type.shape))
+
+
+def count(type: Tensor) -> int:
+    """Elements of a type without symbols."""
+    return int(np.prod([int(d) for d in type.shape or ()], dtype=object))
+
+
+def size(type: Any) -> int:
+    """Bytes of a type, or of all types of a tuple."""
+    if isinstance(type, tuple):
+        return sum(size(t) for t in type)
+    return count(type) * (numpy_dtype(type.dtype).itemsize if type.dtype != "string" else 8)
+
+
+def _noted(type: Any) -> Any:
+    return tuple((t, None) for t in type) if isinstance(type, tuple) else (type, None)
+
+
+def _types(result: Any) -> Any:
+    return tuple(t for t, _ in result) if isinstance(result[0], tuple) else result[0]

@@ -1,0 +1,61 @@
+"""Proofs at fixed sizes: every element of both sides, folds spelled out, as polynomials; Z3 where those differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import Symbolic
+from taso_mirage.ir.dims import product as volume
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.meanings.conditions import Unprovable
+from taso_mirage.meanings.polynomials import infinite
+from taso_mirage.prove.arbiter import equal
+from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.fingerprint import Refuted, fingerprint
+from taso_mirage.prove.matching import Matching
+from taso_mirage.prove.symbolic import Proved, Unproved, denoted
+
+BUDGET = 200_000
+ELEMENTS = 4096
+"""Outputs of more elements are not spelled out."""
+
+
+def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Refuted | Unproved:
+    """Whether all elements are equal at these sizes, which must be fixed. `Refuted` holds concrete inputs that show a difference."""
+    if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
+        return Unproved("the sizes are not fixed")
+    xp = Elements(budget, unroll=True)
+    try:
+        matching = Matching(xp.algebra)
+        for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
+            why = _differ(xp, matching, a, b)
+            if why is not None:
+                return _judged(lhs, rhs, Unproved(f"output {i}, {why}", xp.indices.steps))
+    except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        return _judged(lhs, rhs, Unproved(str(error) or type(error).__name__, xp.indices.steps))
+    return Proved(xp.indices.steps)
+
+
+def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | None:
+    if int(volume(a.shape)) > ELEMENTS:
+        raise Unprovable(f"{volume(a.shape)} elements")
+    for place in product(*[range(int(n)) for n in a.shape]):
+        ((_, p),), ((_, q),) = a.at(place), b.at(place)
+        if p == q and infinite(p) == infinite(q):
+            continue
+        if infinite(p) or infinite(q) or not (matching.same(p, q, ()) or equal(matching, p, q, (), a.type.dtype)):
+            return f"element {place}"
+    return None
+
+
+def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Unproved) -> Refuted | Unproved:
+    """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none over the reals."""
+    try:
+        verdict = fingerprint(lhs, rhs)
+    except (IndexError, ValueError, TasoMirageError):
+        return why
+    found = find(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
+    return why if found is None or found.note else Refuted(found.output, str(found))

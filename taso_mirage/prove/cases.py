@@ -1,0 +1,80 @@
+"""An element as cases: conditions on its index, and the scalar under each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import isfinite
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.meanings.conditions import Conditions, Unprovable
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, infinite, number, plain
+
+Index: TypeAlias = tuple[Dim, ...]
+Cases: TypeAlias = tuple[tuple[Conditions, Poly], ...]
+"""Disjoint conditions that cover every index, and the scalar under each."""
+
+
+def broadcast(index: Index, whole: Shape, shape: Shape) -> Index:
+    """An operand's index under broadcasting to `whole`."""
+    behind = len(whole) - len(shape)
+    for n, m in zip(shape, whole[behind:], strict=True):
+        if n != 1 and n != m:
+            raise Unprovable(f"dims {n} and {m} broadcast only at some sizes")
+    return tuple(0 if n == 1 else i for n, i in zip(shape, index[behind:], strict=True))
+
+
+def under(indices: Indices, given: Conditions, pieces: Cases, free: list[Dim]) -> Cases:
+    """The cases that can hold under `given`, without the free conditions that it implies."""
+    kept = []
+    for conditions, p in pieces:
+        some = [e for e in conditions if e in free]
+        if any(indices.contradictory(given, e) for e in some):
+            continue
+        kept.append((tuple(e for e in conditions if e not in some or not indices.entails(given, e)), p))
+    return tuple(kept)
+
+
+def merged(cases: Sequence[tuple[Conditions, Poly]]) -> Cases:
+    """One case where all have the same value and together cover everything."""
+    if len(cases) > 1 and all(p is cases[0][1] or (p == cases[0][1] and not infinite(p)) for _, p in cases):
+        return (((), cases[0][1]),)
+    return tuple(cases)
+
+
+def finite(ps: list[Poly]) -> list[Poly]:
+    if any(infinite(p) for p in ps):
+        raise Unprovable("arithmetic on an infinite element")
+    return ps
+
+
+def numeral(value: Any) -> Poly:
+    v = float(value)
+    if v != v:
+        raise Unprovable("a constant that is no number")
+    if not isfinite(v):
+        return LEAST if v < 0 else MOST
+    return number(plain(Fraction(int(value)) if isinstance(value, (bool, int, np.integer, np.bool_)) else Fraction(v)))
+
+
+def decided(indices: Indices, given: Conditions, p: Poly) -> list[tuple[Conditions, Poly]]:
+    """A factor that is 1 under conditions on free integers, and else 0, becomes a distinction of cases."""
+    atom = next((a for m in p.terms for a, _ in m if a.kind == "sum" and not a.args[0]), None)
+    if atom is None or infinite(p):
+        return [(given, p)]
+    without = {m: tuple(x for x in m if x[0] is not atom) for m in p.terms}
+    yes = ZERO
+    for m, c in p.terms.items():
+        yes = yes + Poly({without[m]: c})
+    no = Poly({m: c for m, c in p.terms.items() if len(without[m]) == len(m)})
+    tests = list(atom.args[1])
+    found: list[tuple[Conditions, Poly]] = []
+    for conditions, value in [(tests, yes), *(([*tests[:i], -e - 1], no) for i, e in enumerate(tests))]:
+        joined = indices.joined(given, conditions)
+        if joined is not None:
+            found += decided(indices, joined, value)
+    return found

@@ -1,0 +1,112 @@
+"""Counterexamples: small concrete inputs on which the two sides of a refuted equation differ in plain float64 arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
+from taso_mirage.meanings.arrays import Array
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.ops import interpret
+from taso_mirage.prove.fingerprint import Refuted
+from taso_mirage.rewriting.text import show_graph
+
+RANGES = ((0, 1), (-2, 2), (1, 3), (-5, 5), (1, 40), (-100, 100))
+"""Integers that inputs are tried from, small ones first; the positive ones keep roots and quotients defined."""
+TRIES = 6
+APART = 1e-6
+"""How far two float64 values must be apart, relative to the larger or 1: roundings are a billion times smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """Both sides as text, inputs as nested lists, and the first element where they differ.
+
+    `note` says why there are no values: only the field tells the sides apart.
+    """
+
+    lhs: str
+    rhs: str
+    inputs: tuple[tuple[str, Any], ...]
+    output: int
+    index: tuple[int, ...]
+    left: float
+    right: float
+    note: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Plain values for TOML."""
+        sides: dict[str, Any] = {"lhs": self.lhs, "rhs": self.rhs}
+        if self.note:
+            return {**sides, "output": self.output, "note": self.note}
+        place = {"output": self.output, "index": list(self.index), "left": self.left, "right": self.right}
+        return {**sides, "inputs": dict(self.inputs), **place}
+
+    def __str__(self) -> str:
+        text = f"{self.lhs}against\n{self.rhs}"
+        if self.note:
+            return f"{text}output {self.output}: {self.note}"
+        values = "".join(f"{name} = {value}\n" for name, value in self.inputs)
+        return f"{text}{values}output {self.output}, element {self.index}: {self.left!r} against {self.right!r}"
+
+
+def find(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Refuted, seed: int = 0) -> Counterexample:
+    """Values that show the difference which the field found, from a few ranges of small integers."""
+    leaves = tuple(n for n in topological([*lhs, *rhs]) if n.op in ("input", "weight"))
+    inputs = tuple(n for n in leaves if n.op == "input")
+    texts = show_graph(Graph(inputs, tuple(lhs))), show_graph(Graph(inputs, tuple(rhs)))
+    for arrays in _inputs(leaves, seed):
+        differs = _first_difference(lhs, rhs, arrays)
+        if differs is not None:
+            named = tuple((n.attr("name"), _plain(a)) for n, a in arrays.items())
+            output, index, left, right = differs
+            return Counterexample(*texts, named, output, index, left, right)
+    note = f"no small float64 inputs tell the sides apart, the field does: {refuted.counterexample}"
+    return Counterexample(*texts, (), refuted.output, (), 0.0, 0.0, note)
+
+
+def _inputs(leaves: Sequence[Node], seed: int) -> Iterator[dict[Node, Array]]:
+    for (low, high), i in product(RANGES, range(TRIES)):
+        rng = Random(f"{seed} {low} {high} {i}")
+        yield {n: _array(n, rng, low, high) for n in leaves}
+
+
+def _array(node: Node, rng: Random, low: int, high: int) -> Array:
+    """Integer values; an integer or boolean leaf is 0 or 1, which are legal indices."""
+    shape = tuple(int(n) for n in node.shape)
+    bounds = (low, high) if is_float(node.dtype) else (0, 1)
+    values = [rng.randint(*bounds) for _ in range(int(np.prod(shape)))]
+    dtype = np.dtype(np.float64) if is_float(node.dtype) else numpy_dtype(node.dtype)
+    return np.array(values, dtype).reshape(shape)
+
+
+def _plain(array: Array) -> Any:
+    return array.astype(np.int64).tolist() if array.dtype.kind in "fu" else array.tolist()
+
+
+def _first_difference(
+    lhs: Sequence[Node], rhs: Sequence[Node], env: Mapping[Node, Array]
+) -> tuple[int, tuple[int, ...], float, float] | None:
+    try:
+        values = interpret([*lhs, *rhs], EXACT, env)
+    except (TasoMirageError, IndexError, ValueError):
+        return None
+    for i, (left, right) in enumerate(zip(lhs, rhs, strict=True)):
+        a, b = values[left], values[right]
+        if isinstance(a, tuple):
+            continue
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(a - b) > APART * np.maximum(1, np.maximum(np.abs(a), np.abs(b)))
+        apart &= np.isfinite(a) & np.isfinite(b)
+        for place in np.argwhere(apart):
+            index = tuple(int(k) for k in place)
+            return i, index, float(a[index]), float(b[index])
+    return None

@@ -1,0 +1,409 @@
+"""The meaning `elements`: one element of a tensor at a symbolic index, as a normal form (TensorRight's denotation).
+
+A value is a shape and a function from an index to cases: conditions on the index, and the scalar there. So equality of one
+element at an index of symbols is equality of the tensors, at every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product as combinations
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.terms import Literal, Tensor
+from taso_mirage.meanings.base import Meaning, Scalar, contraction
+from taso_mirage.meanings.conditions import Conditions, Unprovable, names
+from taso_mirage.meanings.functions import function_of
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
+from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.prove import folds, machine, maxima
+from taso_mirage.prove.cases import Cases, broadcast, decided, finite, merged, numeral, under
+from taso_mirage.prove.elementwise import apply, converted, reshaped
+from taso_mirage.prove.scalars import Scalars
+
+Index = tuple[Dim, ...]
+CASES = 300
+_EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
+
+
+class Element:
+    """A tensor by its elements; reading is remembered by index."""
+
+    def __init__(self, type: Tensor, read: Callable[[Index], Cases]) -> None:
+        self.type, self._read = type, read
+        self._known: dict[Index, Cases] = {}
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape or ()
+
+    def at(self, index: Index) -> Cases:
+        found = self._known.get(index)
+        if found is None:
+            found = self._known[index] = self._read(index)
+        return found
+
+
+class Elements(Meaning[Element]):
+    """One instance a proof. `unroll`: folds over fixed ranges are spelled out (the bounded proof)."""
+
+    def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
+        self.indices = Indices(budget)
+        self.algebra = Scalars(self.indices)
+        self.unroll = unroll
+
+    def leaf(self, name: str, type: Tensor) -> Element:
+        """An input or weight: arbitrary finite elements."""
+        key = (type.dtype, name)
+        return Element(type, lambda index: (((), self.algebra.poly("read", key, index)),))
+
+    def shape(self, a: Element) -> Shape:
+        return a.shape
+
+    def dtype(self, a: Element) -> str:
+        return a.type.dtype
+
+    # ------------------------------------------------------------ constants
+
+    def constant(self, value: Literal) -> Element:
+        array = value.numpy()
+        type = Tensor(value.dtype, value.shape)
+        if array.size and bool((array == array.flat[0]).all()):
+            scalar = machine.reduced(self.algebra, numeral(array.flat[0]), value.dtype)
+            return Element(type, lambda index: (((), scalar),))
+        key = (value.dtype, value)
+
+        def read(index: Index) -> Cases:
+            if all(isinstance(i, int) for i in index):
+                return (((), numeral(array[tuple(int(i) for i in index)])),)
+            if not all(isfinite(float(v)) for v in array.flat):
+                raise Unprovable("a constant with elements that are not finite")
+            return (((), self.algebra.poly("read", key, index)),)
+
+        return Element(type, read)
+
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Element:
+        dims = list(values)
+
+        def read(index: Index) -> Cases:
+            if index and not isinstance(index[0], int):
+                raise Unprovable("a size at an index that is not fixed")
+            return (((), self.algebra.of_dim(dims[int(index[0])] if index else dims[0])),)
+
+        return Element(Tensor("int64", () if scalar else (len(dims),)), read)
+
+    def iota(self, n: Dim, dtype: str = "int64") -> Element:
+        return Element(Tensor(dtype, (n,)), lambda index: (((), self.algebra.of_dim(index[0])),))
+
+    # ------------------------------------------------------------ elementwise
+
+    def map(self, fn: Scalar, *xs: Element) -> Element:
+        type = SHAPES.map(fn, *[x.type for x in xs])
+        function, whole = function_of(fn), type.shape or ()
+
+        def read(index: Index) -> Cases:
+            operands = [x.at(broadcast(index, whole, x.shape)) for x in xs]
+            return self._combined(operands, lambda ps: apply(self.algebra, function, x_types, ps, type.dtype))
+
+        x_types = [machine.known(x.type.dtype) for x in xs]
+        return Element(type, read)
+
+    def _combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
+        """`fn` on every combination of cases that can hold together."""
+        found: list[tuple[Conditions, Poly]] = []
+        for pieces in combinations(*operands):
+            given: Conditions | None = ()
+            for conditions, _ in pieces:
+                given = self.indices.joined(given, conditions) if given is not None else None
+            if given is None:
+                continue
+            for more, value in fn([p for _, p in pieces]):
+                joined = self.indices.joined(given, more)
+                if joined is not None:
+                    found.append((joined, value))
+            if len(found) > CASES:  # before they are many: their number is a product
+                raise Unprovable(f"more than {CASES} cases")
+        return merged(found)
+
+    def cast(self, a: Element, dtype: str) -> Element:
+        type = Tensor(dtype, a.shape)
+        return Element(
+            type,
+            lambda index: self._combined([a.at(index)], lambda ps: converted(self.algebra, ps[0], a.type.dtype, dtype)),
+        )
+
+    # ------------------------------------------------------------ folds
+
+    def contract(self, equation: str, a: Element, b: Element) -> Element:
+        type = SHAPES.contract(equation, a.type, b.type)
+        letters_a, letters_b, result = contraction(equation, len(a.shape), len(b.shape))
+        extents: dict[str, Dim] = {}
+        for letter, n in [*zip(letters_a, a.shape, strict=True), *zip(letters_b, b.shape, strict=True)]:
+            extents[letter] = n if extents.get(letter, 1) == 1 else extents[letter]
+            if n not in (1, extents[letter]):
+                raise Unprovable(f"dims {n} and {extents[letter]} broadcast only at some sizes")
+        if type.dtype == "bool":
+            raise Unprovable("a sum of booleans")
+        bound = [c for c in extents if c not in result]
+
+        def read(index: Index) -> Cases:
+            def inner(place: dict[str, Dim]) -> Cases:
+                at = [
+                    tuple(0 if n == 1 else place[c] for c, n in zip(letters, x.shape, strict=True))
+                    for letters, x in ((letters_a, a), (letters_b, b))
+                ]
+                return self._combined([a.at(at[0]), b.at(at[1])], lambda ps: (((), self.algebra.mul(*finite(ps))),))
+
+            found = self._folded("sum", bound, extents, dict(zip(result, index, strict=True)), inner)
+            return self._modular(found, type.dtype)
+
+        return Element(type, read)
+
+    def reduce(self, fn: np.ufunc, a: Element, axes: Sequence[int], keepdims: bool = True) -> Element:
+        type = SHAPES.reduce(fn, a.type, axes, keepdims)
+        axes = list(axes)
+        extents = {f"r{i}": a.shape[i] for i in axes}
+        fold = function_of(fn).fold
+        if fold is None or (fn is np.add and machine.known(a.type.dtype) == "bool"):
+            raise Unprovable(f"a fold with {function_of(fn).name}")
+        kind = fold.kind
+        ordered = fn in (np.maximum, np.minimum)
+
+        def read(index: Index) -> Cases:
+            rest = [v for i, v in enumerate(index) if i not in axes] if keepdims else list(index)
+
+            def inner(place: dict[str, Dim]) -> Cases:
+                others = iter(rest)
+                found = a.at(tuple(place[f"r{i}"] if i in axes else next(others) for i in range(len(a.shape))))
+                return self._seen(found, a.type.dtype) if ordered else found
+
+            return self._modular(self._folded(kind, list(extents), extents, {}, inner), a.type.dtype)
+
+        return Element(type, read)
+
+    def cumulate(self, fn: np.ufunc, a: Element, axis: int) -> Element:
+        if fn is not np.add or a.type.dtype == "bool":
+            raise Unprovable(f"a running fold with {function_of(fn).name}")
+
+        def read(index: Index) -> Cases:
+            def inner(place: dict[str, Dim]) -> Cases:
+                inside = index[axis] - place["r"]
+                found = a.at((*index[:axis], place["r"], *index[axis + 1 :]))
+                return self._combined(
+                    [found, self._case(inside, ONE, ZERO)], lambda ps: (((), self.algebra.mul(*finite(ps))),)
+                )
+
+            return self._modular(self._folded("sum", ["r"], {"r": a.shape[axis]}, {}, inner), a.type.dtype)
+
+        return Element(a.type, read)
+
+    def _seen(self, cases: Cases, dtype: str) -> Cases:
+        return tuple((c, machine.seen(self.algebra, p, dtype)) for c, p in cases)
+
+    def _modular(self, cases: Cases, dtype: str) -> Cases:
+        return tuple((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
+
+    def _folded(
+        self,
+        kind: str,
+        bound: list[str],
+        extents: dict[str, Dim],
+        place: dict[str, Dim],
+        inner: Callable[[dict[str, Dim]], Cases],
+    ) -> Cases:
+        if self.unroll and all(isinstance(extents[b], int) for b in bound):
+            points = list(combinations(*[range(int(extents[b])) for b in bound]))
+            self.indices.step(len(points))
+            every = [inner({**place, **dict(zip(bound, p, strict=True))}) for p in points]
+            if any(len(each) != 1 or each[0][0] for each in every):
+                raise Unprovable("a distinction of cases at fixed sizes")
+            return (((), self._unrolled(kind, [each[0][1] for each in every])),)
+        if any(extents[b] == 0 for b in bound):
+            return (((), _EMPTY[kind]),)
+        fresh = {b: self.indices.fresh(extents[b]) for b in bound}
+        cases = inner({**place, **fresh})
+        mine = [str(v) for v in fresh.values() if not isinstance(v, int)]
+        return self._hoisted(cases, mine, lambda pieces: self._fold(kind, mine, pieces))
+
+    def _unrolled(self, kind: str, ps: list[Poly]) -> Poly:
+        if kind in ("max", "min"):
+            return self._extreme(kind, [((), (), p) for p in ps])
+        if kind == "sum":
+            return self.algebra.added(finite(ps))
+        total = ONE
+        for p in finite(ps):
+            total = self.algebra.mul(total, p)
+        return total
+
+    def _fold(self, kind: str, bound: list[str], pieces: Cases) -> Poly:
+        if kind in ("max", "min"):
+            return self._extreme(kind, [(tuple(bound), c, p) for c, p in pieces])
+        if kind == "prod" and any(c for c, _ in pieces):
+            raise Unprovable("a product with cases")
+        total = ZERO
+        for conditions, p in pieces:
+            total = total + folds.fold(self.algebra, kind, bound, conditions, finite([p])[0])
+        return total
+
+    def _extreme(self, kind: str, branches: list[Any]) -> Poly:
+        ignored, sign = (LEAST, 1) if kind == "max" else (MOST, -1)
+        if any(infinite(p) and p is not ignored for _, _, p in branches):
+            raise Unprovable("an infinite element wins")
+        finite = [(b, c, p.scaled(sign)) for b, c, p in branches if p is not ignored]
+        found = maxima.largest(self.algebra, finite)
+        return ignored if found is LEAST else found.scaled(sign)
+
+    def _hoisted(self, cases: Cases, bound: list[str], fn: Callable[[Cases], Poly]) -> Cases:
+        """Conditions without bound integers become cases of the result."""
+        free = list(dict.fromkeys(e for c, _ in cases for e in c if names(e).isdisjoint(bound)))
+        found: list[tuple[Conditions, Poly]] = []
+
+        def split(given: Conditions, left: list[Dim], pieces: Cases) -> None:
+            if not left:
+                found.extend(decided(self.indices, given, fn(pieces)))
+                if len(found) > CASES:
+                    raise Unprovable(f"more than {CASES} cases")
+                return
+            e, *others = left
+            for condition in (e, -e - 1):
+                joined = self.indices.joined(given, [condition])
+                if joined is not None:
+                    split(joined, others, under(self.indices, joined, pieces, free))
+
+        split((), free, cases)
+        return merged(found)
+
+    # ------------------------------------------------------------ structure
+
+    def reshape(self, a: Element, shape: Sequence[Dim]) -> Element:
+        place = reshaped(self.indices, a.shape, tuple(shape))
+        return Element(Tensor(a.type.dtype, tuple(shape)), lambda index: a.at(place(index)))
+
+    def transpose(self, a: Element, perm: Sequence[int]) -> Element:
+        order = [list(perm).index(i) for i in range(len(perm))]
+        return Element(SHAPES.transpose(a.type, perm), lambda index: a.at(tuple(index[i] for i in order)))
+
+    def expand(self, a: Element, shape: Sequence[Dim]) -> Element:
+        whole = tuple(shape)
+        return Element(Tensor(a.type.dtype, whole), lambda index: a.at(broadcast(index, whole, a.shape)))
+
+    def concat(self, xs: Sequence[Element], axis: int) -> Element:
+        def read(index: Index) -> Cases:
+            found: list[tuple[Conditions, Poly]] = []
+            start: Dim = 0
+            for i, x in enumerate(xs):
+                at, n = index[axis] - start, x.shape[axis]
+                inside = [at] * (i > 0) + [n - 1 - at] * (i < len(xs) - 1)
+                found += self._where(inside, partial(x.at, (*index[:axis], at, *index[axis + 1 :])))
+                start = start + n
+            return tuple(found)
+
+        return Element(SHAPES.concat([x.type for x in xs], axis), read)
+
+    def _where(self, conditions: Sequence[Dim], cases: Callable[[], Cases]) -> Cases:
+        """The cases under some conditions; none where those cannot hold."""
+        decided = [self.indices.tidy(e) for e in conditions]
+        if any(e is False for e in decided):
+            return ()
+        given = self.indices.joined((), [e for e in decided if e is not True])
+        if given is None:
+            return ()
+        pieces = [(self.indices.joined(given, c), p) for c, p in cases()]
+        return tuple((c, p) for c, p in pieces if c is not None)
+
+    def _case(self, condition: Dim, yes: Poly, no: Poly) -> Cases:
+        return (
+            *self._where([condition], lambda: (((), yes),)),
+            *self._where([-condition - 1], lambda: (((), no),)),
+        )
+
+    def slice(self, a: Element, axis: int, start: Dim, stop: Dim, step: int = 1) -> Element:
+        def read(index: Index) -> Cases:
+            return a.at((*index[:axis], index[axis] * step + start, *index[axis + 1 :]))
+
+        return Element(SHAPES.slice(a.type, axis, start, stop, step), read)
+
+    def pad(
+        self,
+        a: Element,
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: float = 0,
+        interior: Sequence[int] | None = None,
+    ) -> Element:
+        type = SHAPES.pad(a.type, low, high, value, interior)
+        inner = list(interior or [0] * len(a.shape))
+        fill = ((), machine.filling(self.algebra, value, a.type.dtype))
+
+        def read(index: Index) -> Cases:
+            found: list[tuple[Conditions, Poly]] = []
+            place = list(index)
+            given: list[Dim] = []
+            for axis, (p, q, between, n) in enumerate(zip(low, high, inner, a.shape, strict=True)):
+                if p == 0 and q == 0 and between == 0:
+                    continue
+                at = index[axis] - p
+                place[axis] = self.indices.divide(at, between + 1)
+                tests = [at, (n - 1) * (between + 1) - at]
+                tests += [place[axis] * (between + 1) - at] if between else []
+                for i, test in enumerate(tests):
+                    found += self._where([*given, *tests[:i], -test - 1], lambda: (fill,))
+                given += tests
+            return (*found, *self._where(given, lambda: a.at(tuple(place))))
+
+        return Element(type, read)
+
+    def window(
+        self, a: Element, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ) -> Element:
+        rank = len(a.shape)
+        rows = list(zip(axes, strides, dilations, strict=True))
+
+        def read(index: Index) -> Cases:
+            place = list(index[:rank])
+            for k, (axis, stride, dilation) in enumerate(rows):
+                place[axis] = place[axis] * stride + index[rank + k] * dilation
+            return a.at(tuple(place))
+
+        return Element(SHAPES.window(a.type, axes, sizes, strides, dilations), read)
+
+    def take(self, a: Element, indices: Element, axis: int) -> Element:
+        width = len(indices.shape)
+
+        def read(index: Index) -> Cases:
+            before, chosen, after = index[:axis], index[axis : axis + width], index[axis + width :]
+            return self._looked(
+                self._seen(indices.at(chosen), indices.type.dtype),
+                a.shape[axis],
+                lambda at: a.at((*before, at, *after)),
+            )
+
+        return Element(SHAPES.take(a.type, indices.type, axis), read)
+
+    def take_along(self, a: Element, indices: Element, axis: int) -> Element:
+        def read(index: Index) -> Cases:
+            clean = tuple(0 if n == 1 and i != axis else v for i, (v, n) in enumerate(zip(index, a.shape, strict=True)))
+            chosen = self._seen(indices.at(index), indices.type.dtype)
+            return self._looked(chosen, a.shape[axis], lambda at: a.at((*clean[:axis], at, *clean[axis + 1 :])))
+
+        return Element(SHAPES.take_along(a.type, indices.type, axis), read)
+
+    def _looked(self, chosen: Cases, extent: Dim, read: Callable[[Dim], Cases]) -> Cases:
+        found: list[tuple[Conditions, Poly]] = []
+        for conditions, p in chosen:
+            at = self.algebra.position(p, extent)
+            if isinstance(at, int) and at < 0:
+                at = at + extent
+            elif not isinstance(at, int) and not self._inside(at, extent):
+                at = self.algebra.place(p, extent)
+            found += self._where(conditions, partial(read, at))
+        return tuple(found)
+
+    def _inside(self, at: Dim, extent: Dim) -> bool:
+        return self.indices.nonnegative(at) and self.indices.nonnegative(extent - 1 - at)

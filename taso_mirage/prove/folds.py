@@ -1,0 +1,246 @@
+"""Sums in normal form, over bound integers under linear conditions (TensorRight's symbolic reductions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from taso_mirage.ir.dims import Dim, symbol
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.conditions import Conditions, floors, linear, names
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
+
+
+def fold(algebra: Algebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+    """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges are understood."""
+    if kind == "prod":
+        return _product(algebra, bound, conditions, body)
+    total = ZERO
+    for monomial, c in body.terms.items():
+        total = total + _sum(algebra, list(bound), list(conditions), monomial).scaled(c)
+    return total
+
+
+def _product(algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+    ((monomial, c),) = body.terms.items() if len(body.terms) == 1 else (((), 0),)
+    if c != 1:
+        monomial = ((algebra.atom("id", body), 1),)
+    return _closed(algebra, "prod", list(bound), list(conditions), monomial)
+
+
+def _sum(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
+    indices = algebra.indices
+    indices.step()
+    monomial = _flattened(algebra, bound, conditions, monomial)
+    tidied = decided_conditions(indices, conditions)
+    if tidied is None:
+        return ZERO
+    step = _refinement(algebra, bound, tidied, monomial) or _equality(indices, bound, tidied)
+    if step is not None:
+        name, value, more = step
+        bound = [b for b in bound if b != name] + [n for n in sorted(names(value)) if n in more]
+        conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
+        return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
+    outside, inside = _split(algebra, set(bound), monomial)
+    result = Poly({outside: 1})
+    for part, some, atoms in _components(algebra, bound, tidied, inside):
+        count = None if atoms or len(part) != 1 else _count(indices, part[0], some)
+        if count is not None:
+            result = algebra.mul(result, algebra.of_dim(count))
+        else:
+            result = algebra.mul(result, _closed(algebra, "sum", part, some, atoms))
+    return result
+
+
+def _flattened(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
+    """A factor that is a sum, and hangs on what is bound, joins its binders."""
+    while True:
+        nested = next((x for x in monomial if x[0].kind == "sum" and x[0].names & set(bound)), None)
+        if nested is None:
+            return monomial
+        atom, power = nested
+        rest = tuple(x for x in monomial if x[0] is not atom)
+        if power > 1:
+            rest = algebra.times(rest, ((atom, power - 1),))
+        fresh, some, body = opened(algebra, *atom.args)
+        bound.extend(fresh)
+        conditions.extend(some)
+        ((inner, _),) = body.terms.items()
+        monomial = algebra.times(rest, inner)
+
+
+def opened(
+    algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Monomial | Poly
+) -> tuple[list[str], Conditions, Poly]:
+    """A binder's conditions and body under fresh names."""
+    indices = algebra.indices
+    mapping = {b: indices.fresh(indices.extents[b]) for b in bound}
+    poly = body if isinstance(body, Poly) else Poly({body: 1})
+    fresh = [str(v) for v in mapping.values()]
+    return fresh, tuple(indices.bind(e, mapping) for e in conditions), algebra.bind(poly, mapping)
+
+
+def decided_conditions(indices: Indices, conditions: Iterable[Dim]) -> list[Dim] | None:
+    kept: list[Dim] = []
+    for e in conditions:
+        small = indices.tidy(e)
+        if small is False:
+            return None
+        if small is not True and small not in kept:
+            kept.append(small)
+    for e in list(kept):
+        others = [k for k in kept if k is not e]
+        if any(indices.nonnegative(e - k) for k in others):
+            kept = others
+        elif any(indices.nonnegative(-e - k - 1) for k in others):
+            return None
+    return kept
+
+
+Step = tuple[str, Dim, dict[str, tuple[Dim, ...]]]
+
+
+def _refinement(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
+    """A bound integer that is divided by d and ranges over m * d becomes two."""
+    found = [f for e in conditions for f in floors(e)] + [f for a, _ in monomial for f in a.floors]
+    for f in found:
+        for name in bound:
+            split = refined(algebra.indices, name, f.numerator, f.denominator)
+            if split is not None:
+                return name, split, dict.fromkeys(names(split) & algebra.indices.extents.keys(), ())
+    return None
+
+
+def refined(indices: Indices, name: str, numerator: Dim, denominator: Dim) -> Dim | None:
+    """name = d * outer + inner, where name // d was met and its extent is a multiple of d."""
+    extent = indices.extents.get(name)
+    if extent is None or name not in names(numerator):
+        return None
+    parts = linear(numerator, name)
+    for d in [denominator] if parts is not None and parts[0] == 1 else []:
+        count = indices.quotients.get((extent, d))
+        if count is None:
+            count, left = indices._split(extent, d)
+            if left != 0:
+                continue
+        if count in (0, 1) or d == 1 or any(n in indices.extents for n in names(d)):
+            continue
+        return indices.variable(f"{name}/{d}", count) * d + indices.variable(f"{name}%{d}", d)
+    return None
+
+
+def _equality(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step | None:
+    """A bound integer that the conditions determine is replaced; its range stays a condition."""
+    found = forced(indices, bound, conditions)
+    if found is None:
+        return None
+    name, value = found
+    return name, value, {"": (value, indices.extents[name] - 1 - value)}
+
+
+def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) -> tuple[str, Dim] | None:
+    """An integer and its only value, where e >= 0 and -e >= 0 are both conditions or ranges."""
+    for e in conditions:
+        inside = [n for n in among if n in names(e)]
+        ranges = [r for n in inside for r in (symbol(n), indices.extents[n] - 1 - symbol(n))]
+        if -e in conditions or -e in ranges:
+            for name in inside:
+                parts = linear(e, name)
+                if parts is not None and parts[0] in (1, -1):
+                    return name, parts[1] * -parts[0]
+    return None
+
+
+def _split(algebra: Algebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
+    """The factors that do not hang on what is bound, and those that do; exp(a + b) is two factors."""
+    outside: Monomial = ()
+    inside: list[tuple[Poly, int]] = []
+    for a, power in monomial:
+        if a.names.isdisjoint(bound):
+            outside = algebra.times(outside, ((a, power),))
+        elif a.kind == "exp":
+            free = Poly({m: c for m, c in a.args[0].terms.items() if names_in(m).isdisjoint(bound)})
+            rest = a.args[0] - free
+            if free.terms:
+                outside = algebra.times(outside, ((algebra.atom("exp", free), 1),))
+            inside += [(algebra.poly("exp", Poly({m: c})), 1) for m, c in rest.terms.items()]
+        else:
+            inside.append((Poly({((a, 1),): 1}), power))
+    return outside, tuple((next(iter(p.terms))[0][0], power) for p, power in inside)
+
+
+def names_in(m: Monomial) -> frozenset[str]:
+    return frozenset().union(*[a.names for a, _ in m])
+
+
+def _components(
+    algebra: Algebra, bound: list[str], conditions: list[Dim], inside: Monomial
+) -> list[tuple[list[str], list[Dim], Monomial]]:
+    """Independent parts: a sum of f(i) g(j) is a product of two sums."""
+    group = {b: {b} for b in bound}
+    links = [names(e) & group.keys() for e in conditions] + [a.names & group.keys() for a, _ in inside]
+    for link in links:
+        merged = set().union(*[group[n] for n in link])
+        for n in merged:
+            group[n] = merged
+    parts: list[tuple[list[str], list[Dim], Monomial]] = []
+    for b in bound:
+        if b == min(group[b], key=bound.index):
+            atoms: Monomial = ()
+            for a, power in inside:
+                if a.names & group[b]:
+                    atoms = algebra.times(atoms, ((a, power),))
+            some = [e for e in conditions if names(e) & group[b]]
+            parts.append(([n for n in bound if n in group[b]], some, atoms))
+    loose = [e for e in conditions if names(e).isdisjoint(bound)]
+    return [*parts, ([], loose, ())] if loose else parts
+
+
+def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
+    """How many values satisfy the conditions, where those are at most one bound on each side and never cross."""
+    low: Dim = 0
+    high: Dim = indices.extents[name] - 1
+    for e in conditions:
+        slope, rest = linear(e, name) or (0, 0)
+        if slope == 1 and low == 0 and indices.nonnegative(-rest):
+            low = -rest
+        elif slope == -1 and high == indices.extents[name] - 1 and indices.nonnegative(high - rest):
+            high = rest
+        else:
+            return None
+    return high - low + 1 if not conditions or indices.nonnegative(high - low + 1) else None
+
+
+def _closed(algebra: Algebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
+    """The atom, its bound integers named by their place, so that equal folds built alike are one atom."""
+    mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
+    poly = algebra.bind_monomial(body, mapping)
+    if len(poly.terms) != 1 or next(iter(poly.terms.values())) != 1:
+        moved = tuple(algebra.indices.bind(e, mapping) for e in conditions)
+        return fold(algebra, kind, [str(v) for v in mapping.values()], moved, poly)
+    (renamed,) = poly.terms
+    some = sorted({algebra.indices.bind(e, mapping) for e in conditions}, key=str)
+    return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
+
+
+def renaming(algebra: Algebra, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
+    indices = algebra.indices
+    level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
+    order: list[str] = []
+    seen: set[str] = set()
+    factors = sorted(((a.skeleton, a.id, a) for m in body.terms for a, _ in m), key=lambda x: x[:2])
+    for _, _, a in factors:
+        for name in _walk(a, bound):
+            if name not in seen:
+                seen.add(name)
+                order.append(name)
+    order += [b for b in bound if b not in seen]
+    return {b: indices.variable(f"${level}.{i}<{indices.extents[b]}", indices.extents[b]) for i, b in enumerate(order)}
+
+
+def _walk(a: Atom, bound: list[str]) -> Iterable[str]:
+    if a.kind == "read":
+        for i in a.args[1]:
+            yield from (b for b in bound if b in names(i))
+        return
+    yield from (b for b in bound if b in a.names)

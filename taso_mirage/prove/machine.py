@@ -1,0 +1,341 @@
+"""Machine integers in proofs: which values a normal form can have, and what wraps around.
+
+An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for its value modulo 2^n. So sums
+and products need no thought, and whatever looks at the value asks for `seen` first. Polynomials of sizes and indices alone, with
+coefficients below 2^(n/2), are taken to fit int32 and int64 (and, where they are not negative, uint32 and uint64), and sizes and
+indices to be exact as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from math import isfinite
+
+import numpy as np
+
+from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.conditions import Unprovable
+from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly, Rational, infinite, number, plain
+from taso_mirage.prove.axioms import has
+from taso_mirage.prove.cases import numeral
+
+FLAGS = 4
+"""So many factors of 0 or 1 are told apart when a polynomial is bounded."""
+DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+"""Integers of at most so many bits are numbers of the float type."""
+_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+
+
+# ---------------------------------------------------------------- dtypes
+
+
+@cache
+def limits(dtype: str) -> Interval | None:
+    """The values of an integer dtype or of bool; None for all others."""
+    if dtype == "bool":
+        return Interval(0, 1)
+    unsigned = dtype.startswith("uint")
+    digits = dtype.removeprefix("uint" if unsigned else "int")
+    if not dtype.startswith(("int", "uint")) or not digits.isdigit():
+        return None
+    n = int(digits)
+    return Interval(0, 2**n - 1) if unsigned else Interval(-(2 ** (n - 1)), 2 ** (n - 1) - 1)
+
+
+@cache
+def modulus(dtype: str) -> int | None:
+    """2^n of an integer dtype of n bits; None for all others: bool does not wrap."""
+    return None if dtype == "bool" or limits(dtype) is None else 2 ** int(dtype.lstrip("uint"))
+
+
+def known(dtype: str) -> str:
+    """The dtype, if proofs know its arithmetic."""
+    if limits(dtype) is None and not is_float(dtype):
+        raise Unprovable(f"arithmetic of {dtype}")
+    return dtype
+
+
+def widens(old: str, new: str) -> bool:
+    """Whether every number of one float type is one of the other."""
+    return old == new or (old in _WIDTH and new != "bfloat16" and _WIDTH[old] < _WIDTH.get(new, 0))
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def bounds(algebra: Algebra, p: Poly) -> Interval:
+    """What the ranges of its atoms say of a polynomial; factors of 0 or 1 are told apart."""
+    if any(a.kind == "read" and power % 2 and is_float(a.args[0][0]) for m in p.terms for a, power in m):
+        return Interval()
+    return _bounds(algebra, p, FLAGS)
+
+
+def _bounds(algebra: Algebra, p: Poly, flags: int) -> Interval:
+    flag = next((a for m in p.terms if len(m) > 1 for a, _ in m if is_flag(a)), None) if flags else None
+    if flag is not None:
+        yes, no = assumed(p, flag, True), assumed(p, flag, False)
+        return _bounds(algebra, yes, flags - 1).hull(_bounds(algebra, no, flags - 1))
+    total = Interval(0, 0)
+    for m, c in p.terms.items():
+        total = total + _monomial(algebra, m).scaled(c)
+        if total.low is None and total.high is None:
+            break
+    return total
+
+
+def is_flag(a: Atom) -> bool:
+    """Whether an atom is 0 or 1."""
+    if a.kind == "sum":
+        return not a.args[0] and not a.args[2]
+    return a.kind in ("positive", "zero") or a.kind.endswith(":bool") or (a.kind == "read" and a.args[0][0] == "bool")
+
+
+def assumed(p: Poly, flag: Atom, value: bool) -> Poly:
+    """The polynomial where one factor is known to be 1 or 0."""
+    total = ZERO
+    for m, c in p.terms.items():
+        rest = tuple(x for x in m if x[0] is not flag)
+        if value or len(rest) == len(m):
+            total = total + Poly({rest: c})
+    return total
+
+
+def _monomial(algebra: Algebra, m: Monomial) -> Interval:
+    result = Interval(1, 1)
+    for a, power in m:
+        result = result * _atom(algebra, a).power(power)
+    return result
+
+
+def _atom(algebra: Algebra, a: Atom) -> Interval:
+    found = algebra.ranges.get(a)
+    if found is None:
+        found = algebra.ranges[a] = _new(algebra, a)
+    return found
+
+
+def _new(algebra: Algebra, a: Atom) -> Interval:
+    if a.kind == "read":
+        return _of_read(*a.args[0])
+    if a.kind == "size":
+        extent = algebra.indices.extents.get(a.args[0])
+        return Interval(1) if extent is None else Interval(0, extent - 1 if isinstance(extent, int) else None)
+    if a.kind == "floor":
+        return Interval(0 if algebra.indices.nonnegative(a.args[0]) else None)
+    if is_flag(a):
+        return Interval(0, 1)
+    if a.kind in ("exp", "sqrt"):
+        return Interval(0)
+    if a.kind == "inv":
+        low = bounds(algebra, a.args[0]).low
+        return Interval(0) if low is not None and low >= 0 else Interval()
+    if a.kind == "max":
+        return _of_max(algebra, a)
+    if a.kind == "sum":
+        return _of_sum(algebra, a)
+    if ":" in a.kind:
+        found, span = algebra.span(a.kind, a.args), limits(a.kind.rpartition(":")[2])
+        return span if span is not None and found == Interval() else found
+    return Interval()
+
+
+def _of_read(dtype: str, of: object) -> Interval:
+    span = limits(dtype)
+    if span is not None and isinstance(of, Literal):
+        values = of.numpy()
+        return Interval(int(values.min()), int(values.max()))
+    return span or Interval()
+
+
+def _of_max(algebra: Algebra, a: Atom) -> Interval:
+    """A branch over a range that may be empty bounds it from above alone."""
+    every = [bounds(algebra, p) for _, _, p in a.args]
+    extents = algebra.indices.extents
+    sure = [
+        i.low
+        for i, (bound, conditions, _) in zip(every, a.args, strict=True)
+        if i.low is not None and not conditions and all(algebra.indices.nonnegative(extents[b] - 1) for b in bound)
+    ]
+    tops = [i.high for i in every if i.high is not None]
+    return Interval(max(sure, default=None), max(tops) if len(tops) == len(every) else None)
+
+
+def _of_sum(algebra: Algebra, a: Atom) -> Interval:
+    bound, _, body = a.args
+    one = _monomial(algebra, body)
+    count: Rational | None = 1
+    for b in bound:
+        extent = algebra.indices.extents[b]
+        count = count * extent if count is not None and isinstance(extent, int) else None
+    low = 0 if one.low is not None and one.low >= 0 else None if one.low is None or count is None else one.low * count
+    high: Rational | None = 0 if one.high is not None and one.high <= 0 else None
+    if one.high is not None and one.high > 0 and count is not None:
+        high = plain(one.high * count)
+    return Interval(low, high)
+
+
+def integral(p: Poly) -> bool:
+    """Whether a polynomial is surely an integer."""
+    return all(isinstance(c, int) and all(power > 0 and _integer(a) for a, power in m) for m, c in p.terms.items())
+
+
+def _integer(a: Atom) -> bool:
+    if a.kind == "read":
+        return limits(a.args[0][0]) is not None
+    if a.kind == "max":
+        return all(integral(p) for _, _, p in a.args)
+    if a.kind in ("sum", "prod"):
+        return all(power > 0 and _integer(x) for x, power in a.args[2])
+    if a.kind in ("size", "floor", "positive", "zero") or has(a.kind, "whole"):
+        return True
+    return ":" in a.kind and limits(a.kind.rpartition(":")[2]) is not None
+
+
+# ---------------------------------------------------------------- wrapping
+
+
+def reduced(algebra: Algebra, p: Poly, dtype: str) -> Poly:
+    """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be wrapped again."""
+    m = modulus(dtype)
+    if m is None or infinite(p):
+        return p
+    if any(isinstance(c, Fraction) for c in p.terms.values()):
+        raise Unprovable(f"a fraction as {dtype}")
+    p = _unwrapped(algebra, p, m)
+    half = m // 2
+    if all(-half <= c < half for c in p.terms.values()):
+        return p
+    return Poly({k: int(v) for k, c in p.terms.items() if (v := (c + half) % m - half)})
+
+
+def _unwrapped(algebra: Algebra, p: Poly, m: int) -> Poly:
+    """wrap(q) is q, modulo its own 2^n and all smaller ones."""
+    if not any(_wraps(a, m) for k in p.terms for a, _ in k):
+        return p
+    total = ZERO
+    for k, c in p.terms.items():
+        part = Poly({tuple(x for x in k if not _wraps(x[0], m)): c})
+        for a, power in k:
+            if _wraps(a, m):
+                part = algebra.mul(part, algebra.power(a.args[0], power))
+        total = total + part
+    return _unwrapped(algebra, total, m)
+
+
+def _wraps(a: Atom, m: int) -> bool:
+    return a.kind.startswith("wrap:") and (modulus(a.kind[5:]) or 0) >= m
+
+
+def seen(algebra: Algebra, p: Poly, dtype: str) -> Poly:
+    """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a multiple of 2^n, else an atom."""
+    m, span = modulus(dtype), limits(dtype)
+    if m is None or span is None or infinite(p):
+        return p
+    low, high = span.low or 0, span.high or 0
+    if _fit(algebra, p, dtype):
+        return p
+    found = bounds(algebra, p)
+    if found.low is not None and found.high is not None:
+        shift = (found.low - low) // m * m
+        if found.high - shift <= high:
+            return p - number(shift) if shift else p
+    return algebra.poly(f"wrap:{dtype}", reduced(algebra, p, dtype))
+
+
+def filling(algebra: Algebra, value: float, dtype: str) -> Poly:
+    """The number that pads a tensor: integers are padded with its whole part."""
+    if is_float(dtype):
+        return numeral(value)
+    whole = int(value != 0) if dtype == "bool" else int(value)
+    return reduced(algebra, numeral(whole), dtype)
+
+
+def _fit(algebra: Algebra, p: Poly, dtype: str) -> bool:
+    """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the dtype."""
+    m = modulus(dtype) or 0
+    small = m >= 2**32 and sum(max(c, -c) for c in p.terms.values()) ** 2 < m
+    return bool(small) and _of_sizes(algebra, p, not dtype.startswith("u"), FLAGS)
+
+
+def _of_sizes(algebra: Algebra, p: Poly, signed: bool, flags: int) -> bool:
+    """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are; nowhere negative unless `signed`."""
+    e = algebra.as_dim(p)
+    if e is not None:
+        return signed or algebra.indices.nonnegative(e)
+    flag = next((a for m in p.terms for a, _ in m if is_flag(a)), None) if flags else None
+    if flag is None:
+        return False
+    return all(_of_sizes(algebra, assumed(p, flag, v), signed, flags - 1) for v in (True, False))
+
+
+def values(algebra: Algebra, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
+    return [seen(algebra, p, dtype) for p, dtype in zip(ps, dtypes, strict=True)]
+
+
+# ---------------------------------------------------------------- conversions
+
+
+def to_integer(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
+    """To an integer dtype: modular from integers; of a float the identity on integers that both types hold, else unknown."""
+    wide, narrow = modulus(old), modulus(new)
+    if old == "bool":
+        return p
+    if wide is not None and narrow is not None:
+        return reduced(algebra, p if narrow <= wide else seen(algebra, p, old), new)
+    sizes = p.number is None and _fit(algebra, p, new)
+    if integral(p) and (sizes or _inside(algebra, p, new, DIGITS.get(old, 0))):
+        return reduced(algebra, p, new)
+    return algebra.poly(f"cast:{old}:{new}", p)
+
+
+def _sizes(algebra: Algebra, p: Poly) -> bool:
+    return p.number is None and algebra.as_dim(p) is not None
+
+
+def _inside(algebra: Algebra, p: Poly, dtype: str, digits: int) -> bool:
+    found, span = bounds(algebra, p), limits(dtype) or Interval()
+    if found.low is None or found.high is None or span.low is None or span.high is None:
+        return False
+    low, high = max(span.low, -(2**digits)), min(span.high, 2**digits)
+    return bool(low <= found.low and found.high <= high)
+
+
+def to_float(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
+    """To a float: exact where the type surely holds the number, else a function of it (rounding, the same from all floats)."""
+    if not is_float(old):
+        p = seen(algebra, p, old)
+        exact = old == "bool" or _sizes(algebra, p) or representable(algebra, p, new)
+        return p if exact else algebra.poly(f"cast:{old}:{new}", p)
+    if widens(old, new) or representable(algebra, p, new):
+        return p
+    return algebra.apply(f"cast:{new}", p)
+
+
+def _fits(algebra: Algebra, p: Poly, dtype: str) -> bool:
+    digits, found = DIGITS.get(dtype), bounds(algebra, p)
+    if digits is None or found.low is None or found.high is None:
+        return False
+    return bool(max(-found.low, found.high) <= 2**digits)
+
+
+def representable(algebra: Algebra, p: Poly, dtype: str) -> bool:
+    """Whether a real number is surely one of a float type."""
+    if p.number is not None:
+        with np.errstate(all="ignore"):
+            rounded = float(np.float64(p.number).astype(numpy_dtype(dtype)))
+        return isfinite(rounded) and bool(Fraction(rounded) == Fraction(p.number))
+    if integral(p) and _fits(algebra, p, dtype):
+        return True
+    ((monomial, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
+    if c not in (1, -1) or len(monomial) != 1 or monomial[0][1] != 1:
+        return False
+    a = monomial[0][0]
+    if a.kind == "read":
+        return widens(a.args[0][0], dtype)
+    if a.kind == "max":
+        return all(representable(algebra, q, dtype) for _, _, q in a.args)
+    return str(a.kind).startswith("cast:") and widens(a.kind.rpartition(":")[2], dtype)

@@ -1,0 +1,221 @@
+"""Maxima in normal form: branches, each over bound integers under linear conditions; minima are maxima of negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import product
+from math import gcd
+
+from taso_mirage.ir.dims import Dim
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.conditions import floors, names
+from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.integers import covers
+from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain
+from taso_mirage.prove import machine
+from taso_mirage.prove.folds import decided_conditions, forced, names_in, opened, refined, renaming
+
+WITNESSES = 200
+"""So many points of a concrete range are tried to show that a window is not empty."""
+
+
+def largest(algebra: Algebra, branches: Iterable[Branch]) -> Poly:
+    """The maximum over branches, each a bound maximum; empty ranges are minus infinity."""
+    flat: list[Branch] = []
+    for branch in branches:
+        flat += _unfolded(algebra, branch)
+    kept: list[Branch] = []
+    for branch in flat:
+        small = _small(algebra, branch)
+        if small is not None and small not in kept:
+            kept.append(small)
+    kept = _undominated(algebra, kept)
+    if not kept:
+        return LEAST
+    shift = _shift(kept)
+    scale = _scale([p - shift for _, _, p in kept])
+    kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
+    if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
+        return kept[0][2].scaled(scale) + shift
+    outside = algebra.pulled(kept)
+    if outside is not None:
+        return outside.scaled(scale) + shift
+    kept.sort(key=lambda b: (algebra.form(b[2]), str(b[1])))
+    closed = tuple(dict.fromkeys(_closed_branch(algebra, b) for b in kept))
+    return algebra.poly("max", *closed).scaled(scale) + shift
+
+
+def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
+    """A positive multiple of a maximum inside a branch joins it."""
+    bound, conditions, p = branch
+    for m, c in p.terms.items():
+        if c > 0 and len(m) == 1 and m[0][1] == 1 and m[0][0].kind == "max":
+            rest = Poly({k: v for k, v in p.terms.items() if k is not m})
+            result: list[Branch] = []
+            for inner in m[0][0].args:
+                fresh, some, body = opened(algebra, *inner)
+                result += _unfolded(algebra, ((*bound, *fresh), (*conditions, *some), rest + body.scaled(c)))
+            return result
+    return [branch]
+
+
+def _small(algebra: Algebra, branch: Branch) -> Branch | None:
+    """Conditions decided, quotients refined, binders dropped that do not matter."""
+    bound, conditions, p = branch
+    tidied = decided_conditions(algebra.indices, conditions)
+    if tidied is None:
+        return None
+    found = [f for e in tidied for f in floors(e)] + [f for m in p.terms for a, _ in m for f in a.floors]
+    for f in found:
+        for name in bound:
+            split = refined(algebra.indices, name, f.numerator, f.denominator)
+            if split is not None:
+                mapping = {name: split}
+                names_ = (*(b for b in bound if b != name), *sorted(names(split) & algebra.indices.extents.keys()))
+                some = tuple(algebra.indices.bind(e, mapping) for e in tidied)
+                return _small(algebra, (names_, some, algebra.bind(p, mapping)))
+    only = forced(algebra.indices, bound, tidied)
+    if only is not None:
+        name, value = only
+        ranges = (value, algebra.indices.extents[name] - 1 - value)
+        some = tuple(algebra.indices.bind(e, {name: value}) for e in (*tidied, *ranges))
+        return _small(algebra, (tuple(b for b in bound if b != name), some, algebra.bind(p, {name: value})))
+    keep: list[str] = []
+    left = list(tidied)
+    for group, mine in _linked(bound, tidied):
+        if p.names & set(group) or not inhabited(algebra.indices, group, mine):
+            keep += group
+        else:
+            left = [e for e in left if e not in mine]
+    return tuple(keep), tuple(left), p
+
+
+def _linked(bound: Sequence[str], conditions: list[Dim]) -> list[tuple[list[str], list[Dim]]]:
+    groups: list[set[str]] = [{b} for b in bound]
+    for e in conditions:
+        touched = [g for g in groups if g & names(e)]
+        if touched:
+            groups = [g for g in groups if g not in touched] + [set().union(*touched)]
+    return [([b for b in bound if b in g], [e for e in conditions if names(e) & g]) for g in groups]
+
+
+def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
+    """Whether some value of `bound` satisfies the conditions, whatever the free integers are."""
+    if not all(indices.nonnegative(indices.extents[b] - 1) for b in bound):
+        return False
+    if not conditions:
+        return True
+    choices = []
+    for b in bound:
+        extent = indices.extents[b]
+        choices.append(list(range(extent)) if isinstance(extent, int) and extent <= WITNESSES else [0, extent - 1])
+    points = list(product(*choices))[:WITNESSES]
+    cases = [[indices.bind(e, dict(zip(bound, p, strict=True))) for e in conditions] for p in points]
+    if any(all(indices.nonnegative(e) for e in case) for case in cases):
+        return True
+    indices.step(50)
+    return covers(indices, (), cases)
+
+
+def _undominated(algebra: Algebra, branches: list[Branch]) -> list[Branch]:
+    """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x, max(x, -x, 0) = max(x, -x)."""
+    plain_ = [b for b in branches if not b[0] and not b[1]]
+    kept = list(branches)
+    for b in plain_:
+        others = [o[2] for o in plain_ if o is not b and o in kept]
+        pairs = [a + c - b[2].scaled(2) for i, a in enumerate(others) for c in others[:i]]
+        bounded = any(surely_nonnegative(algebra, d) for d in [*(o - b[2] for o in others), *pairs])
+        if bounded or any(o[0] and _dominates(algebra, o, b[2]) for o in kept):
+            kept.remove(b)
+    return kept
+
+
+def _dominates(algebra: Algebra, branch: Branch, p: Poly) -> bool:
+    """Whether a bound branch is surely over something, and nowhere below `p`."""
+    bound, conditions, q = branch
+    return surely_nonnegative(algebra, q - p) and inhabited(algebra.indices, list(bound), list(conditions))
+
+
+def nonnegative(p: Poly) -> bool:
+    """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with such a branch."""
+    return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
+
+
+def surely_nonnegative(algebra: Algebra, p: Poly) -> bool:
+    """The same, with what is known of ranges."""
+    if nonnegative(p):
+        return True
+    p = algebra.factored(p)
+    if nonnegative(p):
+        return True
+
+    low = machine.bounds(algebra, p).low
+    return low is not None and low >= 0
+
+
+def surely_positive(algebra: Algebra, p: Poly) -> bool:
+    """Whether a scalar is surely > 0: it is nonnegative, and one of its terms is not 0."""
+    p = algebra.factored(p)
+    if nonnegative(p) and any(all(_strict(algebra, a) for a, _ in m) for m in p.terms):
+        return True
+    low = machine.bounds(algebra, p).low
+    return low is not None and low > 0
+
+
+def _strict(algebra: Algebra, a: Atom) -> bool:
+    kind, args = a.kind, a.args
+    if kind == "size":
+        return args[0] not in algebra.indices.extents
+    if kind in ("inv", "sqrt"):
+        return surely_positive(algebra, args[0])
+    if kind == "sum":
+        return all(_strict(algebra, x) for x, _ in args[2]) and inhabited(algebra.indices, list(args[0]), list(args[1]))
+    if kind == "max":
+        return any(surely_positive(algebra, p) and inhabited(algebra.indices, list(b), list(c)) for b, c, p in args)
+    return kind == "exp"
+
+
+def _positive(a: Atom) -> bool:
+    kind, args = a.kind, a.args
+    if kind in ("exp", "size", "sqrt", "positive", "zero"):
+        return True
+    if kind == "inv":
+        return nonnegative(args[0])
+    if kind == "sum":
+        return all(power % 2 == 0 or _positive(x) for x, power in args[2])
+    if kind == "max":
+        ps = [p for b, c, p in args if not b and not c]
+        return any(nonnegative(p) for p in ps) or any(nonnegative(p + q) for i, p in enumerate(ps) for q in ps[:i])
+    return False
+
+
+def _shift(branches: list[Branch]) -> Poly:
+    """The terms that all branches share and that hang on nothing bound."""
+    bound = {n for b in branches for n in b[0]}
+    first = branches[0][2].terms
+    return Poly(
+        {
+            m: c
+            for m, c in first.items()
+            if names_in(m).isdisjoint(bound) and all(b[2].terms.get(m) == c for b in branches[1:])
+        }
+        if len(branches) > 1 or branches[0][0]
+        else {}
+    )
+
+
+def _scale(polys: list[Poly]) -> int | Fraction:
+    top, bottom = 0, 1
+    for p in polys:
+        for c in p.terms.values():
+            f = Fraction(c)
+            top, bottom = gcd(top, f.numerator), bottom * f.denominator // gcd(bottom, f.denominator)
+    return plain(Fraction(top, bottom)) if top else 1
+
+
+def _closed_branch(algebra: Algebra, branch: Branch) -> Branch:
+    bound, conditions, p = branch
+    mapping = renaming(algebra, list(bound), conditions, p)
+    some = tuple(sorted((algebra.indices.bind(e, mapping) for e in conditions), key=str))
+    return tuple(str(v) for v in mapping.values()), some, algebra.bind(p, mapping)

@@ -1,0 +1,301 @@
+"""The normal forms of functions, quotients, logarithms and orders that follow from the axioms."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.functions import FUNCTIONS, Division
+from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number, plain
+from taso_mirage.prove.axioms import division, has
+from taso_mirage.prove.machine import bounds as bounded
+from taso_mirage.prove.machine import integral
+from taso_mirage.prove.maxima import inhabited, largest, surely_positive
+
+
+def rewritten(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Poly:
+    """The normal form of a function of normal forms."""
+    name, _, dtypes = kind.partition(":")
+    function = FUNCTIONS.get(name)
+    if function is not None and function.normal is not None and dtypes == "float":
+        return function.normal(algebra, *args)
+    if has(kind, "idempotent") and _rounded(kind, args[0]):
+        return args[0]
+    if has(kind, "integer") and integral(args[0]):
+        return args[0]
+    if (how := division(kind)) is not None:
+        return _divided(algebra, kind, how, *args)
+    if has(kind, "odd"):
+        if not args[0].terms:
+            return ZERO
+        return (
+            algebra.poly(kind, args[0].scaled(-1)).scaled(-1) if algebra.flipped(args[0]) else algebra.poly(kind, *args)
+        )
+    if has(kind, "even") and algebra.flipped(args[0]):
+        return algebra.poly(kind, args[0].scaled(-1))
+    return algebra.poly(kind, *args)
+
+
+def bounds(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Interval:
+    """What is known of a function's values beyond its dtype."""
+    if has(kind, "bounded"):
+        return Interval(-1, 1)
+    divided = division(kind)
+    m = args[1].number if divided is not None and divided.rest else None
+    if divided is None or m is None or m <= 0 or "int" not in kind.rpartition(":")[2]:
+        return Interval()
+    low = bounded(algebra, args[0]).low
+    return Interval(0 if divided.floors or (low is not None and low >= 0) else 1 - m, m - 1)
+
+
+def _divided(algebra: Algebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
+    """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
+    m, found = q.number, bounded(algebra, p)
+    if m is not None and m > 0 and "int" in kind.rpartition(":")[2]:
+        if m == 1:
+            return ZERO if how.rest else p
+        if found.low is not None and found.high is not None and found.low >= 0 and found.high < m:
+            return p if how.rest else ZERO
+    return algebra.poly(kind, p, q)
+
+
+def _rounded(kind: str, p: Poly) -> bool:
+    monomial, c = _single(p)
+    return c in (1, -1) and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == kind
+
+
+def _single(p: Poly) -> tuple[Monomial, Rational]:
+    """The one term of a polynomial; nothing where there are more."""
+    return next(iter(p.terms.items())) if len(p.terms) == 1 else ((), 0)
+
+
+# ---------------------------------------------------------------- quotients
+
+
+def inverse_of_sum(algebra: Algebra, p: Poly) -> Poly:
+    """1 / p with numbers and exponentials taken out; 1 / (a + b exp(x)) is noted for `fraction`."""
+    e, p = algebra.shifted(p)
+    outside = algebra.exp(e.scaled(-1))
+    if len(p.terms) == 1:
+        return algebra.mul(outside, algebra.inverse(p))
+    c = Fraction(algebra.content(p))
+    p = p.scaled(plain(1 / c))
+    atom = algebra.atom("inv", p)
+    exponent = _exponent(p)
+    if exponent is not None:
+        a, b = p.terms[()], sum(p.terms.values()) - p.terms[()]
+        if a > 0 and b > 0:
+            algebra.fractions[atom] = (a, plain(b), exponent)
+    return algebra.mul(outside, Poly({((atom, 1),): plain(1 / c)}))
+
+
+def _exponent(p: Poly) -> Poly | None:
+    """x of a + b exp(x)."""
+    if len(p.terms) != 2 or () not in p.terms:
+        return None
+    (other,) = (m for m in p.terms if m)
+    alone: Atom = other[0][0]
+    found: Poly | None = alone.args[0] if len(other) == 1 and alone.kind == "exp" else None
+    return found
+
+
+def fraction(algebra: Algebra, m: Monomial) -> Poly | None:
+    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where nothing is to do."""
+    held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
+    exponent = next((a for a, _ in m if a.kind == "exp"), None)
+    if held is None or exponent is None:
+        return None
+    a, b, x = algebra.fractions[held[0]]
+    of: Poly = exponent.args[0]
+    ratios = [Fraction(of.terms.get(k, 0)) / c for k, c in x.terms.items()]
+    one = Poly({((held[0], 1),): 1})
+    rest = Poly({tuple(y for y in m if y[0] is not exponent and y[0] is not held[0]): 1})
+    rest = algebra.mul(rest, algebra.power(one, held[1] - 1))
+    algebra.indices.step(5)
+    if min(ratios) >= 1:
+        left = algebra.mul(rest, algebra.exp(of - x))
+        return algebra.mul(left, (ONE - one.scaled(a)).scaled(plain(1 / Fraction(b))))
+    if max(ratios) < 0:
+        more = algebra.mul(algebra.mul(rest, algebra.exp(of + x)), one).scaled(plain(Fraction(b)))
+        return (algebra.mul(rest, algebra.exp(of)) - more).scaled(plain(1 / Fraction(a)))
+    return None
+
+
+def factored(algebra: Algebra, p: Poly) -> Poly:
+    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as they are."""
+    if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
+        return p
+    (other,) = (m for m in p.terms if m)
+    held = algebra.fractions.get(other[0][0]) if len(other) == 1 and other[0][1] == 1 else None
+    c = p.terms[()]
+    if held is None or p.terms[other] != -c * held[0]:
+        return p
+    return Poly({algebra.times(other, ((algebra.atom("exp", held[2]), 1),)): c * held[1]})
+
+
+# ---------------------------------------------------------------- logarithms
+
+
+def log(algebra: Algebra, p: Poly) -> Poly:
+    """Positive factors and exponentials are taken out."""
+    if p.number is not None:
+        return ZERO if p.number == 1 else algebra.poly("log:float", p)
+    p = factored(algebra, p)
+    if len(p.terms) > 1:
+        return _log_of_sum(algebra, p)
+    ((monomial, c),) = p.terms.items()
+    total, left = ZERO, []
+    for a, power in monomial:
+        part = _log_of_factor(algebra, a)
+        total = total + (ZERO if part is None else part.scaled(power))
+        left += [(a, power)] if part is None else []
+    if c < 0 or not left:
+        rest = Poly({tuple(left): c})
+    else:
+        total, rest = total + log(algebra, number(c)), Poly({tuple(left): 1})
+    if rest.number is not None and rest.number == 1:
+        return total
+    return total + algebra.poly("log:float", rest)
+
+
+def _log_of_factor(algebra: Algebra, a: Atom) -> Poly | None:
+    """The logarithm of a factor that is surely positive."""
+    if a.kind == "exp":
+        one: Poly = a.args[0]
+        return one
+    if not surely_positive(algebra, Poly({((a, 1),): 1})):
+        return None
+    if a.kind in ("inv", "sqrt"):
+        return log(algebra, a.args[0]).scaled(-1 if a.kind == "inv" else Fraction(1, 2))
+    return algebra.poly("log:float", Poly({((a, 1),): 1}))
+
+
+def _log_of_sum(algebra: Algebra, p: Poly) -> Poly:
+    c = abs(Fraction(algebra.content(p)))
+    factor, rest = algebra.shifted(p.scaled(plain(1 / c)))
+    total = factor + log(algebra, number(plain(c)))
+    u = _magnitude(rest)
+    if u is None:
+        return total + algebra.poly("log:float", rest)
+    k, of, whole = u
+    of = of.scaled(-1) if algebra.flipped(of) else of
+    positive = largest(algebra, [((), (), of), ((), (), ZERO)])
+    return total + log(algebra, ONE + algebra.exp(of.scaled(k))) + whole - positive.scaled(k)
+
+
+def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
+    """(k, u, k |u|) of 1 + exp(k |u|) with k > 0."""
+    exponent = next((m[0][0].args[0] for m in p.terms if len(m) == 1 and m[0][0].kind == "exp"), None)
+    if exponent is None or len(p.terms) != 2 or p.terms.get(()) != 1 or sum(p.terms.values()) != 2:
+        return None
+    monomial, k = _single(exponent)
+    if k <= 0 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
+        return None
+    branches = monomial[0][0].args
+    if len(branches) != 2 or any(b or c for b, c, _ in branches) or (branches[0][2] + branches[1][2]).terms:
+        return None
+    return k, branches[0][2], exponent
+
+
+def exp_of_logs(algebra: Algebra, p: Poly) -> Poly | None:
+    """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no such term."""
+    for m, c in p.terms.items():
+        if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != "log:float" or not -8 <= c <= 8 or int(2 * c) != 2 * c:
+            continue
+        of = m[0][0].args[0]
+        if surely_positive(algebra, of):
+            one = algebra.power(of if c == int(c) else algebra.sqrt(of), abs(int(c if c == int(c) else 2 * c)))
+            rest = algebra.exp(Poly({k: v for k, v in p.terms.items() if k != m}))
+            return algebra.mul(algebra.inverse(one) if c < 0 else one, rest)
+    return None
+
+
+# ---------------------------------------------------------------- order
+
+
+def sign_of(algebra: Algebra, kind: str, p: Poly) -> Poly:
+    """A polynomial of the same sign (or the same zeros, for `zero`) with positive factors and strictly increasing functions gone."""
+    common = _common(algebra, [p], frozenset())
+    p = algebra.shifted(_without(p, common))[1]
+    found = _difference(algebra, p)
+    return p if found is None else sign_of(algebra, kind, found)
+
+
+def _difference(algebra: Algebra, p: Poly) -> Poly | None:
+    """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d."""
+    if len(p.terms) != 2 or sum(p.terms.values()) != 0:
+        return None
+    (m, c), (n, _) = p.terms.items()
+    if c < 0:
+        m, n = n, m
+    if not m or not n:
+        exponent = _exponent(p)
+        return None if exponent is None else exponent.scaled(1 if m else -1)
+    if not (len(m) == len(n) == 1 and m[0][1] == n[0][1] == 1 and m[0][0].kind == n[0][0].kind):
+        return None
+    a: Poly = m[0][0].args[0]
+    b: Poly = n[0][0].args[0]
+    if m[0][0].kind == "inv" and surely_positive(algebra, a) and surely_positive(algebra, b):
+        return b - a
+    return a - b if has(m[0][0].kind, "strict") else None
+
+
+def pulled(algebra: Algebra, branches: list[Branch]) -> Poly | None:
+    """A maximum with common positive factors, or one monotone function of every branch, taken out of it."""
+    bound = frozenset(n for b in branches for n in b[0])
+    common = _common(algebra, [p for _, _, p in branches], bound)
+    if common:
+        inner = largest(algebra, [(b, c, _without(p, common)) for b, c, p in branches])
+        return algebra.mul(Poly({common: 1}), inner)
+    first = next((_function(p) for _, _, p in branches if p.number is None), None)
+    if first is None:
+        return None
+    f, c = first
+    increasing = 1 if has(f, "strict", "increasing") else -1 if f == "inv" else 0
+    inner_ = [_inside(algebra, f, c, p) for _, _, p in branches]
+    if not increasing or any(q is None for q in inner_) or not any(_sure(algebra, b) for b in branches):
+        return None
+    sign = increasing * (1 if c > 0 else -1)
+    top = largest(algebra, [(b, e, (q or ZERO).scaled(sign)) for (b, e, _), q in zip(branches, inner_, strict=True)])
+    return algebra.apply(f, top.scaled(sign)).scaled(c)
+
+
+def _function(p: Poly) -> tuple[str, Rational] | None:
+    monomial, c = _single(p)
+    return (monomial[0][0].kind, c) if len(monomial) == 1 and monomial[0][1] == 1 else None
+
+
+def _inside(algebra: Algebra, f: str, c: Rational, p: Poly) -> Poly | None:
+    """q of p = c f(q)."""
+    if p.number is not None:
+        whole = has(f, "integer") and int(p.number) == p.number and c in (1, -1)
+        return p.scaled(plain(1 / Fraction(c))) if whole else None
+    if _function(p) != (f, c):
+        return None
+    q: Poly = next(iter(p.terms))[0][0].args[0]
+    return q if f != "inv" or surely_positive(algebra, q) else None
+
+
+def _sure(algebra: Algebra, branch: Branch) -> bool:
+    """Whether a branch is surely over something."""
+    return inhabited(algebra.indices, list(branch[0]), list(branch[1]))
+
+
+def _common(algebra: Algebra, ps: list[Poly], bound: frozenset[str]) -> Monomial:
+    """The surely positive factors without bound integers that all terms share."""
+    terms = [dict(m) for p in ps for m in p.terms]
+    if not terms or not all(terms):
+        return ()
+    found: list[tuple[Atom, int]] = []
+    for a, power in terms[0].items():
+        least: int = min([t.get(a, 0) for t in terms]) if power > 0 else 0
+        if least > 0 and a.names.isdisjoint(bound) and surely_positive(algebra, Poly({((a, 1),): 1})):
+            found.append((a, least))
+    return tuple(found)
+
+
+def _without(p: Poly, common: Monomial) -> Poly:
+    """The polynomial with factors that all its terms have taken out."""
+    powers = dict(common)
+    return Poly({tuple((a, n) for a, k in m if (n := k - powers.get(a, 0))): c for m, c in p.terms.items()})

@@ -1,0 +1,130 @@
+"""Proofs for every size: both sides' elements at one symbolic index have the same normal form (TensorRight, POPL'25)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, names
+from taso_mirage.meanings.polynomials import Poly, infinite
+from taso_mirage.operators.ops import interpret
+from taso_mirage.prove.arbiter import equal
+from taso_mirage.prove.elements import Element, Elements
+from taso_mirage.prove.folds import forced, refined
+from taso_mirage.prove.matching import Matching
+
+BUDGET = 100_000
+"""Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of folds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Two lists of terms are equal; `steps` measures the work, the same on every machine."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """No proof was found; that says nothing about the terms. `steps` is the work that was spent."""
+
+    why: str
+    steps: int = 0
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Unproved:
+    """Whether every element is equal for all sizes >= 1 of the symbols and all finite real elements of the leaves.
+
+    Where a division by zero or a root of a negative number occurs, nothing is claimed.
+    """
+    xp = Elements(budget)
+    try:
+        pairs = denoted(xp, lhs, rhs)
+        matching = Matching(xp.algebra)
+        for i, (a, b) in enumerate(pairs):
+            why = _differ(xp, matching, a, b)
+            if why is not None:
+                return Unproved(f"output {i}: {why}", xp.indices.steps)
+    except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        return Unproved(str(error) or type(error).__name__, xp.indices.steps)
+    return Proved(xp.indices.steps)
+
+
+def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
+    """The elements of the outputs of both sides, several parts one after the other. Raises Unprovable on types that differ."""
+    outputs = [*lhs, *rhs]
+    env = {
+        n: xp.leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")
+    }
+    if len({n.attr("name") for n in env}) < len(env):
+        raise Unprovable("two leaves of one name")
+    values = interpret(outputs, xp, env)
+    pairs: list[tuple[Element, Element]] = []
+    for left, right in zip(lhs, rhs, strict=True):
+        if left.type != right.type:
+            raise Unprovable(f"types {left.type} and {right.type}")
+        a, b = values[left], values[right]
+        pairs += zip(a, b, strict=True) if isinstance(left.type, tuple) else [(a, b)]  # type: ignore[call-overload]
+    return pairs
+
+
+def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | None:
+    """Why two tensors are not shown to be equal; None if they are."""
+    if 0 in a.shape:
+        return None
+    index = [xp.indices.variable(f"i{k}", n) for k, n in enumerate(a.shape)]
+    for _ in range(12):
+        place = tuple(index)
+        left, right = a.at(place), b.at(place)
+        step = _refinement(xp, left, right)
+        if step is None:
+            break
+        index = [xp.indices.bind(e, step) for e in index]
+    for some, p in left:
+        for others, q in right:
+            given = xp.indices.joined(some, others)
+            if given is not None and not _same(xp, matching, p, q, given, a.type.dtype):
+                return f"{_shown(p)} against {_shown(q)}" + (f" where {list(given)} >= 0" if given else "")
+    return None
+
+
+def _same(xp: Elements, matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str) -> bool:
+    if infinite(p) or infinite(q):
+        return p is q or _impossible(xp, given)
+    free = sorted((p.names | q.names).intersection(xp.indices.extents))
+    found = forced(xp.indices, free, given)
+    if found is not None:
+        step = dict([found])
+        p, q = xp.algebra.bind(p, step), xp.algebra.bind(q, step)
+        rest = xp.indices.joined((), [xp.indices.bind(e, step) for e in given])
+        return rest is None or _same(xp, matching, p, q, rest, dtype)
+    return matching.same(p, q, given) or _impossible(xp, given) or equal(matching, p, q, given, dtype)
+
+
+def _impossible(xp: Elements, given: Conditions) -> bool:
+    """Whether no index satisfies the conditions."""
+    return bool(given) and xp.indices.entails(given, -1, True)
+
+
+def _refinement(xp: Elements, *sides: tuple[tuple[Conditions, Poly], ...]) -> dict[str, Dim] | None:
+    """An output index that is divided by d, and ranges over m * d, becomes two."""
+    for cases in sides:
+        for conditions, p in cases:
+            found = [f for e in conditions for f in floors(e)] + [f for m in p.terms for a, _ in m for f in a.floors]
+            for f in found:
+                for name in sorted(names(f.numerator)):
+                    split = refined(xp.indices, name, f.numerator, f.denominator)
+                    if split is not None:
+                        return {name: split}
+    return None
+
+
+def _shown(p: Poly) -> str:
+    text = "infinite" if infinite(p) else repr(p)
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,1 @@
+"""What is said of a result: summaries, pages, explanations, differences and certificates."""

@@ -1,0 +1,181 @@
+"""The certificate of an optimization: every equality that leads from the original's terms to the result's, with what proves it.
+
+A certificate is plain data. Terms have numbers: those of the original in the order in which they run, then those that the certificate
+makes. Its records are read in their order by `optimize.follow`; docs/soundness.md describes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.ir.dims import Dim, Symbolic, bind
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
+from taso_mirage.report.changes import FOLDING, Heights, Region, leaves_of, regions, with_leaves
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.text import show_graph
+from taso_mirage.search.weights import HALVES
+from taso_mirage.system.files import write_file
+from taso_mirage.verify.cases import Instance, cut_free, resized
+from taso_mirage.verify.proofs import HERE, Proofs, Verdict
+from taso_mirage.version import __version__
+
+FORMAT = "taso_mirage.certificate/1"
+CHECK = "float check"
+"""What an equality without a proof rests on: the whole model was compared with the original's float64 reference."""
+BARE = ("constant", "extents", "absent")
+
+
+def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proofs) -> dict[str, Any]:
+    """The certificate of a result, as JSON data. `equations` are those that its steps name."""
+    book = _Book(result, proofs)
+    for step in result.steps if result.changed else ():
+        for each in step.details or (step,):
+            for region in regions(each, equations):
+                book.enter(region)
+    return {
+        "format": FORMAT,
+        "tool": f"taso-mirage {__version__}",
+        "inputs": [str(n.type) for n in result.original.graph.inputs],
+        "equalities": book.equalities,
+        "records": book.records,
+        "kernels": [str(each) for each in result.kernels],
+    }
+
+
+def write(path: Path, result: Result, proofs: Proofs) -> None:
+    """Write the certificate of a result, atomically."""
+    made = certificate(result, result.named, proofs)
+    write_file(path, json.dumps(made, indent=1) + "\n")
+
+
+class _Book:
+    """Numbers of terms, and what was written so far."""
+
+    def __init__(self, result: Result, proofs: Proofs) -> None:
+        self.proofs = proofs
+        self.equalities: list[dict[str, Any]] = []
+        self.records: list[list[Any]] = []
+        self._heights = Heights()
+        self._numbers: dict[Node, int] = {}
+        self._like: dict[tuple[str, Any], int] = {}
+        self._written: dict[tuple[tuple[str, ...], Instance], int] = {}
+        for node in topological(result.original.graph.outputs):
+            self._number(node)
+
+    def _number(self, node: Node) -> int:
+        if node not in self._numbers:
+            self._numbers[node] = len(self._numbers)
+            self._like.setdefault((node.op, node.attrs), self._numbers[node])
+        return self._numbers[node]
+
+    def of(self, node: Node) -> int:
+        """The number of a term; one over operands that were rewritten since is made, with a record that says like which."""
+        for each in topological([node], stop=self._numbers):
+            like = self._like.get((each.op, each.attrs))
+            if like is None or not each.args:
+                self.records.append(["leaf", *_leaf(each, [self._numbers[a] for a in each.args])])
+            else:
+                self.records.append(["term", like, [self._numbers[a] for a in each.args]])
+            self._number(each)
+        return self._numbers[node]
+
+    def enter(self, region: Region) -> None:
+        """Records of one region: weights that were computed ahead, or an equality between terms."""
+        if region.equations in ((FOLDING,), (HALVES,)):
+            for old, new in region.pairs:
+                if new.op == "weight":
+                    self.records.append(["computed", self.of(old), new.attr("name")])
+                    self._number(new)
+                else:
+                    self.records.append(["folded" if region.equations == (FOLDING,) else "halves", self.of(old)])
+                    self._made(new, self.records[-1])
+            return
+        leaves = leaves_of(region, self._heights)
+        cut = _cut(region, leaves)
+        instance = cut_free(region.olds, region.news, cut)
+        index = self._equality(region.equations, instance)
+        places = {leaf.attr("name"): self.of(node) for node, leaf in cut.items()}
+        for node in topological(region.olds):
+            self.of(node)
+        self.records.append(["equal", index, places])
+        for node in topological(region.news):
+            self._number(node)
+
+    def _made(self, new: Node, record: list[Any]) -> None:
+        record += [n.attr("name") for n in topological([new]) if n.op == "weight" and n not in self._numbers]
+        for node in topological([new]):
+            self._number(node)
+
+    def _equality(self, equations: tuple[str, ...], instance: Instance) -> int:
+        key = (equations, instance)
+        if key not in self._written:
+            self._written[key] = len(self.equalities)
+            self.equalities.append(_written(equations, instance, self.proofs.judge(instance)))
+        return self._written[key]
+
+
+def _written(equations: Sequence[str], instance: Instance, verdict: Verdict) -> dict[str, Any]:
+    lhs, rhs = texts(instance)
+    found: dict[str, Any] = {"equations": list(equations), "lhs": lhs, "rhs": rhs}
+    if not verdict:
+        return {**found, "proof": CHECK, "why": verdict.why}
+    found["proof"] = "bounded" if verdict.covers == HERE else "symbolic"
+    if verdict.case.instance != instance:
+        case_lhs, case_rhs = texts(verdict.case.instance)
+        sizes = sizes_of(verdict.case.instance, instance)
+        if resized(verdict.case.instance, sizes) == instance:
+            found["case"] = {"lhs": case_lhs, "rhs": case_rhs, "sizes": {k: str(v) for k, v in sizes.items()}}
+    return found
+
+
+def texts(instance: Instance) -> tuple[str, str]:
+    """Both sides as functions over common inputs."""
+    leaves = instance.leaves
+    return show_graph(Graph(leaves, instance.lhs), "lhs"), show_graph(Graph(leaves, instance.rhs), "rhs")
+
+
+def sizes_of(case: Instance, instance: Instance) -> dict[str, Dim]:
+    """What the letters of a case are at an instance of it."""
+    found: dict[str, Dim] = {}
+    here = {n.attr("name"): n for n in instance.leaves}
+    for leaf in case.leaves:
+        for letter, dim in zip(leaf.shape, here[leaf.attr("name")].shape, strict=True):
+            _learn(letter, dim, found)
+    there = zip(topological((*case.lhs, *case.rhs)), topological((*instance.lhs, *instance.rhs)), strict=False)
+    for node, actual in there:
+        for (_, value), (_, fixed) in zip(node.attrs, actual.attrs, strict=False):
+            for letter, dim in zip(_parts(value), _parts(fixed), strict=False):
+                _learn(letter, dim, found)
+    return found
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
+    """A letter, or a multiple of one once the others in it are known."""
+    left = bind(letter, found) if isinstance(letter, Symbolic) and isinstance(dim, int | Symbolic) else 0
+    if isinstance(left, Symbolic) and len(left.terms) == 1:
+        monomial, count = left.terms[0]
+        unknown = [(atom, power) for atom, power in monomial if isinstance(atom, str) and power == 1]
+        if len(unknown) == len(monomial) == 1:
+            found.setdefault(str(unknown[0][0]), dim // count)
+
+
+def _cut(region: Region, leaves: frozenset[Node]) -> dict[Node, Node]:
+    """Leaves with names in the order in which they are met; constants and sizes stay what they are."""
+    cut: dict[Node, Node] = {}
+    for node in with_leaves((*region.olds, *region.news), leaves):
+        if node in leaves and node.op not in BARE and node is not ABSENT and isinstance(node.type, Tensor):
+            cut.setdefault(node, variable(f"x{len(cut)}", node.type))
+    return cut
+
+
+def _leaf(node: Node, args: list[int]) -> Iterator[Any]:
+    """A term like none before: a constant or sizes, as text."""
+    yield show_graph(Graph((), (node,))) if not node.args else [node.op, args]

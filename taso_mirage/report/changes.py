@@ -1,0 +1,311 @@
+"""What an optimization changed: every step as two small graphs over common operands, equal ones counted once."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply, directed, matches
+from taso_mirage.search.steps import Step
+from taso_mirage.search.weights import HALVES
+
+FOLDING = "constant folding"
+"""The name under which weights that are computed ahead stand among the equations of a step."""
+MOST = 64
+"""Terms of a region whose operands are not known from a match; what lies deeper is an operand."""
+BARE = ("constant", "extents", "absent")
+Pairs = tuple[tuple[Node, Node], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A rewrite that happened at `places` (names of the original's values): `before` became `after`, over the same inputs.
+
+    Leaves have canonical names, so the same rewrite in twelve layers is one change of twelve places.
+    """
+
+    equations: tuple[str, ...]
+    before: Graph
+    after: Graph
+    places: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Terms that were replaced at one place, and the operands (if a match gave them) below which nothing changed."""
+
+    equations: tuple[str, ...]
+    pairs: Pairs
+    operands: frozenset[Node] | None
+
+    @property
+    def news(self) -> tuple[Node, ...]:
+        return tuple(new for _, new in self.pairs)
+
+    @property
+    def olds(self) -> tuple[Node, ...]:
+        return tuple(old for old, _ in self.pairs)
+
+
+def leaves_of(region: Region, heights: Heights) -> frozenset[Node]:
+    """The operands of a region: what a match gave, or the highest terms that both sides reach."""
+    return _boundary(region, heights) if region.operands is None else region.operands
+
+
+def changes(original: Model, steps: Sequence[Step], equations: Mapping[str, Equation]) -> list[Change]:
+    """The distinct changes of the steps from the original's terms, in the order of their first places.
+
+    `equations` are those that the steps name, by name; the reverse of one is called `name~`.
+    """
+    names = carried(original, steps)
+    heights = Heights()
+    found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
+    for region in _chained(r for step in steps for r in regions(step, equations)):
+        leaves = leaves_of(region, heights)
+        before, after = _canonical(region, leaves)
+        if before != after:
+            found.setdefault((region.equations, before, after), []).append(_place(region, leaves, names))
+    return [Change(*key, places=tuple(places)) for key, places in found.items()]
+
+
+def _chained(regions: Iterable[Region]) -> Iterator[Region]:
+    """Regions of which each replaces just what the one before it made are one, from the first old to the last new."""
+    current: Region | None = None
+    for region in regions:
+        if current is not None and current.news == region.olds:
+            pairs = tuple(zip(current.olds, region.news, strict=True))
+            current = Region((*current.equations, *region.equations), pairs, None)
+            continue
+        if current is not None:
+            yield current
+        current = region
+    if current is not None:
+        yield current
+
+
+# ---------------------------------------------------------------- regions
+
+
+def regions(step: Step, equations: Mapping[str, Equation]) -> Iterator[Region]:
+    """What a step replaced, each region free of the context that only carries it on."""
+    pairs = tuple(step.table.items())
+    if step.equations in ((FOLDING,), (HALVES,)):
+        yield from (Region(step.equations, (pair,), None) for pair in pairs)
+        return
+    taken = [_directed(name, equations) for name in step.equations if name != FOLDING]
+    known = [e for e in taken if e is not None]
+    inner = _innermost(pairs, known if len(known) == len(taken) else ())
+    if inner:
+        exact = _found(known[0], inner) if len(known) == len(step.equations) == 1 else None
+        yield exact or Region(step.equations, inner, None)
+
+
+def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
+    stated, backward = directed(name)
+    equation = equations.get(stated)
+    return _reversed(equation) if equation is not None and backward else equation
+
+
+@cache
+def _reversed(equation: Equation) -> Equation | None:
+    return equation.reverse()
+
+
+def _innermost(pairs: Pairs, equations: Sequence[Equation]) -> Pairs:
+    """The pairs below the context: a term that no equation rewrote, and that differs in its operands only, is context.
+
+    Its operands were equal one by one, because they were rewritten and it was put over the results.
+    """
+    found: dict[tuple[Node, Node], None] = {}
+    seen: set[tuple[Node, Node]] = set()
+    pending = list(reversed(pairs))
+    while pending:
+        old, new = pair = pending.pop()
+        if old is new or pair in seen:
+            continue
+        seen.add(pair)
+        inner = (old.args[0], new.args[0]) if old.op == new.op == "item" else pair  # a region's outputs are tensors
+        if _is_context(*pair, equations) and (inner == pair or _is_context(*inner, equations)):
+            pending += reversed(list(zip(inner[0].args, inner[1].args, strict=True)))
+        else:
+            found[pair] = None
+    return tuple(found)
+
+
+def _is_context(old: Node, new: Node, equations: Sequence[Equation]) -> bool:
+    same = old.op == new.op and old.attrs == new.attrs and len(old.args) == len(new.args)
+    if not same or not equations or any(a.type != b.type for a, b in zip(old.args, new.args, strict=True)):
+        return False
+    first, *later = equations
+    if later:
+        return not _matches_alone(first, old) and not any(old.op in e.roots for e in later)
+    return not (_turns(first, old, new) if len(first.roots) == 1 else _matches_alone(first, old))
+
+
+def _turns(equation: Equation, old: Node, new: Node) -> bool:
+    """Whether an equation with one output rewrites one term to the other."""
+    return any(apply(equation, found) == (new,) for found in matches(equation, old))
+
+
+def _matches_alone(equation: Equation, node: Node) -> bool:
+    """Whether a term has the operators of one of the outputs of the left-hand side; attributes and guards are not asked."""
+    sides = (Graph(equation.lhs.inputs, (_bare(o),)) for o in equation.lhs.outputs if o.op == node.op)
+    return any(next(matches(Equation("", side, side), node), None) is not None for side in sides)
+
+
+@cache
+def _bare(pattern: Node) -> Node:
+    if pattern.op in ("input", "splat") or not pattern.args:
+        return pattern
+    return Node(pattern.op, tuple(map(_bare, pattern.args)))
+
+
+def _found(equation: Equation, pairs: Pairs) -> Region | None:
+    """The application of the equation that turned the old terms into the new ones, with what its variables stood for."""
+    olds, news = (tuple(side) for side in zip(*pairs, strict=True))
+    nodes, around = list(olds), {}
+    if len(equation.roots) > 1:  # its outputs may be deeper: terms above them look like one of them
+        order, kept = topological(olds), set(topological(news))
+        nodes += [n for n in reversed(order) if n not in kept]
+        around = users(order)
+    for node in nodes:
+        for found in matches(equation, node, around):
+            results = apply(equation, found)
+            if isinstance(results, NoMatch):
+                continue
+            table = {old: new for old, new in zip(found.outputs, results, strict=True) if old is not new}
+            if table and substitute(olds, table) == news:
+                return Region((equation.name,), tuple(table.items()), frozenset(found.operands.values()))
+    return None
+
+
+class Heights(dict[Node, int]):
+    """The longest way from a term down to a leaf."""
+
+    def __missing__(self, node: Node) -> int:
+        for each in topological([node], stop=self):
+            self[each] = 1 + max((self[a] for a in each.args), default=-1)
+        return self[node]
+
+
+OLD, NEW = 1, 2
+
+
+def _boundary(region: Region, heights: Heights) -> frozenset[Node]:
+    """The highest terms that both sides reach (or leaves), found from above: when a term's turn comes, all above it have had theirs."""
+    marks: dict[Node, int] = {}
+    heap: list[tuple[int, int, Node]] = []
+
+    def reach(node: Node, mark: int) -> None:
+        if node not in marks:
+            heapq.heappush(heap, (-heights[node], len(marks), node))
+        marks[node] = marks.get(node, 0) | mark
+
+    for side, mark in ((region.olds, OLD), (region.news, NEW)):
+        for node in side:
+            reach(node, mark)
+    roots = {*region.olds, *region.news}
+    leaves: set[Node] = set()
+    inside = 0
+    while heap:
+        _, _, node = heapq.heappop(heap)
+        both = marks[node] == OLD | NEW and isinstance(node.type, Tensor) and node not in roots
+        if both or inside >= MOST or not node.args or _opaque(node):
+            leaves.add(node)
+            continue
+        inside += 1
+        for arg in node.args:
+            reach(arg, marks[node])
+    return frozenset(leaves)
+
+
+def _opaque(node: Node) -> bool:
+    return node.op == "opaque" or (node.op == "item" and node.args[0].op == "opaque")
+
+
+# ---------------------------------------------------------------- canonical form and names
+
+
+def _canonical(region: Region, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
+    """Both sides over leaves that are named in the order in which they are met."""
+    done: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    weights = 0
+    for node in with_leaves((*region.olds, *region.news), leaves):
+        if node not in leaves:
+            done[node] = with_args(node, tuple(done[a] for a in node.args))
+        elif node.op in BARE or not isinstance(node.type, Tensor):
+            done[node] = node
+        elif is_weight(node):
+            weights += 1
+            done[node] = weight(f"w{weights}", node.type)
+        else:
+            done[node] = variable(f"x{len(inputs) + 1}", node.type)
+            inputs.append(done[node])
+    before, after = (tuple(done[n] for n in side) for side in (region.olds, region.news))
+    return Graph(tuple(inputs), before), Graph(tuple(inputs), after)
+
+
+def with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[Node]:
+    """All terms down to the leaves, operands first, the leaves too, each once."""
+    given: set[Node] = set()
+    for node in topological(outputs, stop=leaves):
+        for arg in node.args:
+            if arg in leaves and arg not in given:
+                given.add(arg)
+                yield arg
+        yield node
+    yield from (n for n in dict.fromkeys(outputs) if n in leaves and n not in given)
+
+
+def _place(region: Region, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
+    """The name of the value that was replaced; where it has none, that of a weight beside it."""
+    for old in region.olds:
+        if old in names:
+            return names[old]
+    for node in with_leaves(region.olds, leaves):
+        if node.op == "weight" and node in names:
+            return f"near {names[node]}"
+    return ""
+
+
+def carried(original: Model, steps: Sequence[Step]) -> dict[Node, str]:
+    """Names of the original's values, and of the terms that they became on the way."""
+    names: dict[Node, str] = dict(original.names)
+    names.update(zip(original.graph.outputs, original.output_names, strict=True))
+    current = original.graph.outputs
+    for sweep, group in groupby(steps, key=lambda step: step.sweep):
+        tables = [step.table for step in group]
+        if sweep:
+            tables = [{old: new for table in tables for old, new in table.items()}]
+        for table in tables:
+            current = _rename(current, table, bool(sweep), names)
+    return names
+
+
+def _rename(
+    outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
+) -> tuple[Node, ...]:
+    """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to what replaces them."""
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))
+        met = [new]
+        while new in table and (sweep or len(met) == 1) and table[new] not in met:
+            new = table[new]
+            met.append(new)
+        if node in names and node.args:
+            for each in met:
+                names.setdefault(each, names[node])
+        done[node] = new
+    return tuple(done[o] for o in outputs)

@@ -1,0 +1,322 @@
+"""Rules and graphs as pictures: small layered graphs (Sugiyama's method: layers, order by medians, places), written as SVG."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import show_shape
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
+from taso_mirage.operators.expressions import is_weight, splat_value
+from taso_mirage.operators.ops import get
+from taso_mirage.rewriting.equation import REST, instantiate
+from taso_mirage.rewriting.library import Rule
+
+FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
+LETTER = 7.3
+"""Width of a letter at 12 px."""
+LINE, PAD, GAP, RISE = 16.0, 9.0, 22.0, 38.0
+"""Height of a line of text, space around it, space between boxes of one layer and between layers."""
+SWEEPS = 8
+STYLE = {
+    "operator": ("#e3edfb", "#4a78b5"),
+    "operand": ("#ffffff", "#8a8a8a"),
+    "number": ("#f6f0e1", "#b39b56"),
+    "weight": ("#e9f3e6", "#7ba36d"),
+    "ahead": ("#e9f3e6", "#7ba36d"),
+    "output": ("none", "none"),
+}
+ARROW = (
+    '<marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0,0 L8,4 L0,8 z" fill="#666" class="arrow"/></marker>'
+)
+"""The head of every edge; a page with drawings inside defines it once."""
+
+
+@dataclass(eq=False)
+class _Box:
+    """One drawn thing: what stands in it, its layer, and the boxes above that it is made of. A box without lines is a bend."""
+
+    kind: str
+    lines: tuple[str, ...]
+    layer: int
+    above: list[_Box] = field(default_factory=list)
+    below: list[_Box] = field(default_factory=list)
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return max((len(t) for t in self.lines), default=0) * LETTER + 2 * PAD if self.lines else 4.0
+
+    @property
+    def height(self) -> float:
+        return len(self.lines) * LINE + PAD if self.lines else 0.0
+
+
+def draw(rule: Rule) -> str:
+    """The rule as an SVG document: the two sides side by side, inputs with shapes, operators with attributes, and the guard."""
+    types = _types(rule)
+    left, right = (_layout(side, types) for side in (rule.equation.lhs, rule.equation.rhs))
+    wide, high = (max(_extent(left)[i], _extent(right)[i]) for i in (0, 1))
+    middle = 90.0
+    text = rule.equation.where.source if rule.equation.where is not None else ""
+    columns = int((2 * wide + middle) / LETTER)
+    notes = textwrap.wrap(f"where {text}", max(columns, 40), subsequent_indent="      ") if text else []
+    width = max(2 * wide + middle, *(len(n) * LETTER for n in (*notes, rule.name))) + 2 * GAP
+    height = high + 3 * LINE + len(notes) * LINE + 2 * GAP
+    top, side = GAP + 2 * LINE, (width - 2 * wide - middle) / 2
+    parts = [_text(GAP, GAP + 6, rule.name, "start", 'font-weight="bold" fill="#222"')]
+    parts += _shifted(left, side + (wide - _extent(left)[0]) / 2, top + (high - _extent(left)[1]) / 2)
+    parts.append(_text(width / 2, top + high / 2 + 10, "=", "middle", 'font-size="30" fill="#444"'))
+    parts += _shifted(
+        right, side + wide + middle + (wide - _extent(right)[0]) / 2, top + (high - _extent(right)[1]) / 2
+    )
+    parts += [
+        _text(GAP, top + high + 2 * LINE + i * LINE, note, "start", 'fill="#555"') for i, note in enumerate(notes)
+    ]
+    return _document(width, height, parts)
+
+
+def draw_graph(graph: Graph, label: str) -> str:
+    """A graph of typed terms as an SVG element for a page: no name space, and no arrow (`ARROW`) of its own.
+
+    Its parts have classes (`paper`, `edge`, `operator`, `ahead`, `operand`, `weight`, `number`, `output`), so that a page may colour them,
+    and `--natural` is its width.
+    """
+    boxes = _layout(graph, {node: node.type for node in graph})
+    wide, high = (length + 2 * GAP for length in _extent(boxes))
+    label = f'class="drawing" style="--natural:{wide:.0f}px" role="img" aria-label="{escape(label)}"'
+    return _element(wide, high, _shifted(boxes, GAP, GAP), label)
+
+
+def _types(rule: Rule) -> dict[Node, Any]:
+    """The type of every term of both sides at the rule's typing, as far as it has one."""
+    names = dict(rule.attributes) | {name: rule.operand(name, type) for name, type in rule.given}
+    like = next((type.dtype for _, type in rule.given), "float32")
+    found: dict[Node, Any] = {}
+    for node in (*rule.equation.lhs, *rule.equation.rhs):
+        try:
+            found[node] = instantiate(Graph((), (node,)), names, like)[0].type
+        except (TasoMirageError, LookupError, TypeError, ValueError):
+            continue
+    return found
+
+
+# ---------------------------------------------------------------- boxes
+
+
+def _boxes(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
+    """A box for every term and every output; an operand stands just above its first use."""
+    found: dict[Node, _Box] = {}
+    for node in side:
+        if node is ABSENT:
+            continue
+        above = [found[a] for a in node.args if a is not ABSENT]
+        layer = 1 + max((b.layer for b in above), default=-1)
+        found[node] = _Box(_kind(node), _lines(node, types.get(node)), layer, above)
+    several = len(side.outputs) > 1
+    outputs = [
+        _Box("output", (f"output {i + 1}" if several else "output",), found[o].layer + 1, [found[o]])
+        for i, o in enumerate(side.outputs)
+    ]
+    last = max(b.layer for b in outputs)
+    for output in outputs:
+        output.layer = last
+    boxes = [*found.values(), *outputs]
+    for box in boxes:
+        if not box.above:
+            box.layer = min(b.layer for b in boxes if box in b.above) - 1
+    return boxes
+
+
+def _kind(node: Node) -> str:
+    return KINDS.get(node.op) or ("ahead" if is_weight(node) else "operator")
+
+
+KINDS = {"input": "operand", "weight": "weight", "splat": "number", "constant": "number", "extents": "number"}
+
+
+def _lines(node: Node, type: Any) -> tuple[str, ...]:
+    shape = show_shape(type.shape) if isinstance(type, Tensor) and type.shape is not None else ""
+    if node.op in ("input", "weight"):
+        name = str(node.attr("name"))
+        return (f"{name} {shape}",) if shape else (name,)
+    if node.op == "splat":
+        return (f"{node.attr('value'):g}",)
+    if node.op == "constant":
+        value = splat_value(node)
+        return (f"constant {shape}" if value is None else f"{value:g} {shape}".removesuffix(" []"),)
+    if node.op == "extents":
+        return (f"sizes {show_shape(node.attr('values'))}",)
+    if node.op == "opaque":
+        return tuple(t for t in (str(node.attr("call")), shape) if t)
+    if node.op == "item":
+        return (f"part {node.attr('index')} {shape}".strip(),)
+    return tuple(t for t in (node.op, *_attribute_lines(node), shape) if t)
+
+
+def _attribute_lines(node: Node) -> Iterator[str]:
+    """The attributes that are not the operator's default, one a line."""
+    defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
+    for key, value in node.attrs:
+        if key == REST:
+            yield f"**{value}"
+        elif value is not None and value != defaults[key]:
+            yield from textwrap.wrap(f"{key}={_value(value)}", 34, subsequent_indent="  ", max_lines=8)
+
+
+def _value(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) and len(value) > 1 else str(value)
+
+
+# ---------------------------------------------------------------- places
+
+
+def _layout(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
+    """All boxes of one side, bends included, with their places; the left upper corner is the origin."""
+    boxes = _boxes(side, types)
+    boxes += _bends(boxes)
+    layers: list[list[_Box]] = [[] for _ in range(1 + max(b.layer for b in boxes))]
+    for box in boxes:
+        layers[box.layer].append(box)
+        for each in box.above:
+            each.below.append(box)
+    for i in range(SWEEPS):
+        _order(layers, downwards=i % 2 == 0)
+    for layer in layers:
+        _pack(layer, [0.0] * len(layer))
+    for i in range(4 * SWEEPS):
+        for layer in layers if i % 2 == 0 else reversed(layers):
+            _pack(layer, [_mean(b, (b.above or b.below) if i % 2 == 0 else (b.below or b.above)) for b in layer])
+    _stack(layers)
+    left = min(b.x - b.width / 2 for b in boxes)
+    for box in boxes:
+        box.x -= left
+    return boxes
+
+
+def _bends(boxes: Iterable[_Box]) -> list[_Box]:
+    """Edges over several layers get a bend in each, so that they go around the boxes between."""
+    bends: list[_Box] = []
+    for box in boxes:
+        for i, start in enumerate(box.above):
+            end = start
+            for layer in range(start.layer + 1, box.layer):
+                bend = _Box("bend", (), layer, [end])
+                bends.append(bend)
+                end = bend
+            box.above[i] = end
+    return bends
+
+
+def _order(layers: list[list[_Box]], downwards: bool) -> None:
+    """Sort every layer by the mean place of what its boxes hang on, operands in their order; ties keep theirs."""
+    for k in range(len(layers)) if downwards else reversed(range(len(layers))):
+        other = layers[k - 1] if downwards and k else layers[k + 1] if not downwards and k + 1 < len(layers) else []
+        place = {id(b): i for i, b in enumerate(other)}
+
+        def key(item: tuple[int, _Box], place: dict[int, int] = place) -> float:
+            i, box = item
+            near = [float(place[id(b)]) for b in box.above if id(b) in place]
+            near += [place[id(b)] + b.above.index(box) / len(b.above) / 2 for b in box.below if id(b) in place]
+            return sum(near) / len(near) if near else float(i)
+
+        layers[k][:] = [box for _, box in sorted(enumerate(layers[k]), key=key)]
+
+
+def _mean(box: _Box, others: list[_Box]) -> float:
+    return sum(o.x for o in others) / len(others) if others else box.x
+
+
+def _pack(layer: list[_Box], wanted: list[float]) -> None:
+    """Boxes as near to their wanted places as order and gaps allow: pushed right from the left, then back by their mean excess."""
+    edge = float("-inf")
+    for box, x in zip(layer, wanted, strict=True):
+        box.x = max(x, edge + GAP + box.width / 2)
+        edge = box.x + box.width / 2
+    excess = sum(b.x - x for b, x in zip(layer, wanted, strict=True)) / max(len(layer), 1)
+    for box in layer:
+        box.x -= excess
+
+
+def _stack(layers: list[list[_Box]]) -> None:
+    y = 0.0
+    for layer in layers:
+        height = max(b.height for b in layer)
+        for box in layer:
+            box.y = y + height / 2
+        y += height + RISE
+
+
+def _extent(boxes: list[_Box]) -> tuple[float, float]:
+    return max(b.x + b.width / 2 for b in boxes), max(b.y + b.height / 2 for b in boxes)
+
+
+# ---------------------------------------------------------------- SVG
+
+
+def _shifted(boxes: list[_Box], x: float, y: float) -> list[str]:
+    inside = [*(e for b in boxes for e in _edges(b)), *(_shape(b) for b in boxes if b.lines)]
+    return [f'<g transform="translate({x:.1f},{y:.1f})">', *inside, "</g>"]
+
+
+def _edges(box: _Box) -> Iterator[str]:
+    """Lines into a box, at one place each along its upper side, in the order of the operands; bends are passed smoothly."""
+    if box.kind == "bend":
+        return
+    count = len(box.above)
+    span = min(box.width - 2 * PAD, 26.0 * (count - 1))
+    for i, end in enumerate(box.above):
+        port = box.x + (span * i / (count - 1) - span / 2 if count > 1 else 0.0)
+        points = [(port, box.y - box.height / 2)]
+        while end.kind == "bend":
+            points.append((end.x, end.y))
+            (end,) = end.above
+        points.append((end.x, end.y + end.height / 2))
+        yield f'<path d="{_curve(points[::-1])}" fill="none" stroke="#666" class="edge" marker-end="url(#arrow)"/>'
+
+
+def _curve(points: list[tuple[float, float]]) -> str:
+    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        half = (y0 + y1) / 2
+        path += f" C{x0:.1f},{half:.1f} {x1:.1f},{half:.1f} {x1:.1f},{y1:.1f}"
+    return path
+
+
+def _shape(box: _Box) -> str:
+    fill, stroke = STYLE[box.kind]
+    left, top = box.x - box.width / 2, box.y - box.height / 2
+    named = box.kind in ("operator", "ahead")
+    radius = 5.0 if named else box.height / 2
+    parts = [
+        f'<g class="{box.kind}"><rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
+        f'fill="{fill}" stroke="{stroke}"/>'
+    ]
+    for i, line in enumerate(box.lines):
+        head = named and i == 0
+        style = 'font-weight="bold" fill="#1d3557"' if head else 'fill="#333"'
+        parts.append(_text(box.x, top + PAD / 2 + 12 + i * LINE, line, "middle", style))
+    return "".join([*parts, "</g>"])
+
+
+def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style} xml:space="preserve">{escape(text)}</text>'
+
+
+def _document(width: float, height: float, parts: Iterable[str]) -> str:
+    return _element(width, height, [f"<defs>{ARROW}</defs>", *parts], 'xmlns="http://www.w3.org/2000/svg"') + "\n"
+
+
+def _element(width: float, height: float, parts: Iterable[str], attributes: str) -> str:
+    head = (
+        f'<svg {attributes} width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{FONT}" font-size="12">'
+    )
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff" class="paper"/>', *parts, "</svg>"])

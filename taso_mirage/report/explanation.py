@@ -1,0 +1,39 @@
+"""What is said of one change: the equation that made it, what it won, and its proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taso_mirage.report.changes import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """An equation in the direction in which it was taken, its guard, and what it stands on.
+
+    `region`: for a corrected mutant, a picture of where it is right without corrections.
+    """
+
+    name: str
+    text: str
+    where: str
+    evidence: str
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A change with the seconds of one place before and after: predicted, and measured as models of their own (None: not measured).
+
+    `ground` says what the change stands on at these sizes: a proof, or the check of the whole model.
+    """
+
+    change: Change
+    predicted: tuple[float, float]
+    measured: tuple[float, float] | None
+    ground: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Predicted seconds won at all places."""
+        return self.change.count * (self.predicted[0] - self.predicted[1])

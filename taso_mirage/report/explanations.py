@@ -1,0 +1,241 @@
+"""Why an optimized model is faster and right: for every distinct change its gain, predicted and measured, and its equations with proofs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from taso_mirage.ir.terms import Graph
+from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.shapes import Workloads
+from taso_mirage.operators import ops
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.work import size, sized
+from taso_mirage.partial.source import Mutation
+from taso_mirage.report.changes import FOLDING, Change
+from taso_mirage.report.explanation import Explanation, Statement
+from taso_mirage.report.result import Result
+from taso_mirage.report.rule_in_words import grounds
+from taso_mirage.rewriting import library
+from taso_mirage.rewriting.equation import Equation, directed, work_terms
+from taso_mirage.rewriting.text import laws, show_equation, show_graph
+from taso_mirage.search.config import Config, Progress, measuring
+from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
+from taso_mirage.search.passes import Context
+from taso_mirage.search.rulesets import rules
+from taso_mirage.search.weights import HALVES
+from taso_mirage.verify.cases import Instance
+from taso_mirage.verify.proofs import HERE, Proofs
+
+MEASURING = 30.0
+"""Seconds that measuring all changes may take together; the rest are left unmeasured."""
+EACH, LARGEST = 0.1, 1 << 29
+"""Seconds that a change is measured, and bytes of operands up to which it is."""
+
+
+def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
+    """The distinct changes of a result, the largest predicted gain first. Measures for about `seconds` at most."""
+    found = result.changes
+    opsets = {"com.microsoft": 1, **result.original.opsets}
+    context = Context(opsets, result.original.sizes, target=result.target)
+    proofs = Proofs(proofs_path())
+    with measuring(config) as (cache, executor):
+        term = Weighted(context, result.workloads, cache if config.measure else None, executor)
+        cost = Cost(term)
+        predicted = {c: (cost(c.before.outputs), cost(c.after.outputs)) for c in found}
+        found.sort(key=lambda c: c.count * (predicted[c][1] - predicted[c][0]))
+        end = time.monotonic() + seconds
+        listed: list[Explanation] = []
+        for i, change in enumerate(found):
+            progress("explain", i, len(found))
+            timed = config.measure and time.monotonic() < end
+            measured = measured_seconds(change, term, result.workloads) if timed else None
+            listed.append(Explanation(change, predicted[change], measured, ground(change, proofs)))
+    proofs.close()
+    return listed
+
+
+def ground(change: Change, proofs: Proofs) -> str:
+    """What a change stands on: the verdict on its case (docs/soundness.md)."""
+    if change.equations in ((FOLDING,), (HALVES,)):
+        return "computed from constants and weights"
+    verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
+    if verdict:
+        return "proved for these sizes" if verdict.covers == HERE else "proved for every size of its case"
+    return "not proved as a whole: each of its equations was proved where it was applied, or the check of the model compares it"
+
+
+def measured_seconds(change: Change, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
+    """Seconds of both sides as models of their own, run in turn where `term` measures; None where that cannot be done."""
+    if not work_terms(change.before):
+        return None  # computed ahead: it takes no time at a run
+    leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
+    try:
+        largest = max(sum(size(sized(n.type, sizes)) for n in leaves) for sizes, _ in workloads)
+    except UNMEASURABLE:  # a size that only the run shows
+        return None
+    if largest > LARGEST:
+        return None
+    times = term.in_turn((change.before.outputs, change.after.outputs), EACH)
+    return None if times is None else (times[0], times[1])
+
+
+# ---------------------------------------------------------------- equations
+
+
+@cache
+def statements() -> Mapping[str, Statement]:
+    """Every equation that the optimizer may apply, by name."""
+    found = {law.name: _of_law(law.name, show_equation(law)) for law in laws()}
+    for rule in library.load():
+        evidence = f"generated rule of substitutions/{rule.family}.toml: {grounds(rule.evidence)}"
+        found[rule.name] = _statement(rule.name, show_equation(rule.equation), evidence)
+    return found
+
+
+def _of_law(name: str, text: str) -> Statement:
+    file = ops.get(name.rpartition(".")[0]).body.__module__.replace(".", "/")
+    evidence = f"law stated beside its operator ({file}.py): fuzzed on random legal typings and, where possible, proved by the tests"
+    return _statement(name, text, evidence)
+
+
+def _of_mutant(each: Mutation) -> Statement:
+    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation is in words."""
+    what = f"a mutant of this program ({', then '.join(each.families)})"
+    corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
+    return Statement(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
+
+
+def _statement(name: str, text: str, evidence: str) -> Statement:
+    body, _, guard = text.partition(" where ")
+    return Statement(name, body, guard, evidence)
+
+
+def statement(name: str, result: Result | None = None) -> Statement:
+    """The equation of a step's name, in the direction in which it was read. Mutants and the user's own rules are those of a result."""
+    mutants = {} if result is None else result.mutations.by_name
+    if name in mutants:
+        return _of_mutant(mutants[name])
+    if name == FOLDING:
+        return Statement(name, "terms over weights alone become weights", "", "computed ahead in float64")
+    stated, backward = directed(name)
+    equation = (known() if result is None else result.named).get(stated)
+    if equation is None:
+        return Statement(name, "", "", "no equation of that name is known here")
+    own = _statement(stated, show_equation(equation), "a rule of yours, proved where it was applied")
+    forward = statements().get(stated, own)
+    reverse = equation.reverse() if backward else None
+    if reverse is None:
+        return forward
+    return _statement(name, show_equation(reverse), f"{forward.evidence} (read from right to left)")
+
+
+@cache
+def known() -> Mapping[str, Equation]:
+    """All rules by name."""
+    return {each.name: each for each in rules()}
+
+
+# ---------------------------------------------------------------- as data and text
+
+
+def as_data(listed: Sequence[Explanation], result: Result | None = None) -> list[dict[str, Any]]:
+    """The changes as JSON data; seconds are of one place."""
+    return [
+        {
+            "count": each.change.count,
+            "places": list(each.change.places),
+            "equations": [_fields(statement(name, result)) for name in each.change.equations],
+            "predicted": {"before": each.predicted[0], "after": each.predicted[1]},
+            "measured": None if each.measured is None else {"before": each.measured[0], "after": each.measured[1]},
+            "ground": each.ground,
+            "before": show_graph(each.change.before),
+            "after": show_graph(each.change.after),
+        }
+        for each in listed
+    ]
+
+
+def _fields(each: Statement) -> dict[str, str]:
+    found = {"name": each.name, "equation": each.text, "where": each.where, "evidence": each.evidence}
+    return found | ({"right without correction": each.region} if each.region else {})
+
+
+def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Iterator[str]:
+    """The changes as text; an equation is stated where it comes first."""
+    total = sum(each.change.count for each in listed)
+    yield (
+        f"{len(listed)} distinct changes at {total} places, the largest predicted gain first" if total else "no changes"
+    )
+    stated: set[str] = set()
+    for i, each in enumerate(listed, 1):
+        yield ""
+        yield f"{i}. {each.change.count} x {outline(each.change)}"
+        yield f"   at {shortened(each.change.places)}"
+        yield f"   {gains(each)}"
+        if each.ground:
+            yield f"   {each.ground}"
+        for name in dict.fromkeys(each.change.equations):
+            yield f"   by {name}" + (" (above)" if name in stated else "")
+            if name not in stated:
+                stated.add(name)
+                yield from (f"      {line}" for line in _stated(statement(name, result)))
+
+
+def _stated(each: Statement) -> Iterator[str]:
+    yield each.text
+    if each.where:
+        yield f"where {each.where}"
+    yield f"evidence: {each.evidence}"
+    if each.region:
+        yield "right without correction (.), corrected (#):"
+        yield from each.region.splitlines()
+
+
+def outline(change: Change) -> str:
+    """The operators that went and came, those on both sides left out: `add, layer_norm -> skip_layer_norm`."""
+    sides = (_operators(change.before, change.after), _operators(change.after, change.before))
+    return " -> ".join(side or "nothing" for side in sides)
+
+
+def _operators(side: Graph, other: Graph) -> str:
+    """The operators of one side that are not, term for term, on the other; those over weights alone only if there are no others."""
+    common = set(other)
+    own = [n for n in side if n.args and n.op != "item" and n not in common]
+    shown = [n for n in own if not is_weight(n)] or own
+    if not shown:
+        shown = [n for n in side.outputs if n.op in ("weight", "constant", "extents")]
+    return ", ".join(op if n == 1 else f"{n} {op}" for op, n in Counter(n.op for n in shown).items())
+
+
+def shortened(places: Sequence[str], most: int = 6) -> str:
+    """The first few places by name, and how many more there are."""
+    named = [p for p in places if p][:most]
+    rest = len(places) - len(named)
+    if not named:
+        return f"{rest} places without a name" if rest > 1 else "a place without a name"
+    return ", ".join(named) + (f" and {rest} more" if rest else "")
+
+
+def gains(each: Explanation) -> str:
+    """Predicted and measured seconds of one place, in words."""
+    if not work_terms(each.change.before):
+        return "computed ahead: it takes no time at a run"
+    text = f"predicted {duration(each.predicted[0])} -> {duration(each.predicted[1])} a place"
+    if each.change.count > 1:
+        text += f", {duration(each.gain)} won in all"
+    if each.measured is None:
+        return text + "; not measured"
+    before, after = each.measured
+    return text + f"; measured alone {duration(before)} -> {duration(after)}, {before / after:.2f} times as fast"
+
+
+def duration(seconds: float) -> str:
+    """`12.3 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

@@ -1,0 +1,164 @@
+"""What a model consists of, and what this machine offers, as data and as text: `inspect` and `doctor`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node
+from taso_mirage.measure.check import shown
+from taso_mirage.operators.work import sized, work
+from taso_mirage.rewriting import library
+from taso_mirage.system.console import Console
+from taso_mirage.version import __version__
+
+
+def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs, and what is opaque."""
+    rows: dict[str, dict[str, float]] = {}
+    opaque: Counter[tuple[str, str]] = Counter()
+    for node in model.nodes():
+        if node.op == "opaque":
+            opaque[(str(node.attr("call")), model.opaque.get(node, ""))] += 1
+        elif node.args and node.op != "item":
+            row = rows.setdefault(node.op, {"count": 0, "flops": 0, "bytes": 0})
+            flops, moved = _work(node, sizes)
+            row["count"] += 1
+            row["flops"] += flops
+            row["bytes"] += moved
+    weights = [n for n in model.nodes() if n.op == "weight"]
+    return {
+        "opsets": dict(model.opsets),
+        "inputs": {n.attr("name"): str(n.type) for n in model.graph.inputs},
+        "outputs": {k: str(n.type) for k, n in zip(model.output_names, model.graph.outputs, strict=True)},
+        "sizes": dict(sizes),
+        "weights": {"count": len(weights), "bytes": sum(_bytes(n) for n in weights)},
+        "operators": dict(sorted(rows.items(), key=lambda item: -item[1]["flops"])),
+        "opaque": [{"node": op, "reason": why, "count": n} for (op, why), n in opaque.most_common()],
+    }
+
+
+def _work(node: Node, sizes: Mapping[str, int]) -> tuple[int, int]:
+    try:
+        counted = work(node, sizes)
+    except (TasoMirageError, LookupError, TypeError, ValueError):
+        return 0, 0
+    return counted.flops, counted.bytes
+
+
+def _bytes(node: Node) -> int:
+    from taso_mirage.operators.work import size
+
+    try:
+        return size(sized(node.type, {}))
+    except TypeError:
+        return 0
+
+
+def show_inspection(found: Mapping[str, Any], source: Path) -> None:
+    """`inspect` as tables."""
+    console = Console()
+    opsets = ", ".join(f"{k or 'ai.onnx'} {v}" for k, v in found["opsets"].items())
+    console.print(f"{source.name}: opset {opsets}", highlight=False, markup=False)
+    for kind in ("inputs", "outputs"):
+        for name, type in found[kind].items():
+            console.print(f"  {kind[:-1]} {name}: {type}", highlight=False, markup=False)
+    if found["sizes"]:
+        console.print(f"  sizes used for the counts below: {shown(found['sizes'])}", highlight=False, markup=False)
+    weights = found["weights"]
+    console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
+    table = Table()
+    for name in ("operator", "count", "flops", "bytes"):
+        table.add_column(name, justify="left" if name == "operator" else "right")
+    for op, row in found["operators"].items():
+        table.add_row(op, str(row["count"]), quantity(row["flops"], ""), quantity(row["bytes"], "B"))
+    console.print(table)
+    if found["opaque"]:
+        table = Table(title="opaque: kept as they are", title_justify="left")
+        for name in ("node", "count", "why"):
+            table.add_column(name, overflow="fold")
+        for row in found["opaque"]:
+            table.add_row(row["node"], str(row["count"]), row["reason"])
+        console.print(table, markup=False)
+
+
+def quantity(value: float, unit: str) -> str:
+    """`12.3 MB`."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.0f} {unit}".strip()
+
+
+def versions() -> dict[str, str]:
+    """Those of the packages that a result depends on."""
+    import ml_dtypes
+    import numpy
+    import onnx
+    import onnx_ir
+
+    from taso_mirage.measure import session
+
+    return {
+        "numpy": numpy.__version__,
+        "onnx": onnx.__version__,
+        "onnx-ir": onnx_ir.__version__,
+        "onnxruntime": session.version(),
+        "ml_dtypes": ml_dtypes.__version__,
+    }
+
+
+def diagnosis() -> dict[str, Any]:
+    """Versions, providers that really start, and the cost cache."""
+    import platform
+
+    from taso_mirage.measure import session
+    from taso_mirage.measure.cost_cache import cache_path
+    from taso_mirage.operators.ops import data_folder, load_specs
+    from taso_mirage.rewriting.text import laws
+
+    working = session.working_providers()
+    path = cache_path()
+    return {
+        "taso-mirage": __version__,
+        "python": platform.python_version(),
+        "versions": versions(),
+        "device": session.device(),
+        "providers": {p: p in working for p in session.providers()},
+        "operators": len(load_specs()),
+        "laws": len(laws()),
+        "substitutions": len(library.load()),
+        "op_specs": str(data_folder("op_specs")),
+        "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
+    }
+
+
+def _entries(path: Path) -> int:
+    from taso_mirage.measure.cost_cache import CostCache
+
+    cache = CostCache(path if path.exists() else None)
+    try:
+        return cache.entries()
+    finally:
+        cache.close()
+
+
+def show_diagnosis(found: Mapping[str, Any]) -> None:
+    """`doctor` as text."""
+    console = Console()
+    lines = [f"taso-mirage {found['taso-mirage']}, Python {found['python']}, {found['device']}"]
+    lines += [f"  {name} {version}" for name, version in found["versions"].items()]
+    lines += ["execution providers:"]
+    lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
+    lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
+    lines += [f"{found['substitutions']} generated substitutions"]
+    cache = found["cache"]
+    lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,121 @@
+"""What `optimize` gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taso_mirage.errors import CheckFailed
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.measure.check import Case, Difference
+from taso_mirage.measure.shapes import Workloads
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.measure.timing import Timing
+from taso_mirage.report.changes import Change, changes
+from taso_mirage.rewriting.equation import Equation, work_terms
+from taso_mirage.search.mutations import NONE, Mutations
+from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.rulesets import RuleSet, rules
+from taso_mirage.search.search import Statistics
+from taso_mirage.search.steps import Step
+
+if TYPE_CHECKING:
+    from taso_mirage.report.explanation import Explanation
+
+SEARCHES = ("passes", "mutants", "search")
+"""The stages that share the budget of the search of graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedKernels:
+    """Kernels that were put into the model together: of each kind of region the operators and the number of places, and how many times
+    as fast the model became by them."""
+
+    kinds: tuple[tuple[tuple[str, ...], int], ...]
+    gain: float
+
+    def __str__(self) -> str:
+        said = " and for ".join(f"{' '.join(operators)} in {places} places" for operators, places in self.kinds)
+        return f"kernel for {said}: the model is {self.gain:.3f} times as fast as before"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What `optimize` did.
+
+    `changed` is false when the original's graph was kept; then `kept` says why. `failure` is set where a rewrite broke the model
+    and was left out: it names the rewrite. `remarks` are all other things that a user should know.
+
+    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `rules` are those that
+    could be applied; `cases` are the check's, with their float64 references, for a later stage that checks again; `normal` is the
+    original after the passes, if they change it and it was measured no slower. `seconds` are those of each stage; `written`: the files.
+    """
+
+    original: Model
+    model: Model
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Weight]
+    changed: bool
+    terms_before: int
+    terms_after: int
+    cost_before: float
+    cost_after: float
+    timing: Timing | None
+    equations: Mapping[str, int]
+    differences: tuple[Difference, ...]
+    statistics: Statistics
+    seconds: Mapping[str, float]
+    workloads: Workloads
+    remarks: tuple[str, ...] = ()
+    kept: str | None = None
+    failure: CheckFailed | None = None
+    kernels: tuple[PlacedKernels, ...] = ()
+    target: Target = CPU
+    mutations: Mutations = NONE
+    rules: RuleSet = field(default_factory=rules, repr=False, compare=False)
+    explanations: tuple[Explanation, ...] = field(default=(), repr=False, compare=False)
+    cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
+    normal: Candidate | None = field(default=None, repr=False, compare=False)
+    written: tuple[Path, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All that is said to the user, line by line."""
+        failure = () if self.failure is None else (str(self.failure),)
+        kept = () if self.kept is None else (self.kept,)
+        return (*self.remarks, *failure, *kept, *map(str, self.kernels))
+
+    @property
+    def searched(self) -> float:
+        """Seconds of the passes, of the mutants and of the search together."""
+        return sum(self.seconds.get(name, 0.0) for name in SEARCHES)
+
+    @property
+    def named(self) -> dict[str, Equation]:
+        """The equations that the steps may name, those of mutants included."""
+        return {e.name: e for e in (*self.rules, *(m.equation for m in self.mutations.found))}
+
+    @property
+    def changes(self) -> list[Change]:
+        """The distinct changes, each with its places."""
+        return changes(self.original, self.steps, self.named)
+
+    def noted(self, *remarks: str) -> Result:
+        """The same with more remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
+    def of(self, chosen: Candidate) -> Result:
+        """The same with another candidate in place of the original's graph."""
+        return replace(
+            self,
+            model=chosen.model,
+            steps=chosen.steps,
+            changed=True,
+            terms_after=len(work_terms(chosen.model.nodes())),
+            cost_after=chosen.cost,
+            equations=dict(Counter(e for s in chosen.steps for e in s.equations).most_common()),
+            target=chosen.target,
+        )

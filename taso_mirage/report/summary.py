@@ -1,0 +1,277 @@
+"""What users see: the progress of the stages, and the results as tables or JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from taso_mirage.measure.check import shown
+from taso_mirage.measure.timing import Timing
+from taso_mirage.partial.source import Mutation
+from taso_mirage.report.result import Result
+from taso_mirage.rewriting.equation import directed
+from taso_mirage.rewriting.text import show_equation
+from taso_mirage.runtime.register import FORMAT_KEY
+from taso_mirage.search.mutations import Mutations
+from taso_mirage.search.search import Statistics
+from taso_mirage.system.console import Console
+from taso_mirage.system.terminal import one_line
+from taso_mirage.targets.packaging import opening
+from taso_mirage.targets.stamp import PROVIDERS
+from taso_mirage.version import __version__
+
+
+class Stages:
+    """Progress on stderr, one line a stage with the time elapsed and left; silent when stderr is no terminal."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=console, disable=quiet or not sys.stderr.isatty())
+        self.tasks: dict[str, TaskID] = {}
+        self.current: str | None = None
+
+    def __enter__(self) -> Stages:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        self.progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage != self.current:
+            self._finish()
+            self.current = stage
+        if stage not in self.tasks:
+            self.tasks[stage] = self.progress.add_task(stage, total=total or None)
+        self.progress.update(self.tasks[stage], completed=done, total=total or None)
+
+    def _finish(self) -> None:
+        if self.current is not None:
+            self.progress.update(self.tasks[self.current], completed=1, total=1)
+
+
+def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, Any]:
+    """The result as JSON data; times in seconds."""
+    timing = result.timing
+    return {
+        "model": str(source),
+        "written": [str(p) for p in written],
+        "open": _opening(result, written) if written else None,
+        "changed": result.changed,
+        "target": {
+            "name": result.target.name,
+            "provider": PROVIDERS.get(result.target.name),
+            "options": dict(result.target.options),
+        },
+        "nodes": {"before": result.terms_before, "after": result.terms_after},
+        "cost": {"before": result.cost_before, "after": result.cost_after},
+        "time": None if timing is None else _timing_data(timing),
+        "sizes": [
+            {"sizes": dict(sizes), "share": share, "time": None if each is None else _timing_data(each)}
+            for sizes, share, each in by_sizes(result)
+        ],
+        "equations": dict(result.equations),
+        "check": [
+            {
+                "case": d.case,
+                "output": d.output,
+                "error": d.error if math.isfinite(d.error) else None,
+                "own_error": d.own,
+                "bound": d.bound,
+                "passed": d.passed,
+            }
+            for d in result.differences
+        ],
+        "search": {
+            "parts": result.statistics.parts,
+            "distinct_parts": result.statistics.distinct,
+            "states": result.statistics.states,
+            "matches": result.statistics.matches,
+            "ended": dict(result.statistics.ended),
+            "extraction": _extraction_data(result.statistics),
+        },
+        "partial": _mutations_data(result),
+        "seconds": dict(result.seconds),
+        "notes": list(result.notes),
+        "version": __version__,
+    }
+
+
+def _timing_data(timing: Timing) -> dict[str, Any]:
+    return {
+        "before": timing.original,
+        "after": timing.optimized,
+        "ratio": timing.ratio,
+        "quartiles": [timing.low, timing.high],
+        "runs": timing.runs,
+    }
+
+
+def _mutations_data(result: Result) -> dict[str, Any]:
+    """What mutants were looked at, those that pay on their own, and how often each was taken."""
+    made = result.mutations
+    counts = {name: getattr(made, name) for name in ("programs", "known", "late", "mutants", "refused", "seconds")}
+    paying = [
+        {
+            "equation": m.equation.name,
+            "right": m.right,
+            "seconds": {"before": m.seconds[0], "after": m.seconds[1]},
+            "taken": result.equations.get(m.equation.name, 0),
+        }
+        for m in made.found
+    ]
+    return counts | {"paying": paying}
+
+
+def _extraction_data(statistics: Statistics) -> dict[str, Any] | None:
+    gaps = statistics.gaps
+    return {"parts": len(gaps), "exact": gaps.count(0.0), "gap": max(gaps)} if gaps else None
+
+
+def by_sizes(result: Result) -> Iterator[tuple[Mapping[str, int], float, Timing | None]]:
+    """Every set of sizes, its share, and the times there."""
+    each = () if result.timing is None else result.timing.each or (result.timing,)
+    for (sizes, share), timing in zip_longest(result.workloads, each):
+        yield sizes, share, timing
+
+
+def search_facts(result: Result) -> dict[str, str]:
+    """What the search did, by its name."""
+    statistics = result.statistics
+    facts = {
+        "parts": f"{statistics.parts}, {statistics.distinct} distinct",
+        "e-nodes" if statistics.gaps else "states": str(statistics.states),
+        "matches": str(statistics.matches),
+        "seconds": f"{result.searched:.2f}",
+    }
+    if statistics.ended:
+        facts["ended"] = ", ".join(f"{why} ({count})" for why, count in statistics.ended.items())
+    if statistics.gaps:
+        exact = statistics.gaps.count(0.0)
+        facts["extraction"] = f"exact in {exact} of {len(statistics.gaps)}"
+        if max(statistics.gaps) > 0:
+            facts["extraction"] += f", a better one could save at most {max(statistics.gaps):.1%} of a part"
+    if result.mutations.programs:
+        facts["mutants"] = _mutants_fact(result.mutations)
+    return facts
+
+
+def _mutants_fact(made: Mutations) -> str:
+    late = f" ({made.late} left out for time)" if made.late else ""
+    return f"{made.mutants} of {made.programs} costly programs{late}, {len(made.found)} pay alone, {made.seconds:.2f} seconds"
+
+
+def show(result: Result, source: Path, written: Sequence[Path]) -> None:
+    """The table at the end of `optimize`."""
+    console = Console()
+    table = Table(title=source.name, title_justify="left")
+    for name, justify in (("", "left"), ("original", "right"), ("optimized", "right"), ("ratio", "right")):
+        table.add_column(name, justify="left" if justify == "left" else "right")
+    table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
+    table.add_row("predicted cost", _time(result.cost_before), _time(result.cost_after), _ratio(result))
+    if result.timing is not None:
+        table.add_row("measured time", *_times(result.timing))
+        if result.timing.each:
+            for sizes, share, timing in by_sizes(result):
+                table.add_row(escape(f"  {shown(sizes)} ({share:.0%})"), *_times(timing))
+    console.print(table)
+    _show_equations(console, result)
+    if result.statistics.parts:
+        facts = "; ".join(f"{name} {text}" for name, text in search_facts(result).items())
+        console.print(f"search: {facts}", highlight=False, markup=False)
+    _show_check(console, result)
+    for note in result.notes:
+        console.print(one_line(f"note: {note}"), style="yellow", highlight=False, markup=False)
+    if not result.changed:
+        console.print("The original's graph was kept.", highlight=False)
+    if result.target.options:
+        said = ", ".join(f"{name}={value}" for name, value in result.target.stamp.options)
+        console.print(f"measured on {result.target.name} with {said}", highlight=False, markup=False)
+    console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True, markup=False)
+    if written:
+        console.print(f"open it with {_opening(result, written)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _opening(result: Result, written: Sequence[Path]) -> str:
+    """The line of Python that opens what was written."""
+    return one_line(opening(written[-1], result.target.stamp, FORMAT_KEY in result.model.header.metadata_props))
+
+
+def _times(timing: Timing | None) -> tuple[str, ...]:
+    if timing is None:
+        return ()
+    ratio = f"{timing.ratio:.2f} [{timing.low:.2f}, {timing.high:.2f}]"
+    return _time(timing.original), _time(timing.optimized), ratio
+
+
+def _ratio(result: Result) -> str:
+    return f"{result.cost_before / result.cost_after:.2f}" if result.cost_after else ""
+
+
+def _show_equations(console: Console, result: Result) -> None:
+    if not result.equations or not result.changed:
+        return
+    table = Table(title="applied substitutions", title_justify="left", show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_column(overflow="fold")
+    texts = {each.name: show_equation(each) for each in result.rules} | {
+        name: _said(m) for name, m in result.mutations.by_name.items()
+    }
+    for name, count in result.equations.items():
+        table.add_row(str(count), name, _shortened(texts.get(directed(name)[0], "weights computed ahead"), name))
+    console.print(table, highlight=False, markup=False)
+
+
+def _said(each: Mutation) -> str:
+    corrected = f"right for {each.right:.1%}, the rest corrected; " if each.region else ""
+    return f"a mutant; {corrected}alone {each.seconds[0] / each.seconds[1]:.2f} times as fast"
+
+
+def _shortened(text: str, name: str) -> str:
+    """The equation without its guard, in the direction it was taken, at a length that a table bears."""
+    equation = text.partition(" where ")[0]
+    if directed(name)[1]:
+        equation = " == ".join(reversed(equation.split(" == ")))
+    return equation if len(equation) <= 150 else equation[:147] + "..."
+
+
+def _show_check(console: Console, result: Result) -> None:
+    if not result.differences:
+        return
+    passed = sum(d.passed for d in result.differences)
+    worst = max(result.differences, key=lambda d: d.error / d.bound if d.bound else d.error)
+    cases = len({d.case for d in result.differences})
+    console.print(
+        f"check: {passed} of {len(result.differences)} outputs on {cases} input sets within the bound; "
+        f"the tightest: error {worst.error:.2g}, bound {worst.bound:.2g}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

@@ -1,0 +1,1 @@
+"""The engine of substitutions: equations, their text, their index and their library."""

@@ -1,0 +1,74 @@
+"""Traits of an operator that are read off its definition, at its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.ir.terms import Tensor
+from taso_mirage.meanings.typed import Typed
+from taso_mirage.operators.ops import Example, Op, load_specs
+from taso_mirage.rewriting.text import parse_type
+
+EACH = frozenset({"map", "choice", "cast", "scalar"})
+"""Primitives that compute an element from the same element of each operand."""
+COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
+"""Primitives that only move elements of their operands, or constants."""
+
+
+class _Primitives(Typed[None]):
+    """Which primitives a definition uses."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+
+    def note(self, primitive: str, fn: Any, notes: Sequence[None], operands: Sequence[Tensor], result: Tensor) -> None:
+        special = {"constant": ("scalar", result.shape == ()), "map": ("choice", fn is np.where)}
+        name, holds = special.get(primitive, ("", False))
+        self.used.add(name if holds else primitive)
+
+
+@cache
+def primitives(name: str) -> frozenset[str] | None:
+    """The primitives that an operator's definition uses at its examples.
+
+    None where there is no such operator, or no example of it.
+    """
+    op = load_specs().get(name)
+    return frozenset.union(*[_used(op, each) for each in op.examples]) if op is not None and op.examples else None
+
+
+def _used(op: Op, example: Example) -> frozenset[str]:
+    meaning = _Primitives()
+    op.body(meaning, *map(_noted, example.operands), **op.normalise(example.attrs))
+    return frozenset(meaning.used)
+
+
+def _noted(operand: str | Sequence[Any] | None) -> tuple[Tensor, None] | None:
+    if operand is None:
+        return None
+    return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", np.shape(operand))), None
+
+
+def elementwise(name: str) -> bool:
+    """Whether an operator computes each element from the same element of each operand.
+
+    Operands broadcast.
+    """
+    used = primitives(name)
+    return used is not None and used <= EACH
+
+
+def multiplies(name: str) -> bool:
+    """Whether an operator sums products of its operands' elements: a matrix product, a convolution."""
+    used = primitives(name)
+    return used is not None and "contract" in used
+
+
+def selects(name: str) -> bool:
+    """Whether an operator only moves elements of its operands, or constants."""
+    used = primitives(name)
+    return used is not None and used <= COPIES

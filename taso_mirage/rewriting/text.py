@@ -1,0 +1,276 @@
+"""Graphs, laws and equations as text in Python syntax: what is printed parses back. Read with `ast`, never executed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from functools import cache
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import SyntaxProblem
+from taso_mirage.ir.dims import Dim, Symbolic, parse_dim
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
+from taso_mirage.operators.expressions import FUNCTIONS, Expr
+from taso_mirage.operators.ops import Op, get, load_specs
+from taso_mirage.rewriting.equation import REST, Equation
+
+# ---------------------------------------------------------------- graphs
+
+
+def show_graph(graph: Graph, name: str = "graph") -> str:
+    """A graph as a Python function, one term a line; the bodies of its kernels are functions inside it.
+
+    `parse_graph` reads it back (opaque terms excepted).
+    """
+    names = {node: f"x{i}" for i, node in enumerate(graph.inputs)}
+    bodies: dict[Graph, str] = {}
+    inputs = ", ".join(f"{names[n]}: input({n.attr('name')!r}, {_show_type(n.tensor)})" for n in graph.inputs)
+    lines = [f"def {name}({inputs}):"]
+    count = 0
+    for node in topological(graph.outputs):
+        if node in names:
+            continue
+        if node is ABSENT:
+            names[node] = "None"
+            continue
+        for body in (value for _, value in node.attrs if isinstance(value, Graph) and value not in bodies):
+            bodies[body] = f"body{len(bodies)}"
+            lines += indent(show_graph(body, bodies[body]), "    ").splitlines()
+        names[node] = f"v{count}"
+        count += 1
+        lines.append(f"    {names[node]} = {_show_term(node, [names[a] for a in node.args], bodies)}")
+    lines.append(f"    return {', '.join(names[o] for o in graph.outputs)}")
+    return "\n".join(lines) + "\n"
+
+
+def _show_term(node: Node, args: list[str], bodies: Mapping[Graph, str]) -> str:
+    if node.op in ("weight", "input"):
+        return f"{node.op}({node.attr('name')!r}, {_show_type(node.tensor)})"
+    attrs = [f"{k}={bodies[v] if isinstance(v, Graph) else _show_value(v)}" for k, v in node.attrs]
+    return f"{node.op}({', '.join([*args, *attrs])})"
+
+
+def _show_type(type: Tensor) -> str:
+    if type.shape is None:
+        return f"{type.dtype}[...]" if type.dtype.isidentifier() else f"unknown({type.dtype!r})"
+    return f"{type.dtype}[{', '.join(_show_value(n) for n in type.shape) or '()'}]"
+
+
+def _show_value(value: Any) -> str:
+    if isinstance(value, Symbolic):
+        return repr(str(value)) if str(value).isidentifier() else f"dim({str(value)!r})"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_show_value, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, Literal):
+        array = value.numpy()
+        flat = array.astype(np.float64).ravel().tolist() if array.dtype.kind in "fV" else array.ravel().tolist()
+        return f"array({value.dtype!r}, {value.shape!r}, {flat!r})"
+    return repr(value)
+
+
+def parse_graph(text: str) -> Graph:
+    """Read what `show_graph` prints. Raises SyntaxProblem with the line."""
+    try:
+        function = ast.parse(text).body[0]
+    except SyntaxError as error:
+        raise SyntaxProblem(f"line {error.lineno}: {error.msg}") from None
+    if not isinstance(function, ast.FunctionDef):
+        raise SyntaxProblem("a graph is written as `def graph(...):`")
+    return _function(function)
+
+
+def _function(function: ast.FunctionDef) -> Graph:
+    env: dict[str, Node] = {}
+    bodies: dict[str, Graph] = {}
+    for argument in function.args.args:
+        if argument.annotation is None:
+            raise SyntaxProblem(f"the input {argument.arg} has no type")
+        env[argument.arg] = _graph_term(argument.annotation, env, bodies)
+    inputs = tuple(env.values())
+    for statement in function.body:
+        match statement:
+            case ast.FunctionDef(name=name):
+                bodies[name] = _function(statement)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                env[name] = _graph_term(value, env, bodies)
+            case ast.Return(value=ast.Tuple(elts=elements)):
+                return Graph(inputs, tuple(_graph_term(e, env, bodies) for e in elements))
+            case ast.Return(value=value) if value is not None:
+                return Graph(inputs, (_graph_term(value, env, bodies),))
+            case _:
+                raise SyntaxProblem(f"line {statement.lineno}: {ast.unparse(statement)}")
+    raise SyntaxProblem("the graph returns nothing")
+
+
+def _graph_term(tree: ast.expr, env: Mapping[str, Node], bodies: Mapping[str, Graph]) -> Node:
+    match tree:
+        case ast.Constant(value=None):
+            return ABSENT
+        case ast.Name(id=name):
+            if name not in env:
+                raise SyntaxProblem(f"line {tree.lineno}: {name} is not defined")
+            return env[name]
+        case ast.Call(func=ast.Name(id="input" | "weight" as kind), args=[ast.Constant(value=str(name)), type]):
+            return Node(kind, (), (("name", name),), parse_type(type))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            attrs = {k.arg or REST: _attribute(k.value, bodies) for k in keywords}
+            return _operator(name).term(*[_graph_term(a, env, bodies) for a in args], **attrs)
+    raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no term")
+
+
+def _attribute(tree: ast.expr, bodies: Mapping[str, Graph]) -> Any:
+    return bodies[tree.id] if isinstance(tree, ast.Name) and tree.id in bodies else parse_value(tree)
+
+
+def parse_type(tree: ast.expr | str) -> Tensor:
+    """`float32[2, "batch"]`: a dtype and a shape."""
+    if isinstance(tree, str):
+        tree = ast.parse(tree, mode="eval").body
+    match tree:
+        case ast.Call(func=ast.Name(id="unknown"), args=[ast.Constant(value=str(name))]):
+            return Tensor(name, None)
+        case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Constant(value=value)) if value is Ellipsis:
+            return Tensor(dtype, None)
+        case ast.Subscript(value=ast.Name(id=dtype), slice=ast.Tuple(elts=elements)):
+            return Tensor(dtype, tuple(_parse_dim(e) for e in elements))
+        case ast.Subscript(value=ast.Name(id=dtype), slice=element):
+            return Tensor(dtype, (_parse_dim(element),))
+        case ast.Name(id=dtype):
+            return Tensor(dtype, ())
+    raise SyntaxProblem(f"{ast.unparse(tree)} is no type; write float32[2, 3]")
+
+
+def _parse_dim(tree: ast.expr) -> Dim:
+    value = parse_value(tree)
+    return parse_dim(value) if isinstance(value, str) else value
+
+
+def parse_value(tree: ast.expr) -> Any:
+    """A number, a text, None, inf, a dim, an array, or a tuple of these."""
+    match tree:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id="inf" | "nan" as name):
+            return float(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -parse_value(operand)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return tuple(parse_value(e) for e in elements)
+        case ast.Call(func=ast.Name(id="dim"), args=[ast.Constant(value=str(text))]):
+            return parse_dim(text)
+        case ast.Call(func=ast.Name(id="array"), args=[dtype, shape, data]):
+            values = parse_value(data)
+            return Literal.of(np.array(values, numpy_dtype(parse_value(dtype))).reshape(parse_value(shape)))
+    raise SyntaxProblem(f"line {tree.lineno}: {ast.unparse(tree)} is no value")
+
+
+def _operator(name: str) -> Op:
+    try:
+        return get(name)
+    except KeyError as error:
+        raise SyntaxProblem(str(error.args[0])) from None
+
+
+# ---------------------------------------------------------------- laws and equations
+
+
+def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation:
+    """Read `lhs == rhs  where guard`; a side is a term, or a tuple of terms for several outputs."""
+    body, _, guard = " ".join(text.split()).partition(" where ")
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise SyntaxProblem(f"{text!r}: {error.msg}") from None
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or not isinstance(tree.ops[0], ast.Eq):
+        raise SyntaxProblem(f"{text!r} is no equation; write lhs == rhs")
+    lhs, rhs = _side(tree.left), _side(tree.comparators[0])
+    if len(lhs) != len(rhs):
+        raise SyntaxProblem(f"{text!r}: {len(lhs)} outputs on the left, {len(rhs)} on the right")
+    left = _pattern_graph(lhs)
+    return Equation(
+        name or body.strip(), left, Graph(left.inputs, rhs), Expr(guard.strip()) if guard else None, evidence
+    )
+
+
+def _pattern_graph(outputs: tuple[Node, ...]) -> Graph:
+    return Graph(tuple(n for n in topological(outputs) if n.op == "input"), outputs)
+
+
+def _side(tree: ast.expr) -> tuple[Node, ...]:
+    elements = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    return tuple(_pattern(e) for e in elements)
+
+
+def _pattern(tree: ast.expr) -> Node:
+    match tree:
+        case ast.Constant(value=None):
+            return ABSENT
+        case ast.Constant(value=int() | float() as number):
+            return Node("splat", (), (("value", float(number)),))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return Node("splat", (), (("value", -float(number)),))
+        case ast.Name(id="inf"):
+            return Node("splat", (), (("value", float("inf")),))
+        case ast.Name(id=name):
+            if name in FUNCTIONS:
+                raise SyntaxProblem(f"{name} is a function of guards; call the variable something else")
+            return variable(name)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            return _pattern_term(name, args, keywords)
+    raise SyntaxProblem(f"{ast.unparse(tree)} is no term of a law")
+
+
+def _pattern_term(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
+    op = _operator(name)
+    given = {k.arg: _pattern_value(k.value) for k in keywords if k.arg is not None}
+    rest = [k.value for k in keywords if k.arg is None]
+    if unknown := given.keys() - op.attributes.keys():
+        raise SyntaxProblem(f"{name} has no attribute {sorted(unknown)[0]}")
+    attrs = given if rest else op.normalise(given)
+    pairs = [(k, attrs[k]) for k in op.attributes if k in attrs]
+    pairs = [(k, v if isinstance(v, Expr) or v is None else op.attributes[k][0](v)) for k, v in pairs]
+    pairs += [(REST, Expr(ast.unparse(v))) for v in rest]
+    if not args and not rest:  # an interned term: it has its type, as in a graph
+        return op.term(**dict(pairs))
+    return Node(name, tuple(_pattern(a) for a in args), tuple(pairs))
+
+
+def _pattern_value(tree: ast.expr) -> Any:
+    try:
+        return parse_value(tree)
+    except SyntaxProblem:
+        return Expr(ast.unparse(tree))
+
+
+def show_equation(equation: Equation) -> str:
+    """`lhs == rhs where guard`, which `parse_equation` reads back."""
+    guard = f" where {equation.where.source}" if equation.where else ""
+    return f"{_show_side(equation.lhs.outputs)} == {_show_side(equation.rhs.outputs)}{guard}"
+
+
+def _show_side(outputs: Iterable[Node]) -> str:
+    shown = [_show_pattern(o) for o in outputs]
+    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
+
+
+def _show_pattern(node: Node) -> str:
+    if node.op == "input":
+        return str(node.attr("name"))
+    if node is ABSENT:
+        return "None"
+    if node.op == "splat":
+        return repr(node.attr("value"))
+    attrs = [f"**{v}" if k == REST else f"{k}={_show_value(v)}" for k, v in node.attrs]
+    return f"{node.op}({', '.join([*map(_show_pattern, node.args), *attrs])})"
+
+
+@cache
+def laws() -> tuple[Equation, ...]:
+    """Every law of every operator, in the order of the files."""
+    found: list[Equation] = []
+    for op in load_specs().values():
+        found += [parse_equation(text, f"{op.name}.{i}") for i, text in enumerate(op.law_texts)]
+    return tuple(found)

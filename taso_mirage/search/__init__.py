@@ -1,0 +1,1 @@
+"""Which rewrites make a model faster: passes, best-first search, e-graph and extraction, by cost."""

@@ -1,0 +1,51 @@
+"""The user's own inputs: arrays by input name, from `.npz` files or from memory, that fit a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor, numpy_dtype
+
+
+def read_inputs(model: Model, path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file. InvalidOption where an input is missing, or has another dtype or shape than the model wants."""
+    if path.exists() and not path.is_file():
+        raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
+    try:
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, BadZipFile) as error:
+        raise InvalidOption(f"--inputs {path}: not a readable .npz file ({error})") from None
+    return fitting(model, arrays, f"--inputs {path}")
+
+
+def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The arrays of the model's inputs; `where` they are from begins the message of InvalidOption."""
+    for node in model.graph.inputs:
+        name = node.attr("name")
+        if name not in arrays:
+            raise InvalidOption(f"{where}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+        if not _fits(arrays[name], node.tensor):
+            raise InvalidOption(
+                f"{where}: {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, the model wants {node.tensor}"
+            )
+    return {node.attr("name"): arrays[node.attr("name")] for node in model.graph.inputs}
+
+
+def _fits(array: Any, type: Tensor) -> bool:
+    texts = array.dtype.kind in "OUS"
+    if texts or type.dtype == "string":
+        same = texts and type.dtype == "string"
+    else:
+        same = array.dtype == numpy_dtype(type.dtype)
+    if type.shape is None:
+        return same
+    dims = zip(type.shape, array.shape, strict=False)
+    return same and array.ndim == len(type.shape) and all(not isinstance(d, int) or d == n for d, n in dims)

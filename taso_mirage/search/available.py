@@ -1,0 +1,84 @@
+"""Which operators the target's runtime implements: asked once for each kind of operands, and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from taso_mirage.ir.terms import Node, Tensor
+from taso_mirage.measure import tasks
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io import serialize
+from taso_mirage.operators.ops import get, traits
+from taso_mirage.search.cost import FREE, UNMEASURABLE
+from taso_mirage.search.passes import Context
+from taso_mirage.search.settings import Setting, alone, description
+
+
+class Available:
+    """Whether the target's runtime implements an operator for its operands.
+
+    What the original uses it does. Others are loaded once, and those outside of ONNX's own domain run once: their kernels refuse
+    what their schemas allow.
+    """
+
+    def __init__(self, original: Iterable[Node], context: Context, cache: CostCache | None = None) -> None:
+        self.context, self.cache = context, cache or CostCache(None)
+        self.known = {self._keys(n)[0]: True for n in original if n.args and n.op not in FREE and _is_standard(n)}
+
+    @cached_property
+    def _device(self) -> str:
+        return str(
+            in_child(tasks.device_key, self.context.target, False)
+        )  # options choose among kernels that are there
+
+    def _keys(self, node: Node) -> tuple[str, ...]:
+        """By what is asked, the narrowest first: what is there by one of these is there. Convolutions with channels last are so many
+        that each would take as long to try as to measure, and one that is there says that those of other sizes are."""
+        types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
+        wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
+        if _is_standard(node):
+            return (wide,)
+        exact = f"available {description(Setting(node), self.context)}"
+        return (exact, wide) if traits(node).layout else (exact,)
+
+    def __call__(self, node: Node) -> bool:
+        if get(node.op).domain not in self.context.target.domains:
+            return False
+        try:
+            keys = self._keys(node)
+        except UNMEASURABLE:
+            return False
+        found = [self._found(key) for key in keys]
+        if found[0] is None and True not in found:
+            there = self._tried(node)
+            for key in keys if there else keys[:1]:  # one that is not there says nothing of others
+                self.cache.put(self._device, key, float(there))
+                self.known[key] = there
+            return there
+        return True in found
+
+    def _found(self, key: str) -> bool | None:
+        """What is known; None if nothing is."""
+        if key not in self.known:
+            found = self.cache.get(self._device, key)
+            if found is None:
+                return None
+            self.known[key] = found == 1
+        return self.known[key]
+
+    def _tried(self, node: Node) -> bool:
+        try:
+            content = serialize(alone(Setting(node), self.context))
+            session = Session(content, self.context.target, alone=self.context.target.gpu)
+            if not _is_standard(node):
+                session.run(tasks.random_feed(session, 0))
+        except UNMEASURABLE:
+            return False
+        return True
+
+
+def _is_standard(node: Node) -> bool:
+    return get(node.op).domain in ("", "ai.onnx")

@@ -1,0 +1,126 @@
+"""The options of an optimization, and what all of its stages share: progress, interrupts, and the cache of measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import remote
+from taso_mirage.measure.child import LIMIT
+from taso_mirage.measure.cost_cache import CostCache, cache_path
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.shapes import Workloads, workloads
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.search.passes import runtime_specific
+from taso_mirage.search.rulesets import RuleSet, rules
+from taso_mirage.search.saturate import saturate_part
+from taso_mirage.search.search import Budget, Strategy, search_part
+
+STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
+"""How one part of a model is searched, by the names of `--strategy`."""
+OFF, CACHED, SEARCH = "off", "cached", "search"
+KERNELS = (OFF, CACHED, SEARCH)
+"""The values of `--kernels`: no kernels, those that were searched on this machine before, or a search."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options of `optimize`, named as on the command line.
+
+    `budget`: seconds of all searches. `seconds`: of one comparison of whole models. `shapes`: sets of named sizes, each
+    with its weight. `inputs`: the user's own, for the check and the timing. `scheduler`: the address of a Dask scheduler
+    whose workers measure operators; whole models are measured here. `partial`: whether mutants with corrections take
+    part in the search. `run_limit`: seconds that the runtime may take for one load, run or measurement. `rules`: what
+    may be applied (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
+    """
+
+    budget: float = 60.0
+    alpha: float = 1.05
+    measure: bool = True
+    seconds: float = 6.0
+    shapes: Workloads = (({}, 1.0),)
+    inputs: tuple[Arrays, ...] = ()
+    default_size: int = 8
+    cache: Path | None = None
+    target: Target = CPU
+    strategy: str = "best-first"
+    portable: bool = False
+    scheduler: str | None = None
+    partial: bool = True
+    run_limit: float = LIMIT
+    rules: RuleSet | None = None
+    kernels: str = OFF
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise InvalidOption(f"--strategy {self.strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
+        if self.scheduler is not None and not self.measure:
+            raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
+
+    @property
+    def applied(self) -> RuleSet:
+        """The rules that may be applied: without the runtime's own operators where the result is to be portable."""
+        allowed = rules() if self.rules is None else self.rules
+        portable = self.portable or "com.microsoft" not in self.target.domains
+        return allowed.where(lambda each: not runtime_specific(each)) if portable else allowed
+
+
+class Stop:
+    """Set by an interrupt: the running stage and all later ones end early, and the best found so far goes on to the measurement and the
+    check. Before the first search there is nothing to keep (`began`)."""
+
+    def __init__(self) -> None:
+        self._budget: Budget | None = None
+        self.began = self.asked = False
+
+    @property
+    def budget(self) -> Budget | None:
+        """Of the stage that runs; None between stages."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: Budget | None) -> None:
+        self._budget = budget
+        if budget is not None:
+            self.began = True
+            budget.stop |= self.asked
+
+    def __call__(self) -> None:
+        self.asked = True
+        if self._budget is not None:
+            self._budget.stop = True
+
+
+@contextmanager
+def measuring(config: Config) -> Iterator[tuple[CostCache, Executor | None]]:
+    """The cache of measurements, and the executor whose machines measure (None: this one)."""
+    there = config.scheduler if config.measure else None
+    path = (config.cache or cache_path()) if config.measure else None
+    with (
+        remote.executor(there, config.target) if there is not None else nullcontext() as executor,
+        closing(CostCache(path)) as cache,
+    ):
+        yield cache, executor
+
+
+def weighted_sizes(model: Model, config: Config) -> list[tuple[dict[str, int], float]]:
+    """The sets of sizes that the model is measured at, each with its share; the one that weighs most comes first."""
+    return workloads(model, config.shapes, config.inputs, config.default_size)
+
+
+def representative(model: Model, config: Config) -> dict[str, int]:
+    """The sizes that weigh most."""
+    return weighted_sizes(model, config)[0][0]

@@ -1,0 +1,279 @@
+"""Cost: seconds of a graph on the target, from measured operators in the context in which the runtime runs them, or by a roofline.
+
+A *setting* is a term with the producers that the runtime fuses it with, or keeps in the same layout: a convolution and the
+activation behind it. The term costs what it adds to them. What belongs together is asked of the runtime, which writes down what it
+makes of a small model; so there is no list of its fusions here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from taso_mirage.errors import RuntimeUnavailable, TasoMirageError
+from taso_mirage.ir.terms import Node, topological
+from taso_mirage.measure import tasks
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.shapes import Workloads
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.target import running as placed
+from taso_mirage.onnx_io import serialize
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.rewriting.match_keys import Key, canonical, surroundings
+from taso_mirage.search.passes import Context
+from taso_mirage.search.settings import (
+    Pattern,
+    Running,
+    Setting,
+    alone,
+    concrete,
+    described_terms,
+    description,
+    running,
+)
+from taso_mirage.version import __version__
+
+FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "opaque"})
+DEPTH = 3
+"""How many terms in a row take part in a setting."""
+SMALL, COPIES = 1 << 20, 8
+"""A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
+CONTEST, GAIN = 0.4, 1.02
+"""Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
+UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
+
+
+class TermCost(Protocol):
+    """Seconds of terms, given their sizes."""
+
+    def seconds(self, setting: Setting) -> float:
+        """What the setting's term adds to its producers."""
+        ...
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a layout between them."""
+        ...
+
+
+@dataclass
+class Cost:
+    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
+
+    term: TermCost
+    _placed: dict[tuple[Node, tuple[Setting, ...]], tuple[Setting, float]] = field(default_factory=dict)
+    _alike: dict[tuple[Key, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
+
+    def __call__(self, outputs: Sequence[Node]) -> float:
+        order = topological(outputs)
+        uses = Counter(a for n in order for a in set(n.args))
+        uses.update(outputs)
+        settings: dict[Node, Setting] = {}
+        total = 0.0
+        for node in order:
+            if not _runs(node):
+                continue
+            sole = tuple([settings[a] for a in dict.fromkeys(node.args) if uses[a] == 1 and a in settings])
+            settings[node], seconds = self._placed.get((node, sole)) or self._place(node, sole)
+            total += seconds
+        return total
+
+    def of(self, node: Node) -> float:
+        """Seconds of one term alone."""
+        return self._place(node, ())[1] if _runs(node) else 0.0
+
+    def _place(self, node: Node, sole: tuple[Setting, ...]) -> tuple[Setting, float]:
+        """The setting of a term above producers that only it uses, and what it adds to them: asked once for all that look so."""
+        near = tuple([s.cut(DEPTH - 1) for s in sole])
+        row, terms = surroundings(node, DEPTH)
+        key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
+        if key not in self._alike:
+            self._alike[key] = self._asked(node, near, dict(zip(terms, canonical(row, terms), strict=True)))
+        joined, seconds = self._alike[key]
+        self._placed[node, sole] = found = Setting(node, tuple([near[i] for i in joined])), seconds
+        return found
+
+    def _asked(self, node: Node, near: Sequence[Setting], to: Mapping[Node, Node]) -> tuple[tuple[int, ...], float]:
+        """Which of the producers the runtime joins with a term, and the seconds that it adds, over canonical terms."""
+        producers = [s.over(to) for s in near]
+        joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
+        return joined, self.term.seconds(Setting(to[node], tuple(producers[i] for i in joined)))
+
+
+def _runs(node: Node) -> bool:
+    return node.op not in FREE and not is_weight(node)
+
+
+class Roofline:
+    """An analytic cost, for machines and operators that cannot be measured."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def seconds(self, setting: Setting) -> float:
+        return self.context.estimate(setting.node)
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        return False
+
+
+class Measured:
+    """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline where that is impossible."""
+
+    def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
+        self.context, self.cache, self.executor = context, cache, executor
+        self.fallback = Roofline(context)
+        self.measured = 0
+        self.deadline = math.inf
+        """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
+        self._known: dict[Setting, float] = {}
+        self._described: dict[Setting, str | None] = {}
+        self._seconds: dict[str, float | None] = {}
+        self._joined: dict[tuple[Setting, Node], bool] = {}
+        self._keys: dict[Target, str] = {}
+
+    def seconds(self, setting: Setting) -> float:
+        if setting not in self._known:
+            self._known[setting] = self._added(setting)
+        return self._known[setting]
+
+    def _added(self, setting: Setting) -> float:
+        whole = self._time(setting)
+        parts = [self._time(p) for p in setting.producers]
+        if whole is None or None in parts:
+            return self.seconds(Setting(setting.node)) if setting.producers else self.fallback.seconds(setting)
+        return max(whole - sum(p for p in parts if p is not None), 0.0)
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        key = producer, node
+        if key not in self._joined:
+            counts = [self._count(s) for s in (Setting(node, (producer,)), producer, Setting(node))]
+            whole, *parts = counts
+            self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
+        return self._joined[key]
+
+    def _time(self, setting: Setting) -> float | None:
+        return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
+
+    def _count(self, setting: Setting) -> float | None:
+        return self._measured("kernels", setting, 1)
+
+    def _moved(self, setting: Setting) -> int:
+        counted = [self.context.work(n) for n in setting.terms]
+        return sum(w.bytes for w in counted if w is not None)
+
+    def _measured(self, what: str, setting: Setting, copies: int) -> float | None:
+        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
+        if (described := self._description(setting)) is None:
+            return None
+        key = f"{what} {copies} {described}"
+        if key not in self._seconds:
+            target = placed(self.context.target, [n.op for n in setting.terms])
+            found = self.cache.get(self.device(target), key)
+            if found is None and time.monotonic() > self.deadline:
+                return None
+            if found is None:
+                found = self._now(what, setting, copies, target)
+                if found is not None:
+                    self.cache.put(self.device(target), key, found)
+            self._seconds[key] = found
+        return self._seconds[key]
+
+    def _description(self, setting: Setting) -> str | None:
+        """None where a size is one that only the run shows."""
+        if setting not in self._described:
+            try:
+                self._described[setting] = description(setting, self.context)
+            except UNMEASURABLE:
+                self._described[setting] = None
+        return self._described[setting]
+
+    def _now(self, what: str, setting: Setting, copies: int, target: Target) -> float | None:
+        try:
+            content = serialize(alone(setting, self.context, copies))
+            self.measured += 1
+            if what == "kernels":
+                return float(self._run(tasks.kernels, content, target))
+            return float(self._run(tasks.seconds, content, target)) / copies
+        except UNMEASURABLE:
+            return None
+
+    def device(self, target: Target | None = None) -> str:
+        """The machine that measures, by a target, and this version, as a key."""
+        target = target or self.context.target
+        if target not in self._keys:
+            self._keys[target] = f"{self._run(tasks.device_key, target)} | taso-mirage {__version__}"
+        return self._keys[target]
+
+    def _run(self, function: Any, *args: Any) -> Any:
+        return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
+
+    def in_turn(self, states: Sequence[Sequence[Node]], seconds: float) -> list[float] | None:
+        """Seconds of several equal graphs as they are, measured in turn for so long; None where the runtime does not take one."""
+        try:
+            described = "\n".join(described_terms(running(s), s, self.context) for s in states)
+            name = hashlib.sha256(described.encode()).hexdigest()
+            known = [self.cache.get(self.device(), f"in turn {name} {i}") for i in range(len(states))]
+            times = [t for t in known if t is not None]
+            if len(times) < len(states):
+                contents = [serialize(concrete(s, Running(), self.context)) for s in states]
+                times = self._run(tasks.in_turn, contents, self.context.target, seconds)
+                for i, taken in enumerate(times):
+                    self.cache.put(self.device(), f"in turn {name} {i}", taken)
+        except UNMEASURABLE:
+            return None
+        return times
+
+
+class Weighted:
+    """The cost at several sets of sizes: what it is at each, times the share of that set. Measured with a cache, else rooflines.
+
+    `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
+    """
+
+    def __init__(
+        self, context: Context, workloads: Workloads, cache: CostCache | None, executor: Executor | None = None
+    ) -> None:
+        contexts = [Context(context.opsets, sizes, context.available, context.target) for sizes, _ in workloads]
+        self.shares = [share for _, share in workloads]
+        self.measured = [] if cache is None else [Measured(c, cache, executor) for c in contexts]
+        self.terms: Sequence[TermCost] = self.measured or [Roofline(c) for c in contexts]
+
+    def seconds(self, setting: Setting) -> float:
+        return self._sum([term.seconds(setting) for term in self.terms])
+
+    def joined(self, producer: Setting, node: Node) -> bool:
+        """Whether they are run as one at some sizes; at the others the term costs what it adds there all the same."""
+        return any(term.joined(producer, node) for term in self.terms)
+
+    def device(self) -> str:
+        """Where it measures; empty where it does not."""
+        return self.measured[0].device() if self.measured else ""
+
+    def measure_until(self, deadline: float) -> None:
+        """Measure nothing more from this monotonic time."""
+        for each in self.measured:
+            each.deadline = deadline
+
+    def in_turn(self, states: Sequence[Sequence[Node]], seconds: float = CONTEST) -> list[float] | None:
+        """Seconds of several equal graphs, measured in turn at every set of sizes; None where that cannot be done."""
+        times = [each.in_turn(states, seconds / len(self.measured)) for each in self.measured]
+        found = [t for t in times if t is not None]
+        return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
+
+    def fastest(self, states: Sequence[Sequence[Node]]) -> int:
+        """Which of several equal graphs is measured fastest; the first, unless another is so by GAIN."""
+        times = self.in_turn(states)
+        if times is None:
+            return 0
+        best = min(range(len(times)), key=times.__getitem__)
+        return best if times[best] * GAIN < times[0] else 0
+
+    def _sum(self, seconds: Sequence[float]) -> float:
+        return sum(share * each for share, each in zip(self.shares, seconds, strict=True))

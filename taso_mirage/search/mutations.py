@@ -1,0 +1,153 @@
+"""Mutants of a model's costly programs, with corrections, as equations for its search (PET, OSDI'21, sections 4 to 6).
+
+The costliest programs come first, within a share of the budget; what was found of a program is kept on disk by its structure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.partial.source import Mutation, Tried, counted, mutation, tried
+from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.search import Budget
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
+from taso_mirage.version import __version__
+
+SHARE = 0.25
+"""The part of the budget that mutants may take."""
+LEAST = 0.01
+"""The part of the model's cost that a program must have in all its places, to be tried."""
+EACH = 0.2
+"""Seconds that a program and a mutant which costs less are measured in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutations:
+    """What pays in a model (`found`), and what was looked at: costly programs (`known`: on the disk before, `late`: left out for time),
+    their mutants, those of them without corrections, in how many seconds."""
+
+    found: tuple[Mutation, ...] = ()
+    programs: int = 0
+    known: int = 0
+    late: int = 0
+    mutants: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+    @property
+    def by_name(self) -> Mapping[str, Mutation]:
+        """By the names of their equations."""
+        return {m.equation.name: m for m in self.found}
+
+
+NONE = Mutations()
+
+
+class Store:
+    """What was tried, a file for each program; `device` says where its seconds were measured. Without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None, device: str) -> None:
+        self.folder, self.device = folder, device
+
+    def read(self, program: Graph) -> Tried | None:
+        """None where nothing is known of the program, or the file cannot be read: it is tried again."""
+        if self.folder is None:
+            return None
+        try:
+            value = read_json(self._path(program, self.folder))
+            found = tuple(_read(program, each) for each in value["mutations"])
+            return Tried(found, int(value["mutants"]), int(value["refused"]))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, TasoMirageError):
+            return None
+
+    def write(self, program: Graph, made: Tried) -> None:
+        """Keep what was found; a folder that cannot be written to costs nothing but the time of the next run."""
+        if self.folder is None:
+            return
+        mutations = [_written(m) for m in made.mutations]
+        value = {"mutations": mutations, "mutants": made.mutants, "refused": made.refused}
+        try:
+            write_file(self._path(program, self.folder), json.dumps(value, indent=1) + "\n")
+        except TasoMirageError:
+            self.folder = None
+
+    def _path(self, program: Graph, folder: Path) -> Path:
+        said = "\0".join([show_graph(program), self.device, __version__])
+        return folder / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _written(each: Mutation) -> dict[str, Any]:
+    return {
+        "name": each.equation.name,
+        "corrected": show_graph(each.corrected).splitlines(),
+        "families": list(each.families),
+        "evidence": each.equation.evidence,
+        "right": each.right,
+        "region": each.region,
+        "seconds": list(each.seconds),
+    }
+
+
+def _read(program: Graph, value: Any) -> Mutation:
+    corrected = parse_graph("\n".join(value["corrected"]))
+    before, after = map(float, value["seconds"])
+    families, right = tuple(map(str, value["families"])), float(value["right"])
+    made = mutation(program, corrected, families, str(value["evidence"]), right, str(value["region"]), (before, after))
+    if made.equation.name != value["name"]:  # it has a digest of both programs
+        raise ValueError("another program")
+    return made
+
+
+def mutations(
+    outputs: Sequence[Node],
+    cost: Cost,
+    term: Weighted,
+    budget: Budget,
+    store: Store,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Mutations:
+    """Try the mutants of the costly programs below `outputs` until the budget is spent, the costliest first."""
+
+    def contest(program: Graph, corrected: Graph) -> tuple[float, float]:
+        times = term.in_turn((program.outputs, corrected.outputs), EACH)
+        return (0.0, math.inf) if times is None else (times[0], times[1])
+
+    least = LEAST * cost(outputs)
+    costs = {p: n * cost(p.outputs) for p, n in counted(outputs).items()}
+    costly = sorted((p for p, seconds in costs.items() if seconds >= least), key=lambda p: -costs[p])
+    done: list[Tried] = []
+    known = 0
+    for i, program in enumerate(costly):
+        progress(i, len(costly))
+        there = store.read(program)
+        made = there or tried(
+            program,
+            lambda g: cost(g.outputs),
+            contest if term.measured else None,
+            late=lambda: budget.left() <= 0,
+        )
+        if made is not None:
+            done.append(made)
+            known += there is not None
+            if there is None:
+                store.write(program, made)
+    return Mutations(
+        found=tuple(m for t in done for m in t.mutations),
+        programs=len(costly),
+        known=known,
+        late=len(costly) - len(done),
+        mutants=sum(t.mutants for t in done),
+        refused=sum(t.refused for t in done),
+        seconds=time.monotonic() - budget.start,
+    )

@@ -1,0 +1,309 @@
+"""Passes before and after the search: laws that only ever help. CSE and DCE are interning itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import count
+from typing import Any
+
+from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
+from taso_mirage.ir.model import Weight
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, with_args
+from taso_mirage.measure.target import CPU, Target
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.folding import fold_small
+from taso_mirage.operators.ops import get, traits
+from taso_mirage.operators.work import Work, work
+from taso_mirage.rewriting.derived_traits import selects
+from taso_mirage.rewriting.equation import Equation, Match
+from taso_mirage.rewriting.index import Application, Keep, Rules
+from taso_mirage.search.steps import Step
+from taso_mirage.search.weights import holds
+
+SWEEPS = 8
+LARGE = 4
+FEW = 1 << 16
+"""Operations on weights in half precision that may be tried out before a rewrite is taken."""
+
+
+Signature = tuple[str, tuple[Any, ...], Any]
+
+
+def signature(node: Node) -> Signature:
+    """What the cost of a term depends on: operator, attributes, and the types of the operands, weights told apart."""
+    return node.op, tuple((a.type, is_weight(a)) for a in node.args), node.attrs
+
+
+@dataclass
+class Context:
+    """What every rewrite of one model has to respect, with memos over interned terms. `others` is the same at the other sets of sizes,
+    each with how much it counts against this one; `weights` are those whose values are known, and where it is `hopeful` the values of all
+    suit."""
+
+    opsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    available: Callable[[Node], bool] = lambda node: True
+    target: Target = CPU
+    others: Sequence[tuple[Context, float]] = ()
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    hopeful: bool = False
+    _work: dict[Signature, Work | None] = field(default_factory=dict)
+    _legal: dict[Node, bool] = field(default_factory=dict)
+    _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
+
+    def helpful(self, rules: Rules) -> Rules:
+        """The rules without the applications that never pay: not even where nothing that they match is used elsewhere."""
+        if rules not in self._helpful:
+            single = (e for e in rules.equations if len(e.roots) == 1)
+            hopeful = Context(self.opsets, self.sizes, self.available, self.target, self.others, hopeful=True)
+            proved = rules.keep or (lambda application: True)
+            self._helpful[rules] = Rules(single, lambda a: _smaller(a, _Once(), hopeful) and proved(a))
+        return self._helpful[rules]
+
+    def work(self, node: Node) -> Work | None:
+        """The work of one term; None where it cannot be counted."""
+        key = signature(node)
+        if key not in self._work:
+            try:
+                self._work[key] = work(node, self.sizes)
+            except (TasoMirageError, LookupError, TypeError, ValueError):
+                self._work[key] = None
+        return self._work[key]
+
+    def _rounds_a_weight(self, node: Node) -> bool:
+        """Whether a term combines weights in half precision, and is large or shown to be off: scales multiplied ahead may underflow."""
+        half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
+        counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
+        if counted is None or counted.flops == 0:
+            return False
+        return counted.flops > FEW or not (holds(node, self.weights) or self.hopeful)
+
+    def estimate(self, node: Node) -> float:
+        """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""
+        counted, reached = self.work(node), self.target.device.operator
+        seconds = reached.launch + sum(weight * other.estimate(node) for other, weight in self.others)
+        if counted is None:
+            return seconds
+        return seconds + max(counted.flops / reached.flops, counted.bytes / reached.bandwidth)
+
+    def legal(self, node: Node) -> bool:
+        """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""
+        if node.op in ("input", "weight", "constant", "extents", "opaque", "item", "absent"):
+            return True
+        if node not in self._legal:
+            op = get(node.op)
+            if self._rounds_a_weight(node):
+                self._legal[node] = False
+                return False
+            try:
+                op.to_onnx(node, self.opsets.get(op.domain, 1))
+                self._legal[node] = is_weight(node) or self.available(node)  # weights are computed ahead, here
+            except (Unsupported, IllTyped):
+                self._legal[node] = False
+        return self._legal[node]
+
+
+def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
+    """The terms that an application builds above what it matched."""
+    return [n for n in topological(results, stop=set(known.values())) if n.args]
+
+
+def stages(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
+    """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
+    before small ones, because a small fusion would hide a large one. `keep` says which applications are proved."""
+    helpful = [e for e in equations if can_shrink(e)]
+    standard = [e for e in helpful if not runtime_specific(e)]
+    large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
+    return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
+
+
+@cache
+def joint(rules: Rules) -> Rules:
+    """The equations with several outputs into the runtime's own operators: they only help. Others, such as parallel products as
+    one, are left to the search, because they hide larger fusions."""
+    return Rules((e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e)), rules.keep)
+
+
+def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
+    """What the search uses: all but the small fusions into the runtime's own operators. Laws that only change a layout save no term, so
+    that no pass takes them: the search has them on a GPU, unless the target's options have set one layout for all."""
+    standard = [e for e in equations if not runtime_specific(e)]
+    free = target.gpu and not target.channels_last
+    layouts = [e for e in equations if free and runtime_specific(e) and _changes_layout(e)]
+    return (*standard, *layouts, *(e for e in equations if len(e.lhs_terms) >= LARGE))
+
+
+def _changes_layout(equation: Equation) -> bool:
+    return len(equation.lhs_terms) == 1 and traits(equation.lhs_terms[0]).layout and not can_shrink(equation)
+
+
+@cache
+def can_shrink(equation: Equation) -> bool:
+    """Whether some choice of weights for the variables leaves fewer terms to run on the right than on the left."""
+    names = {n: 1 << i for i, n in enumerate(equation.lhs.inputs)}
+    left, right = (_reached(side, names) for side in (equation.lhs, equation.rhs))
+    return any(sum(bool(t & r) for t in right) < sum(bool(t & r) for t in left) for r in range(1, 1 << len(names)))
+
+
+def _reached(side: Graph, names: Mapping[Node, int]) -> list[int]:
+    """For every term the variables below it, as bits."""
+    below: dict[Node, int] = {}
+    for node in side:
+        below[node] = names.get(node, 0)
+        for arg in node.args:
+            below[node] |= below[arg]
+    return [bits for node, bits in below.items() if node.args and node.op != "item"]
+
+
+def runtime_specific(equation: Equation) -> bool:
+    """Whether a side uses an operator outside ONNX's own domain."""
+    terms = (*equation.lhs_terms, *equation.rhs_terms)
+    return any(n is not ABSENT and get(n.op).domain not in ("", "ai.onnx") for n in terms)
+
+
+def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and, on a roofline, no slower."""
+    steps: list[Step] = []
+    current = tuple(outputs)
+    for _ in range(SWEEPS):
+        swept = _Sweep(current, rules, context, steps).run()
+        if swept == current:
+            break
+        current = swept
+    return current, steps
+
+
+_NUMBERS = count(1)
+
+
+class _Sweep:
+    def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[Step]) -> None:
+        self.outputs, self.rules, self.context, self.steps = outputs, context.helpful(rules), context, steps
+        self.order = topological(outputs)
+        self.done: dict[Node, Node] = {}
+        """The terms that are no longer there, and what is in their place."""
+        self.number = next(_NUMBERS)
+
+    @cached_property
+    def uses(self) -> Counter[Node]:
+        """How many terms use each; counted once something could be rewritten."""
+        uses = Counter(a for n in self.order for a in set(n.args))
+        uses.update(self.outputs)
+        for old, new in self.done.items():
+            uses[new] = max(uses[new], uses[old])
+        return uses
+
+    def run(self) -> tuple[Node, ...]:
+        done = self.done
+        for node in self.order:
+            result = node
+            if not done.keys().isdisjoint(node.args):
+                result = with_args(node, tuple([done.get(a, a) for a in node.args]))
+            if self.rules.applications(result) or fold_small(result) is not result:
+                result = self._reduce(result, self.uses[node])
+            if result is not node:
+                done[node] = result
+                if "uses" in self.__dict__:
+                    self.uses[result] = max(self.uses[result], self.uses[node])
+        return tuple([done.get(o, o) for o in self.outputs])
+
+    def _reduce(self, node: Node, uses: int) -> Node:
+        for _ in range(16):
+            folded = fold_small(node)
+            if folded is not node:
+                self.steps.append(Step(("constant folding",), (node,), (folded,), self.number))
+                return folded
+            better = self._rewrite(node)
+            if better is None:
+                return node
+            node = better
+            self.uses[node] = max(self.uses[node], uses)
+        return node
+
+    def _rewrite(self, node: Node) -> Node | None:
+        for application in self.rules.applications(node):
+            if _smaller(application, self.uses, self.context):
+                self.steps.append(Step((application.equation.name,), (node,), application.results, self.number))
+                return application.results[0]
+        return None
+
+
+class _Once(dict[Node, int]):
+    """Every term has one use."""
+
+    def __missing__(self, node: Node) -> int:
+        return 1
+
+
+def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
+    """The matched terms that die: the outputs, and what only dying terms use."""
+    inside = topological(found.outputs, stop=set(found.operands.values()))
+    dying: Counter[Node] = Counter()
+    dead: list[Node] = []
+    for node in reversed(inside):
+        if node in found.outputs or 0 < dying[node] >= uses[node]:
+            dying.update(dict.fromkeys(node.args, 1))
+            if node.args and node.op != "item" and not is_weight(node):
+                dead.append(node)
+    return dead
+
+
+def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+    """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on a roofline, no slower."""
+    order = topological(outputs)
+    used_by = users(order)
+    uses = Counter(a for n in order for a in set(n.args))
+    uses.update(outputs)
+    position = {node: i for i, node in enumerate(order)}
+    waiting: dict[Node, list[Application]] = {}  # by the first of their outputs in the walk
+    for node in order:
+        for application in rules.joint_applications(node, used_by):
+            waiting.setdefault(min(application.found.outputs, key=position.__getitem__), []).append(application)
+    done: dict[Node, Node] = {}
+    steps: list[Step] = []
+    for node in order:
+        if node in done:
+            continue
+        found = waiting.get(node, ())
+        ready = (a for a in found if _ready(a, done) and _wanted(a.found, uses) and _smaller(a, uses, context))
+        first = next(ready, None)
+        if first is None:
+            done[node] = with_args(node, tuple(done[a] for a in node.args))
+            continue
+        old, new = ([_rebuilt(n, done) for n in side] for side in (first.found.outputs, first.results))
+        done.update(zip(first.found.outputs, new, strict=True))
+        steps.append(Step((first.equation.name,), tuple(old), tuple(new)))
+    return tuple(done[o] for o in outputs), steps
+
+
+def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
+    """Whether all that was matched stands before the place in the walk, and none of the outputs is made yet."""
+    found = application.found
+    return all(o not in done for o in found.outputs) and all(n in done or is_weight(n) for n in found.operands.values())
+
+
+def _wanted(found: Match, uses: Mapping[Node, int]) -> bool:
+    """Whether every output is used outside of what was matched: else an equation with fewer outputs does it."""
+    inside = topological(found.outputs, stop=set(found.operands.values()))
+    return all(uses[o] > sum(o in n.args for n in inside) for o in found.outputs)
+
+
+def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
+    """A term over operands as they are now."""
+    made: dict[Node, Node] = {}
+    for each in topological([node], stop=done):
+        made[each] = with_args(each, tuple(made.get(a) or done[a] for a in each.args))
+    return made[node] if node in made else done[node]
+
+
+def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
+    """Whether fewer terms run after an application, no slower on a roofline, and all of them may be written."""
+    new = new_terms(application.results, application.found.operands)
+    added = [n for n in new if n.op != "item" and not is_weight(n)]
+    removed = removed_terms(application.found, uses)
+    if len(added) >= len(removed) or not all(context.legal(n) for n in new):
+        return False
+    return sum(map(context.estimate, added)) <= sum(map(context.estimate, removed))

@@ -1,0 +1,92 @@
+"""The mutants of a costly part (PET, OSDI'21), what they cost without and with their corrections, and which are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Graph
+from taso_mirage.partial.agreement import Agreement, agreement
+from taso_mirage.partial.candidates import corrections
+from taso_mirage.partial.families import Mutant
+from taso_mirage.partial.pieces import merged
+from taso_mirage.partial.whole import Evidence, verified
+from taso_mirage.search.cost import Cost
+from taso_mirage.verify.refused import Refused
+
+Late = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A mutant of a part; costs are seconds.
+
+    `agreement` is None where the two cannot be compared, `corrected` where the mutant has no correction: `refused` says why. `joined`:
+    corrections that share their weights run as one operator, which costs less than each alone. `evidence` is None while nothing was
+    verified.
+    """
+
+    mutant: Mutant
+    without: float
+    agreement: Agreement | None = None
+    corrected: Graph | None = None
+    cost: float = inf
+    joined: bool = False
+    refused: Refused | None = None
+    evidence: Evidence | Refused | None = None
+
+    @property
+    def share(self) -> float:
+        """The part of the elements that are right without correction, of the output with the fewest."""
+        return 0.0 if self.agreement is None else min(region.share for region in self.agreement.regions)
+
+    @property
+    def total(self) -> bool:
+        """Whether it is right everywhere."""
+        return self.agreement is not None and self.agreement.total
+
+    @property
+    def pieces(self) -> int:
+        """How many boxes are corrected."""
+        if self.agreement is None or self.corrected is None:
+            return 0
+        return sum(len(merged(region, False)) for region in self.agreement.regions)
+
+
+def costed(original: Graph, mutants: Sequence[Mutant], cost: Cost, late: Late = lambda: False) -> Iterator[Ranked]:
+    """Each mutant with its region, its correction, and what both cost, until it is late. Nothing here is verified."""
+    for mutant in mutants:
+        if late():
+            return
+        yield _costed(original, mutant, cost)
+
+
+def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
+    made = Ranked(mutant, cost(mutant.graph.outputs))
+    try:
+        made = replace(made, agreement=(found := agreement(original, mutant.graph)))
+        ways = corrections(original, mutant, found)
+    except Unsupported as error:
+        return replace(made, refused=Refused(str(error)))
+    costs = [cost(way.corrected.outputs) for way in ways]
+    best = ways[costs.index(min(costs))]
+    return replace(made, corrected=best.corrected, cost=min(costs), joined=best.joined)
+
+
+def ranked(found: Sequence[Ranked]) -> list[Ranked]:
+    """The cheapest corrected program first; those without one last, the largest region first. A program that two mutants come to is
+    the first's."""
+    order = sorted(found, key=lambda each: (each.cost, -each.share, len(each.mutant.families)))
+    programs = [None if each.corrected is None else each.corrected.outputs for each in order]
+    return [each for i, each in enumerate(order) if programs[i] is None or programs[i] not in programs[:i]]
+
+
+def proved(original: Graph, found: Sequence[Ranked], late: Late = lambda: False) -> Iterator[Ranked]:
+    """The same with the evidence of those that have a correction; without, once it is late."""
+    for each in found:
+        if each.corrected is None or late():
+            yield each
+        else:
+            yield replace(each, evidence=verified(original, each.corrected))

@@ -1,0 +1,147 @@
+"""What the passes and the search make of a model for one target: candidates, each with the steps that lead to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from taso_mirage.ir.model import Model, Weight
+from taso_mirage.ir.terms import Node
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.shapes import Workloads
+from taso_mirage.measure.target import Target
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Keep, Rules
+from taso_mirage.search.available import Available
+from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.passes import Context, for_search, joint, merge, simplify, stages
+from taso_mirage.search.search import Budget, Statistics, Strategy, directions, search_model
+from taso_mirage.search.steps import Step
+from taso_mirage.search.weights import fold_weights, split_halves
+
+LAST = 0.2
+"""The part of a search's time that is kept for the passes after it, at most."""
+MERGES = 2
+"""How often equations with several outputs are tried: a bias joins the sum that the first walk made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that could be the result, the steps from the original to it, its predicted seconds, and where it is to run."""
+
+    name: str
+    model: Model
+    steps: tuple[Step, ...]
+    cost: float
+    target: Target
+
+
+class Rewriter:
+    """Passes and search of one model for one target. Nothing is measured where `cache` is None; `weights` gets every folded one;
+    `proved` says which applications of the equations are."""
+
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        workloads: Workloads,
+        equations: tuple[Equation, ...],
+        weights: dict[str, Weight],
+        cache: CostCache | None,
+        executor: Executor | None = None,
+        proved: Keep | None = None,
+    ) -> None:
+        self.model, self.target, self.equations, self.weights = model, target, equations, weights
+        opsets = {"com.microsoft": 1, **model.opsets}
+        (sizes, share), *rest = workloads
+        asked = Context(opsets, sizes, target=target)
+        others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
+        self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
+        # parts are searched with names of their own for weights; the passes see the model's, whose values are known
+        self.known = replace(self.context, weights=self.weights, _legal={})
+        self.term = Weighted(self.context, workloads, cache, executor)
+        self.cost = Cost(self.term)
+        self.proved = proved
+        self.stages = stages(equations, proved)
+        self.passing = 0.0
+        """Seconds that the passes took: what those after the search may take."""
+
+    def passes(self) -> tuple[Model, list[Step], Candidate]:
+        """The model that the search starts from with the steps to it, and the model after all passes.
+
+        The search has no small fusions into the runtime's operators: they are made last, and would only hide large ones.
+        """
+        standard, large, every = self.stages
+        start = time.monotonic()
+        normal, steps = self._simplified(self.model, [standard, large])
+        passed, lowered = self._simplified(normal, [every])
+        self.passing = time.monotonic() - start
+        return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
+
+    def search(
+        self,
+        normal: Model,
+        steps: Sequence[Step],
+        strategy: Strategy,
+        budget: Budget,
+        progress: Callable[[int, int], None],
+        more: Sequence[Equation] = (),
+    ) -> tuple[Candidate | None, Statistics]:
+        """The model after search and passes, if the search took a step, and what it looked at. `more` equations are for it alone."""
+        standard, large, every = self.stages
+        if self.term.measured:
+            self.term.measure_until(budget.start + budget.seconds)
+            budget.choose = partial(self._fastest_state, finish=[large, every])
+        budget.seconds -= min(self.passing, LAST * budget.seconds)
+        rules = Rules([*directions(for_search(self.equations, self.target)), *more], self.proved)
+        outputs, taken, statistics = search_model(
+            normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
+        )
+        if not taken:
+            return None, statistics
+        folded, rest = self._fold(normal, outputs)
+        searched, last = self._simplified(folded, [standard, large, every])
+        return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
+
+    def candidate(self, name: str, model: Model, steps: Sequence[Step] = ()) -> Candidate:
+        """A candidate with its predicted cost on this target."""
+        return Candidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
+
+    def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
+        """Which state of a part is the fastest as it will be written."""
+        for rules in finish:
+            states = [simplify(state, rules, self.context)[0] for state in states]
+        return self.term.fastest(states)
+
+    def _simplified(self, model: Model, rules: Sequence[Rules]) -> tuple[Model, list[Step]]:
+        """The model after the laws that only help, stage by stage, with weights folded in between."""
+        taken: list[Step] = []
+        for stage in rules:
+            model, halved = split_halves(model, self.weights)
+            self.weights.update(model.weights)
+            outputs, steps = simplify(model.graph.outputs, stage, self.known)
+            taken += [*halved, *steps]
+            for _ in range(MERGES):
+                outputs, merged = merge(outputs, joint(stage), self.known)
+                taken += merged
+            model, folded = self._fold(model, outputs)
+            taken += folded
+        return model, taken
+
+    def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
+        folded, steps = fold_weights(model.with_graph(outputs), self.weights)
+        self.weights.update(folded.weights)
+        return folded, steps
+
+
+def shares(budget: Budget, count: int) -> Iterator[Budget]:
+    """Equal shares of what is left of a budget for one search after the other; an interrupt of one ends them all."""
+    for left in range(count, 0, -1):
+        share = Budget(budget.left() / left, alpha=budget.alpha)
+        yield share
+        if share.stop:
+            budget.stop = True
+            return

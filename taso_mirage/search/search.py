@@ -1,0 +1,331 @@
+"""Best-first search over equal graphs with a relaxation factor (TASO section 6, algorithm 2), one distinct part at a time."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Protocol
+
+from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
+from taso_mirage.rewriting.equation import Equation, work_terms
+from taso_mirage.rewriting.index import Application, Rules
+from taso_mirage.rewriting.library import LIBRARY
+from taso_mirage.search.cost import Cost
+from taso_mirage.search.partition import Part, parts
+from taso_mirage.search.passes import Context, new_terms, simplify
+from taso_mirage.search.steps import Step
+
+State = tuple[Node, ...]
+Choose = Callable[[list[State]], int]
+"""Which of several equal graphs is the fastest; the first is the one that is there."""
+SEARCHING = 0.8
+"""The share of a look's time for searching its parts; the rest is for measuring what was found."""
+FIRST = 0.7
+"""The share of a search's time for the first look at a model of several parts; the rest is for a second one, which cuts it elsewhere."""
+FINALISTS = 4
+"""So many of the cheapest states of a part are measured as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One way from a state to another: by which equations, the outputs afterwards, and, where they are known, the single steps of it."""
+
+    equations: tuple[str, ...]
+    outputs: State
+    details: tuple[Step, ...] = ()
+
+
+@dataclass
+class Budget:
+    """What a search may still spend; `stop` is set by an interrupt. Either way the best found so far is kept.
+
+    A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are many.
+    """
+
+    seconds: float
+    states_per_part: int = 400
+    patience: int = 32
+    alpha: float = 1.05
+    stop: bool = False
+    start: float = field(default_factory=time.monotonic)
+    choose: Choose | None = None
+
+    def left(self) -> float:
+        return 0.0 if self.stop else self.seconds - (time.monotonic() - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best state of one part: the path to it (each with the equations taken), costs, what the search looked at and what ended it,
+    and the gap of the extraction, where there was one: the share of the cost that a better one might save.
+
+    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among them with an empty one.
+    """
+
+    path: tuple[Rewrite, ...]
+    before: float
+    after: float
+    states: int
+    matches: int
+    ended: str
+    gap: float | None = None
+    finalists: tuple[tuple[float, tuple[Rewrite, ...]], ...] = ()
+
+
+class Strategy(Protocol):
+    """A search of one part."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        rules: Rules,
+        eager: Rules,
+        cost: Cost,
+        context: Context,
+        budget: Budget,
+        whole: Budget | None = None,
+    ) -> Found: ...
+
+
+@dataclass
+class Statistics:
+    """What a search of a model looked at, how many distinct parts ended by what, and the gap of every extraction."""
+
+    parts: int = 0
+    distinct: int = 0
+    states: int = 0
+    matches: int = 0
+    ended: Mapping[str, int] = field(default_factory=dict)
+    gaps: tuple[float, ...] = ()
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.parts + other.parts,
+            self.distinct + other.distinct,
+            self.states + other.states,
+            self.matches + other.matches,
+            dict(Counter(self.ended) + Counter(other.ended)),
+            self.gaps + other.gaps,
+        )
+
+
+def search_model(
+    outputs: State,
+    rules: Rules,
+    eager: Rules,
+    cost: Cost,
+    context: Context,
+    budget: Budget,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    strategy: Strategy | None = None,
+) -> tuple[State, list[Step], Statistics]:
+    """Search every distinct part and put the best of each in its places, then once more with other cuts. Returns the outputs and
+    the steps taken."""
+    found: dict[Graph, Found] = {}
+    steps: list[Step] = []
+    statistics = Statistics()
+    cuts: set[Node] = set()
+    for last in (False, True):
+        pieces = list(parts(outputs, cuts))
+        waiting = len({p.graph for p in pieces} - found.keys())
+        if last and (len(pieces) == 1 or not waiting):
+            break
+        kept = 0.0 if last or len(pieces) == 1 else (1 - FIRST) * budget.left()
+        measuring = (1 - SEARCHING) * (budget.left() - kept)
+        fresh: Counter[Graph] = Counter()
+        for i, piece in enumerate(pieces):
+            progress(i + last * len(pieces), 2 * len(pieces))
+            if piece.graph not in found:
+                share = replace(
+                    budget, seconds=(budget.left() - kept - measuring) / max(waiting, 1), start=time.monotonic()
+                )
+                found[piece.graph] = (strategy or search_part)(piece.graph, rules, eager, cost, context, share, budget)
+                waiting -= 1
+                fresh[piece.graph] = 0
+            fresh.update([piece.graph] if piece.graph in fresh else [])
+        contests(found, fresh, budget, kept)
+        current: dict[Node, Node] = {}
+        for piece in pieces:
+            steps += _place(piece, found[piece.graph], current)
+        cuts = {_updated(piece.place(piece.graph.outputs[-1:], piece.leaves)[0], current) for piece in pieces}
+        outputs = tuple(_updated(o, current) for o in outputs)
+        statistics.parts += len(pieces)
+    statistics.distinct = len(found)
+    statistics.states = sum(f.states for f in found.values())
+    statistics.matches = sum(f.matches for f in found.values())
+    statistics.ended = dict(Counter(f.ended for f in found.values()).most_common())
+    statistics.gaps = tuple(f.gap for f in found.values() if f.gap is not None)
+    return outputs, steps, statistics
+
+
+def contests(found: dict[Graph, Found], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
+    """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left, or
+    less than the longest took: a part without a measurement has the state that is predicted to be the fastest."""
+    if budget.choose is None:
+        return
+    longest = 0.0
+    for graph in sorted(places, key=lambda g: (found[g].after - found[g].before) * places[g]):
+        each = found[graph]
+        left = budget.left()
+        if len(each.finalists) > 1 and left - kept > longest:
+            states = [path[-1].outputs if path else graph.outputs for _, path in each.finalists]
+            after, path = each.finalists[budget.choose(states)]
+            found[graph] = replace(each, path=path, after=after)
+            longest = max(longest, left - budget.left())
+
+
+def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
+    """The steps of one part's path, in terms of the model as it is after the parts before."""
+    leaves = {leaf: _updated(old, current) for leaf, old in piece.leaves.items()}
+    before = piece.place(piece.graph.outputs, leaves)
+    originals = piece.place(piece.graph.outputs, piece.leaves)
+    for rewrite in found.path:
+        after = piece.place(rewrite.outputs, leaves)
+        changed = [(a, b) for a, b in zip(before, after, strict=True) if a is not b]
+        if changed:
+            details = tuple(
+                Step(d.equations, piece.place(d.old, leaves), piece.place(d.new, leaves), d.sweep)
+                for d in rewrite.details
+            )
+            old, new = (tuple(pair[i] for pair in changed) for i in (0, 1))
+            yield Step(rewrite.equations, old, new, details=details)
+        before = after
+    current.update(zip(originals, before, strict=True))
+
+
+def _updated(node: Node, current: dict[Node, Node]) -> Node:
+    for each in topological([node], stop=current):
+        current[each] = with_args(each, tuple(current[a] for a in each.args))
+    return current[node]
+
+
+def search_part(
+    graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
+) -> Found:
+    """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
+    start = best = cost(graph.outputs)
+    paths: dict[State, tuple[State, Rewrite]] = {}
+    prices = {graph.outputs: start}
+    queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
+    popped = tried = improved = 0
+    raw: set[State] = set()
+    while queue and not _limit(budget, whole, popped, popped - improved):
+        price, _, state = heapq.heappop(queue)
+        if price > budget.alpha * best:
+            break
+        popped += 1
+        for rewrite in rewrites(state, rules, eager, context, raw):
+            tried += 1
+            if rewrite.outputs in prices:
+                continue
+            paths[rewrite.outputs] = (state, rewrite)
+            price = prices[rewrite.outputs] = cost(rewrite.outputs)
+            if price < best:
+                best, improved = price, popped
+            if price <= budget.alpha * best:
+                heapq.heappush(queue, (price, len(paths), rewrite.outputs))
+            if budget.left() <= 0 or (whole and whole.stop):
+                break
+    ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
+    finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
+    after, path = min(finalists, key=lambda each: each[0])
+    return Found(path, start, after, popped, tried, ended, finalists=finalists)
+
+
+def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
+    """The limit that a search is at; none is empty."""
+    if whole and whole.stop:
+        return "interrupt"
+    if budget.left() <= 0:
+        return "time"
+    if popped >= budget.states_per_part:
+        return "number of states"
+    return "patience" if idle > budget.patience else ""
+
+
+def finalists_of(first: State, prices: Mapping[State, float], budget: Budget) -> list[State]:
+    """`first`, and the cheapest of the other states that are worth a measurement."""
+    cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
+    return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
+
+
+def _path(state: State, paths: dict[State, tuple[State, Rewrite]]) -> tuple[Rewrite, ...]:
+    path: list[Rewrite] = []
+    while state in paths:
+        state, rewrite = paths[state]
+        path.append(rewrite)
+    return tuple(reversed(path))
+
+
+def rewrites(
+    state: State, rules: Rules, eager: Rules, context: Context, raw: set[State] | None = None
+) -> Iterator[Rewrite]:
+    """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs.
+
+    `raw` keeps the states as they were before simplifying: one that was met is not simplified again (most rules of a large
+    library lead where others led).
+    """
+    raw = set() if raw is None else raw
+    order = topological(state)
+    used_by = users(order)
+    position = {node: i for i, node in enumerate(order)}
+    for node in order:
+        for application in rules.applications(node):
+            yield from _applied(state, order, application, eager, context, raw)
+        for application in rules.joint_applications(node, used_by):
+            if _in_order(application, position):
+                yield from _applied(state, order, application, eager, context, raw)
+
+
+def _in_order(application: Application, position: dict[Node, int]) -> bool:
+    """Of the permutations of several outputs under one operator, only the one in the graph's order is taken."""
+    if len(set(application.equation.roots)) > 1:
+        return True
+    places = [position[o] for o in application.found.outputs]
+    return places == sorted(places)
+
+
+def _applied(
+    state: State, order: list[Node], application: Application, eager: Rules, context: Context, raw: set[State]
+) -> Iterator[Rewrite]:
+    found, results = application.found, application.results
+    if _only_grows(application) or not all(context.legal(n) for n in new_terms(results, found.operands)):
+        return
+    outputs = substitute(state, dict(zip(found.outputs, results, strict=True)), order)
+    if outputs in raw:
+        return
+    raw.add(outputs)
+    smaller, steps = simplify(outputs, eager, context)
+    names = (application.equation.name, *(e for s in steps for e in s.equations))
+    yield Rewrite(names, smaller, (Step((application.equation.name,), found.outputs, results), *steps))
+
+
+def _only_grows(application: Application) -> bool:
+    """Whether a library's equation, read backwards, leaves more terms to run: of a large library such states are legion.
+
+    A term over weights does not count, so enlarging a kernel is none.
+    """
+    equation, operands = application.equation, application.found.operands
+    if equation.evidence != LIBRARY or not equation.backward:
+        return False
+    before, after = (work_terms(new_terms(side, operands)) for side in (application.found.outputs, application.results))
+    return len(after) > len(before)
+
+
+@lru_cache(maxsize=8)
+def directions(equations: tuple[Equation, ...]) -> list[Equation]:
+    """Every equation, and its reverse where that is a rule too.
+
+    A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches everywhere and leads nowhere.
+    """
+    found: list[Equation] = []
+    for equation in equations:
+        found.append(equation)
+        backwards = equation.reverse()
+        if backwards is not None and (len(backwards.lhs_terms) > 1 or len(backwards.rhs_terms) == 1):
+            found.append(backwards)
+    return found

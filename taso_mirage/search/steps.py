@@ -1,0 +1,51 @@
+"""What was done to a model, step by step, so that any prefix can be replayed (to find the first step that breaks it)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from taso_mirage.ir.terms import Node, substitute, topological, with_args
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms of the same type.
+
+    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten. `details`: the
+    steps of one equation each that this one is made of, where they are known.
+    """
+
+    equations: tuple[str, ...]
+    old: tuple[Node, ...]
+    new: tuple[Node, ...]
+    sweep: int = 0
+    details: tuple[Step, ...] = ()
+
+    @property
+    def table(self) -> dict[Node, Node]:
+        return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
+
+
+def replay(outputs: Sequence[Node], steps: Sequence[Step]) -> tuple[Node, ...]:
+    """`outputs` after the steps, in their order. Linear for each sweep and for each step outside of sweeps."""
+    current = tuple(outputs)
+    for sweep, group in groupby(steps, key=lambda step: step.sweep):
+        if sweep:
+            current = _sweep(current, {old: new for step in group for old, new in step.table.items()})
+            continue
+        for step in group:
+            current = substitute(current, step.table)
+    return current
+
+
+def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node, ...]:
+    done: dict[Node, Node] = {}
+    for node in topological(outputs):
+        current, seen = with_args(node, tuple(done[a] for a in node.args)), set[Node]()
+        while current in table and current not in seen:
+            seen.add(current)
+            current = table[current]
+        done[node] = current
+    return tuple(done[o] for o in outputs)

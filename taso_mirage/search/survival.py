@@ -1,0 +1,64 @@
+"""Rewrites that crash the runtime: a candidate goes on without them, as if they were slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from taso_mirage.errors import RuntimeCrashed, TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import first_bad
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import Target
+from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.steps import Step
+
+After = Callable[[Sequence[Step]], tuple[Model, tuple[Step, ...]]]
+"""The original after steps, and these with the folded weights that they need."""
+MOST = 4
+"""So many rewrites that crash are left out of one candidate."""
+
+
+def surviving(
+    candidate: Candidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
+) -> tuple[Candidate | None, Session | None]:
+    """The candidate, and a session on it, if the runtime loads it and runs it once; where that crashes the runtime, without the first
+    rewrites that do so; None where nothing is left. Each rewrite that is left out is named in a note. Raises what the runtime says of
+    a model that it refuses."""
+    for _ in range(MOST):
+        try:
+            session = runtime.opened(candidate.model, candidate.target)
+            session.run(inputs)
+            return candidate, session
+        except RuntimeCrashed as error:
+            steps = candidate.steps
+            if not steps:
+                note(f"{error} with {dict(candidate.target.options)}: they are left out")
+                return None, None
+            k = first_bad(len(steps), partial(_runs, steps, after, inputs, candidate.target))
+            note(f"{error} after {', '.join(steps[k - 1].equations)!r} (step {k}): that rewrite is left out")
+            model, kept = _without(steps, k, after)
+            if not kept or model.graph == after(())[0].graph:
+                return None, None
+            candidate = replace(candidate, model=model, steps=kept, cost=cost(model))
+    return None, None
+
+
+def _without(steps: Sequence[Step], k: int, after: After) -> tuple[Model, tuple[Step, ...]]:
+    """What all steps but the k-th make of the original; where later ones rest on it, the steps before it alone."""
+    try:
+        return after([*steps[: k - 1], *steps[k:]])
+    except (TasoMirageError, LookupError, TypeError, ValueError):
+        return after(steps[: k - 1])
+
+
+def _runs(steps: Sequence[Step], after: After, inputs: Arrays, target: Target, k: int) -> bool:
+    """Whether the runtime survives the model after k steps."""
+    try:
+        runtime.opened(after(steps[:k])[0], target).run(inputs)
+    except RuntimeCrashed:
+        return False
+    return True

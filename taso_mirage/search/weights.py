@@ -1,0 +1,154 @@
+"""Weights: what hangs on weights only is computed ahead, and what their values say is written into the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from taso_mirage.ir.model import Array, Model, Weight
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.exactness import differs
+from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.ops import get, interpret, traits
+from taso_mirage.operators.work import size
+from taso_mirage.search.steps import Step
+
+FOLDED_GROWTH = 1 << 16
+"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
+HALVES = "equal halves of a weight"
+"""The name under which such a weight stands among the equations of a step."""
+HALVED = 1 << 22
+"""Weights of more bytes are not looked at for equal halves: tables of angles are small."""
+
+
+def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Step]]:
+    """Every small weight whose halves along its last axis are equal, as their concatenation: the tables of angles of a rotary
+    embedding are exported so. Bit by bit, so it holds for this model, and the step says so."""
+    weights, table = dict(model.weights), dict[Node, Node]()
+    for node in model.nodes():
+        if node.op != "weight" or not is_float(node.dtype) or node.tensor.rank < 3 or size(node.tensor) > HALVED:
+            continue
+        array = model.weights[node.attr("name")].numpy()
+        half = array.shape[-1] // 2
+        if half == 0 or array.shape[-1] % 2 or not np.array_equal(array[..., :half], array[..., half:]):
+            continue
+        name = _fresh_name(f"half_{node.attr('name')}", {**taken, **weights})
+        weights[name] = Array(np.ascontiguousarray(array[..., :half]))
+        part = weight(name, Tensor(node.dtype, (*node.shape[:-1], half)))
+        table[node] = get("concat").term(part, part, axis=node.tensor.rank - 1)
+    if not table:
+        return model, []
+    outputs = substitute(model.graph.outputs, table)
+    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    halved = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
+    return halved, [Step((HALVES,), tuple(table), tuple(table.values()))]
+
+
+def fold_weights(
+    model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
+) -> tuple[Model, list[Step]]:
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+
+    `needed`: Compute only those that the runtime takes as initializers only.
+
+    New weights get names that are neither in the model nor in `taken`.
+    """
+    targets = _foldable(model, needed)
+    if not targets:
+        return model, []
+    leaves = {n: EXACT.load(model.weights[n.attr("name")].numpy()) for n in topological(targets) if n.op == "weight"}
+    values = interpret(targets, EXACT, leaves)
+    weights, names = dict(model.weights), dict(model.names)
+    table: dict[Node, Node] = {}
+    for target in targets:
+        name = _fresh_name(model.names.get(target, f"folded_{target.op}"), {**(taken or {}), **weights})
+        type = target.tensor
+        array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
+            numpy_dtype(type.dtype)
+        )
+        weights[name] = Array(array.reshape([int(d) for d in target.shape]))
+        table[target] = weight(name, type)
+        names[table[target]] = name
+    steps = [Step(("constant folding",), tuple(table), tuple(table.values()))]
+    outputs = substitute(model.graph.outputs, table)
+    kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
+    folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
+    return _renamed(folded, names), steps
+
+
+def holds(node: Node, weights: Mapping[str, Weight]) -> bool:
+    """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do, and of a tensor every slice along an axis
+    (a channel of a kernel) does against its largest. False where a weight is not known."""
+    order = topological([node])
+    if any(n.op == "weight" and n.attr("name") not in weights for n in order):
+        return False
+    leaves = {n: EXACT.load(weights[n.attr("name")].numpy()) for n in order if n.op == "weight"}
+    exact = np.asarray(interpret([node], EXACT, leaves)[node], np.float64)
+    dtype = numpy_dtype(node.tensor.dtype)
+    with np.errstate(over="ignore"):
+        error = np.abs(exact.astype(dtype).astype(np.float64) - exact)
+    if not np.isfinite(error).all():
+        return False
+    unit = float(ml_dtypes.finfo(dtype).eps)
+    slices = [tuple(j for j in range(exact.ndim) if j != i) for i in range(exact.ndim)]
+    return all(
+        (error.max(axis=s, initial=0) <= unit * np.abs(exact).max(axis=s, initial=0)).all() for s in slices or [()]
+    )
+
+
+def _renamed(model: Model, names: dict[Node, str]) -> Model:
+    return replace(model, names=names)
+
+
+def _foldable(model: Model, needed: bool) -> list[Node]:
+    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up.
+
+    What an operator with a kernel reads is folded whatever its size: the search chose a kernel with
+    zeros for other groups because it is faster.
+    """
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    for node in model.nodes():
+        if is_weight(node) or (needed and not traits(node).initializer):
+            continue
+        for arg in node.args:
+            if arg.args and arg is not ABSENT and is_weight(arg):
+                found.update(dict.fromkeys([arg] if traits(node).kernel is not None else _worth_folding(arg, seen)))
+    for output in model.graph.outputs:
+        if output.args and is_weight(output) and not needed:
+            found.update(dict.fromkeys(_worth_folding(output, seen)))
+    return list(found)
+
+
+def _worth_folding(node: Node, seen: set[Node]) -> list[Node]:
+    """`node`, or where it is larger than what it is made of, the terms below it that are not."""
+    pending, kept = [node], []
+    while pending:
+        each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if not each.args or (not isinstance(each.type, Tensor) and each.op != "item"):
+            pending += [a for a in each.args if a.args]
+            continue
+        below = topological([each])
+        leaves = {n for n in below if n.op in ("weight", "constant")}
+        fits = size(each.type) <= sum(size(n.type) for n in leaves) + FOLDED_GROWTH
+        if fits and not any(differs(n) for n in below):
+            kept.append(each)
+        else:
+            pending += [a for a in each.args if a.args]
+    return kept
+
+
+def _fresh_name(wanted: str, taken: Mapping[str, Any]) -> str:
+    name, i = wanted, 1
+    while name in taken:
+        i += 1
+        name = f"{wanted}_{i}"
+    return name

@@ -1,0 +1,1 @@
+"""Processes, files and the terminal: what the rest asks of the operating system."""

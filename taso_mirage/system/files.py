@@ -1,0 +1,44 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from taso_mirage.errors import OutputError
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file beside its target, flush it, then rename: never half a file. OutputError where that fails."""
+    refuse_irregular(path)
+    new = path.parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+                with open(number, "wb") as file:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(new, path)
+            finally:
+                new.unlink(missing_ok=True)
+        finally:  # an interrupt may come at any moment
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def refuse_irregular(path: Path) -> None:
+    """OutputError for a path that is there and is no regular file: a rename over it would put a file in a device's place."""
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; name the file")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"cannot write {path}: it is no regular file (a device, a pipe or a socket); name a file")
+
+
+def file_name(name: str) -> str:
+    """A name from a file as the name of a file, which leads to no other folder."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).lstrip(".")[:150] or "_"

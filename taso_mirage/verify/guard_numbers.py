@@ -1,0 +1,119 @@
+"""Guards for what only the typing found a rule at: numbers among its dims, and attributes that one side alone has.
+
+Untyped rules apply wherever both sides happen to have one type. Where the types agree by accident (a kernel of 2 where the rule was
+found at 1, an output of size 1), nothing else would stop them; so such numbers are pinned, unless the rule is proved with letters in
+their place. A large number stands for a count (of channels, of groups): what is equal to it must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Graph, Tensor
+from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.rewriting.library import Rejected, Rule
+from taso_mirage.verify.guard_equalities import ties
+from taso_mirage.verify.guard_ranks import ranks
+
+
+def pinned(rule: Rule, seed: int = 0) -> Rule | Rejected:
+    """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
+    anchors = _anchors(rule)
+    open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
+    freed = _in_letters(rule)
+    if freed is None:
+        open_names += [
+            f"dim({name}, {axis}) == {_relative(size, anchors)}"
+            for name, type in rule.given
+            for axis, size in enumerate(type.shape or ())
+            if isinstance(size, int) and anchors.get(size) != f"dim({name}, {axis})"
+        ]
+    rule = _guarded(freed or rule, open_names)
+    rule = _guarded(rule, [f"{p} == {q}" for p, q in ties(rule)])
+    rule = _guarded(rule, _bounded_ranks(rule))
+    condition = ranks(rule, seed)
+    if condition is None or isinstance(condition, Rejected):
+        return condition or rule
+    return _guarded(rule, [condition])
+
+
+def _bounded_ranks(rule: Rule) -> list[str]:
+    """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank 4, may say `i < 2` in truth, and what
+    fails at other ranks is rare among the typings."""
+    guard = rule.equation.where.source if rule.equation.where is not None else ""
+    return [f"rank({name}) == {type.rank}" for name, type in rule.given if f"< rank({name})" in guard]
+
+
+COUNT = 4
+"""Numbers from here on stand for counts: the generaliser takes them for the numbers of groups, which must be numbers."""
+
+
+def _anchors(rule: Rule) -> dict[int, str]:
+    """For every count among the dims the first place that has it."""
+    found: dict[int, str] = {}
+    for name, type in rule.given:
+        for axis, size in enumerate(type.shape or ()):
+            if isinstance(size, int) and size >= COUNT:
+                found.setdefault(size, f"dim({name}, {axis})")
+    return found
+
+
+def _relative(value: Any, anchors: dict[int, str]) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_relative(v, anchors) for v in value)}{',' if len(value) == 1 else ''})"
+    return anchors.get(value, repr(value)) if type(value) is int else repr(value)
+
+
+def _guarded(rule: Rule, conditions: list[str]) -> Rule:
+    guard = rule.equation.where.source if rule.equation.where is not None else ""
+    conjuncts = dict.fromkeys(part for c in conditions for part in ([c] if " or " in c else c.split(" and ")))
+    conditions = [c for c in conjuncts if c not in guard]
+    if not conditions:
+        return rule
+    both = " and ".join([*([f"({guard})" if " or " in guard else guard] if guard else []), *conditions])
+    return replace(rule, equation=replace(rule.equation, where=Expr(both)))
+
+
+def _one_sided(rule: Rule) -> Iterator[tuple[str, Any]]:
+    """Attributes that the right-hand side does not mention, with their values of plain numbers."""
+    there = _mentioned(rule.equation.rhs)
+    for name, value in rule.attributes:
+        if name not in there and _plain(value):
+            yield name, value
+
+
+def _mentioned(side: Graph) -> set[str]:
+    found: set[str] = set()
+    for node in side:
+        for _, value in node.attrs:
+            if isinstance(value, Expr):
+                found |= names(value.source)
+    return found
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(_plain(v) and not isinstance(v, tuple) for v in value)
+    return isinstance(value, int | float | str)
+
+
+def _in_letters(rule: Rule) -> Rule | None:
+    """The rule with a letter for each number in a dim (one letter for a number at an axis), if it is proved so."""
+    if not any(isinstance(d, int) for _, t in rule.given for d in t.shape or ()):
+        return rule
+    given = tuple((name, Tensor(type.dtype, _lettered(type))) for name, type in rule.given)
+    free = replace(rule, given=given)
+    with suppress(TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError):
+        if isinstance(prove_symbolic(*free.instance()), Proved):
+            return free
+    return None
+
+
+def _lettered(type: Tensor) -> tuple[Any, ...]:
+    return tuple(symbol(f"k{axis}_{d}") if isinstance(d, int) else d for axis, d in enumerate(type.shape or ()))
