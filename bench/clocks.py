@@ -35,7 +35,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     file = None if options.models is None else options.models / f"{name}.onnx"
     proto = onnx.load(file) if file is not None and file.exists() else models.build(name, small=False)
     model = from_ir(ir.from_proto(proto))
-    inputs, sessions = random_inputs(model, 0), [runtime.opened(model, CPU, source=True) for _ in range(2)]
+    inputs, sessions = random_inputs(model, 0), [runtime.open_in_child(model, CPU, source=True) for _ in range(2)]
     found: dict[str, Any] = {"case": name}
     for kind, pause in (("without", 0.0), ("with", runtime.SPINNING)):
         runtime.SPINNING = pause
@@ -58,7 +58,7 @@ def main() -> None:
     for name in options.names:
         rows.append(row(name, options))
         print(rows[-1], flush=True)
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     result = {
         "bench": "clocks",
         "device": runtime.device(CPU),

@@ -41,12 +41,12 @@ from taso_mirage.rewriting.equation import work_terms  # noqa: E402
 from taso_mirage.rewriting.index import Rules  # noqa: E402
 from taso_mirage.search.available import Available  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
-from taso_mirage.search.cost import Cost, Measured  # noqa: E402
-from taso_mirage.search.partition import parts  # noqa: E402
-from taso_mirage.search.passes import Context, for_search, simplify, stages  # noqa: E402
+from taso_mirage.search.cost import Cost, MeasuredCost  # noqa: E402
+from taso_mirage.search.partition import model_parts  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, pass_order, simplify  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
-from taso_mirage.search.search import State, directions, rewrites  # noqa: E402
-from taso_mirage.search.settings import Running, Setting, concrete  # noqa: E402
+from taso_mirage.search.search import SearchState, directions, rewrites  # noqa: E402
+from taso_mirage.search.settings import FusionContext, Running, concrete  # noqa: E402
 
 SMALL = ("mini_transformer", "bert", "llama", "vit", "resnet50", "resnext50", "inception_v3", "nasnet_a")
 MEDIUM = ("light_squeezenet", "light_shufflenet", "light_densenet121")
@@ -75,16 +75,16 @@ class Sample:
 class Noted:
     """A term cost that notes what each operator contributes."""
 
-    def __init__(self, term: Measured) -> None:
+    def __init__(self, term: MeasuredCost) -> None:
         self.term = term
         self.seen: Counter[str] = Counter()
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         found = self.term.seconds(setting)
         self.seen["+".join([setting.node.op, *(p.node.op for p in setting.producers)])] += found  # type: ignore[assignment]
         return found
 
-    def joined(self, producer: Setting, node: Node) -> bool:
+    def joined(self, producer: FusionContext, node: Node) -> bool:
         return self.term.joined(producer, node)
 
 
@@ -97,10 +97,12 @@ def sources(folder: Path | None) -> Iterator[tuple[str, Model]]:
         yield path.stem, load(path)
 
 
-def variants(start: State, every: Rules, eager: Rules, context: Context, count: int, rng: random.Random) -> list[Any]:
+def variants(
+    start: SearchState, every: Rules, eager: Rules, context: Context, count: int, rng: random.Random
+) -> list[Any]:
     """Up to `count` distinct states that random equations lead to from a part, each with the equations on the way."""
-    found: dict[State, tuple[str, ...]] = {start: ()}
-    reached: dict[State, list[Any]] = {}
+    found: dict[SearchState, tuple[str, ...]] = {start: ()}
+    reached: dict[SearchState, list[Any]] = {}
     for _ in range(2 * count):
         state = start
         for _ in range(rng.randint(1, WALK)):
@@ -123,14 +125,14 @@ def samples(name: str, model: Model, options: argparse.Namespace, cache: CostCac
     opsets = {"com.microsoft": 1, **model.opsets}
     asked = Context(opsets, sizes, target=CPU)
     context = replace(asked, available=Available(model.nodes(), asked, cache))
-    standard, large, _ = stages(rules())
+    standard, large, _ = pass_order(rules())
     outputs = model.graph.outputs
     for stage in (standard, large):
         outputs, _ = simplify(outputs, stage, context)
-    distinct = list(dict.fromkeys(p.graph for p in parts(outputs)))
+    distinct = list(dict.fromkeys(p.graph for p in model_parts(outputs)))
     rng = random.Random(f"{options.seed} {name}")
     every = Rules(directions(for_search(rules())))
-    term = Measured(context, cache)
+    term = MeasuredCost(context, cache)
     found: list[Sample] = []
     for number, graph in enumerate(rng.sample(distinct, min(options.parts, len(distinct)))):
         if time.monotonic() > deadline:
@@ -241,7 +243,7 @@ def main() -> None:
 
 
 def write(path: Path, found: Sequence[Sample]) -> None:
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     rows = [
         {
             "case": f"{s.model}/{s.part}",

@@ -32,7 +32,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.operators.expressions import is_weight  # noqa: E402
 from taso_mirage.operators.work import size, work  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 
@@ -109,7 +109,7 @@ def stages(
     Where the kernels' stage fails, its result is that of the substitutions.
     """
     start = time.perf_counter()
-    result = optimize(model, config)
+    result = optimize_model(model, config)
     searched = time.perf_counter()
     wrong: list[str] = []
     try:
@@ -126,7 +126,7 @@ def opened(
     """A session on the original and on every result that differs from those before; and for the others, the one they are equal to.
 
     A graph timed against itself would show noise as a gain or a loss."""
-    sessions = {ALONE: runtime.opened(model, config.target, source=True)}
+    sessions = {ALONE: runtime.open_in_child(model, config.target, source=True)}
     known = {(model.graph, config.target): ALONE}
     same: dict[str, str] = {}
     for name, result in found.items():
@@ -135,7 +135,7 @@ def opened(
             same[name] = known[key]
             continue
         known[key] = name
-        sessions[name] = runtime.opened(result.model, result.target, source=not result.changed)
+        sessions[name] = runtime.open_in_child(result.model, result.target, source=not result.changed)
     return sessions, same
 
 
@@ -324,7 +324,7 @@ def setting(bench: str, device: str, extra: Sequence[str] = ()) -> dict[str, Any
     """What all rows of a file have in common: `extra` names packages besides ours and the runtime."""
     from importlib import metadata
 
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     for name in extra:
         try:
             versions[name] = metadata.version(name)

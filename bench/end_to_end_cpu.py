@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 from end_to_end_common import COMPILED, ROOT, Case, Compiled, Machine
 
-from taso_mirage.ir.model import Array
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
@@ -75,7 +75,7 @@ def machine() -> Machine:
 def _product(rows: int, depth: int, columns: int) -> float:
     """Seconds of a product with a weight in ONNX Runtime."""
     x, w = variable("x", Tensor("float32", (rows, depth))), weight("w", Tensor("float32", (depth, columns)))
-    known = {"w": Array(np.ones((depth, columns), np.float32))}
+    known = {"w": StoredWeight(np.ones((depth, columns), np.float32))}
     session = runtime.Session(serialize(standalone(Graph((x,), (term("matmul", x, w),)), {"": 17}, known)))
     run = session.bound({"x": np.ones((rows, depth), np.float32)})
     return min(run() for _ in range(20))

@@ -208,7 +208,7 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
         return common.build(cases, options.build, options.small)
     if target.gpu:
         try:
-            tune.gpu()
+            tune.gpu_and_versions()
         except RuntimeUnavailable as error:
             parser.error(str(error))
     device = runtime.device(target)

@@ -39,11 +39,11 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.rewriting.index import Rules  # noqa: E402
 from taso_mirage.search import saturate  # noqa: E402
-from taso_mirage.search.bounds import Options  # noqa: E402
+from taso_mirage.search.bounds import ClassOptions  # noqa: E402
 from taso_mirage.search.cost import Cost, Roofline  # noqa: E402
-from taso_mirage.search.extract import Choice, Extraction, extract  # noqa: E402
-from taso_mirage.search.partition import parts  # noqa: E402
-from taso_mirage.search.passes import Context, for_search, stages  # noqa: E402
+from taso_mirage.search.extract import ChosenOptions, Extraction, extract  # noqa: E402
+from taso_mirage.search.partition import model_parts  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, pass_order  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import Budget, directions  # noqa: E402
 
@@ -55,9 +55,9 @@ class Problem:
     """One extraction, and the graphs that were known before it."""
 
     case: str
-    options: Options
+    options: ClassOptions
     roots: Sequence[int]
-    known: Sequence[Choice]
+    known: Sequence[ChosenOptions]
 
 
 def problems(name: str, small: bool, budgets: Sequence[float], most: int) -> Iterator[Problem]:
@@ -65,10 +65,10 @@ def problems(name: str, small: bool, budgets: Sequence[float], most: int) -> Ite
     equations = rules()
     model = from_ir(ir.from_proto(models.build(name, small=small)))
     context = Context({"com.microsoft": 1, **model.opsets}, dict.fromkeys(model.symbols(), 8))
-    passes = stages(equations)
+    passes = pass_order(equations)
     model = passed(model, passes[:2], context, Timer())
     every, cost = Rules(directions(for_search(equations))), Cost(Roofline(context))
-    distinct = sorted(dict.fromkeys(p.graph for p in parts(model.graph.outputs)), key=lambda g: -cost(g.outputs))
+    distinct = sorted(dict.fromkeys(p.graph for p in model_parts(model.graph.outputs)), key=lambda g: -cost(g.outputs))
     for place, graph in enumerate(distinct[:most]):
         for seconds in budgets:
             case = f"{name}{' ' if small else ' (full) '}{place + 1}, {seconds:g} s"
@@ -80,7 +80,7 @@ def problems(name: str, small: bool, budgets: Sequence[float], most: int) -> Ite
 def _recorded(case: str, work: Callable[[], object]) -> list[Problem]:
     found: list[Problem] = []
 
-    def record(options: Options, roots: Sequence[int], known: Sequence[Choice], *rest: Any) -> Extraction:
+    def record(options: ClassOptions, roots: Sequence[int], known: Sequence[ChosenOptions], *rest: Any) -> Extraction:
         found.append(Problem(f"{case}, extraction {len(found) + 1}", options, roots, known))
         return extract(options, roots, known, *rest)
 

@@ -19,8 +19,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from taso_mirage.search.bounds import Option, Options, tree_costs, undominated
-from taso_mirage.search.extract import Choice, Extraction, _cheapest_trees, _Kept, _restricted
+from taso_mirage.search.bounds import ClassOptions, Option, tree_costs, undominated
+from taso_mirage.search.extract import ChosenOptions, Extraction, _cheapest_trees, _Kept, _restricted
 
 SCALE = 1e4
 """What the prize is counted as, so that the solver's absolute tolerances are small beside it."""
@@ -30,9 +30,9 @@ OPTIMAL = 0
 
 
 def extract(
-    options: Options,
+    options: ClassOptions,
     roots: Sequence[int],
-    known: Sequence[Choice] = (),
+    known: Sequence[ChosenOptions] = (),
     keep: int = 1,
     slack: float = 1.0,
     seconds: float = math.inf,
@@ -68,7 +68,7 @@ def extract(
 class _Program:
     """Columns and rows; a row is its coefficients by column, and the least and greatest sum."""
 
-    def __init__(self, options: Options, roots: Sequence[int], prices: Mapping[int, float]) -> None:
+    def __init__(self, options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float]) -> None:
         self.options = _reached(options, roots, prices)
         self.column = {key: j for j, key in enumerate((c, i) for c, ways in self.options.items() for i in ways)}
         self.cost = [options[c][i].cost for c, i in self.column]
@@ -86,7 +86,7 @@ class _Program:
         for cycle in self._components(needing):
             self._acyclic(cycle, needing)
 
-    def solve(self, prize: float, seconds: float) -> tuple[int, Choice, float]:
+    def solve(self, prize: float, seconds: float) -> tuple[int, ChosenOptions, float]:
         """How it ended, the cheapest graph that costs less than the prize, empty if none was found, and what none costs less than."""
         if prize <= 0:
             return OPTIMAL, {}, 0.0
@@ -168,7 +168,7 @@ class _Program:
         return len(self.most) - 1
 
 
-def _reached(options: Options, roots: Sequence[int], prices: Mapping[int, float]) -> dict[int, dict[int, Option]]:
+def _reached(options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float]) -> dict[int, dict[int, Option]]:
     """What the roots may need, without options that another one of the class replaces."""
     found: dict[int, dict[int, Option]] = {}
     waiting = list(roots)

@@ -37,7 +37,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "gigabytes": peak, "co
 PROVE = """
 import json, statistics, sys, time
 from pathlib import Path
-from taso_mirage.rewriting.library import load
+from taso_mirage.rewriting.library import load_rules as load
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 seconds = []
 for rule in load(Path(sys.argv[1])):

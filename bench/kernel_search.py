@@ -58,7 +58,7 @@ SEARCH = """
 import json, sys, time
 from dataclasses import asdict
 from models.workloads import BEYOND, PAPER
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.search import SearchOptions as Options, Search
 graph = {**PAPER, **BEYOND}[sys.argv[1]]().graph()
 start = time.perf_counter()
 search = Search(graph, Options())

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from taso_mirage.codegen.compile import load
-from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.codegen.compile import load_source
+from taso_mirage.codegen.gpu.program import TritonProgram
 
 PHASES = ("entered", "waited", "loop", "stored")
 FIELDS = 8
@@ -67,13 +67,13 @@ def _noted(loops: bool) -> Iterator[str]:
     yield f"    tl.store(ts_block + {len(PHASES)}, tl.extra.cuda.smid().to(tl.int64))"
 
 
-def timeline(program: Program, sets: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def timeline(program: TritonProgram, sets: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Microseconds: `call` from the end of one call to the end of the next; for every launch its phases, as the least, median and largest
     of its blocks, from the end of the call before; and how many processors had how many of its blocks."""
     import torch
 
     with TemporaryDirectory() as folder:
-        module = load(stamped(program.source), Path(folder), "stamped")
+        module = load_source(stamped(program.source), Path(folder), "stamped")
         times = [
             [torch.zeros(x.blocks, FIELDS, dtype=torch.int64, device="cuda") for x in program.launches]
             for _ in range(max(CALLS, len(sets)))

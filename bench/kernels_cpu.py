@@ -29,10 +29,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.codegen.cpu.native import Kernel, empty_aligned  # noqa: E402
-from taso_mirage.codegen.cpu.tune import tuned  # noqa: E402
+from taso_mirage.codegen.cpu.native import NativeKernel, empty_aligned  # noqa: E402
+from taso_mirage.codegen.cpu.tune import tuned_native  # noqa: E402
 from taso_mirage.errors import RunFailed, Unsupported  # noqa: E402
-from taso_mirage.ir.model import Array  # noqa: E402
+from taso_mirage.ir.model import StoredWeight  # noqa: E402
 from taso_mirage.ir.mugraph import tile  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable, weight  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
@@ -41,7 +41,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import interpret, term  # noqa: E402
-from taso_mirage.targets.cpu.device import CPU  # noqa: E402
+from taso_mirage.targets.cpu.device import CPU_DEVICE  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
 CANDIDATES = 64
@@ -178,7 +178,7 @@ class Bound:
 class Ours:
     """A generated kernel, called as a session is."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: NativeKernel) -> None:
         self.kernel = kernel
 
     def prepared(self, inputs: Mapping[str, Any]) -> Callable[[], float]:
@@ -202,22 +202,22 @@ def session(
     known = {x: weight(x.attr("name"), x.tensor) for x in inputs if x.attr("name") in weights}
     (moved,) = substitute((output,), known)
     graph = Graph(tuple(x for x in inputs if x not in known), (moved,))
-    model = standalone(graph, {"": opset}, {name: Array(values[name]) for name in weights})
+    model = standalone(graph, {"": opset}, {name: StoredWeight(values[name]) for name in weights})
     return Bound(runtime.Session(serialize(model)), weights)
 
 
-def generated(fragment: Fragment, threads: int) -> tuple[Kernel, dict[str, Any]]:
+def generated(fragment: Fragment, threads: int) -> tuple[NativeKernel, dict[str, Any]]:
     """The fastest kernel for a fragment, and where it comes from; times in seconds."""
     start = time.perf_counter()
     try:
-        graphs = [each.graph for each in superoptimize(fragment.goal, best=CANDIDATES, device=CPU)]
+        graphs = [each.graph for each in superoptimize(fragment.goal, best=CANDIDATES, device=CPU_DEVICE)]
         source = {"source": "search"}
     except Unsupported:
         if fragment.mugraph is None:
             raise
         graphs, source = [Graph(fragment.inputs, (fragment.mugraph,))], {"source": "written"}
     searched = time.perf_counter()
-    measured = tuned(graphs, threads)
+    measured = tuned_native(graphs, threads)
     best = measured[0].kernel
     kernels = [n for n in topological(best.graph.outputs) if n.op == "kernel"]
     took = {"search": round(searched - start, 2), "tuning": round(time.perf_counter() - searched, 2)}
@@ -229,7 +229,7 @@ def nothing(threads: int) -> tuple[float, float]:
     """Seconds of a session and of a generated kernel that do next to nothing: what a call costs from Python."""
     x = leaf("x", 1)
     graph, given = Graph((x,), (term("relu", x),)), {"x": np.ones(1, np.float32)}
-    calls = Ours(Kernel(graph, threads=threads)), session(graph.inputs, graph.outputs[0], {}, (), 17)
+    calls = Ours(NativeKernel(graph, threads=threads)), session(graph.inputs, graph.outputs[0], {}, (), 17)
     theirs, ours = (float(np.median([run() for _ in range(2000)])) for run in (c.prepared(given) for c in calls[::-1]))
     return theirs, ours
 
@@ -312,7 +312,7 @@ def main() -> None:
         "a session that does nothing: {:.1f} us; a kernel: {:.1f} us".format(*(1e6 * t for t in empty)),
         f"; {threads} threads",
     )
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     for name in FRAGMENTS:
         if options.names and not any(name.startswith(n) for n in options.names):
             continue

@@ -39,7 +39,7 @@ import kernel_timeline  # noqa: E402
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
-from taso_mirage.codegen.gpu.program import Program  # noqa: E402
+from taso_mirage.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
@@ -155,10 +155,10 @@ ROWS = (
 )
 
 
-def searched(row: Row, best: int) -> list[Program]:
+def searched(row: Row, best: int) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     graph = {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
-    found: dict[str, Program] = {}
+    found: dict[str, TritonProgram] = {}
     for each in superoptimize(graph, best=best, budget=120.0, device=H100):
         try:
             program = each.program()
@@ -231,13 +231,13 @@ def eager_shape(row: Row, inputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def measured(
-    row: Row, programs: Sequence[Program], compiler: tune.Compiler, with_peers: bool
+    row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler, with_peers: bool
 ) -> tuple[dict[str, Any], Any]:
     """One row, and all trials."""
     errors: list[float] = []
     check = checker(EAGER[row.name], errors)
     start = time.perf_counter()
-    best = tune.tuned(programs, compiler=compiler, check=check)
+    best = tune.tuned_program(programs, compiler=compiler, check=check)
     seconds = time.perf_counter() - start
     sets = tune.input_sets(best.program)
     others = dict(peers(row, sets, check)) if with_peers else {}
@@ -271,7 +271,7 @@ def least(*runs: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def ranking(best: tune.Tuned, count: int) -> dict[str, float]:
+def ranking(best: tune.TunedProgram, count: int) -> dict[str, float]:
     """How well the search's order is that of the measurements (rank correlation), and how much slower than the best of all programs, with
     the schedules that were guessed, the best of the first eight is."""
     times = np.array([trial.seconds for trial in best.trials[:count]])
@@ -281,7 +281,7 @@ def ranking(best: tune.Tuned, count: int) -> dict[str, float]:
     return {"rank_correlation": round(correlation, 3), "best_of_8": round(float(times[:8].min() / times.min()), 3)}
 
 
-def noted(row: Row, programs: Sequence[Program], best: tune.Tuned) -> list[dict[str, Any]]:
+def noted(row: Row, programs: Sequence[TritonProgram], best: tune.TunedProgram) -> list[dict[str, Any]]:
     """All trials of a row, for a look at the model."""
     place = {
         p.launches[0].name + str([(x.grid, x.loop, x.traffic) for x in p.launches]): i for i, p in enumerate(programs)
@@ -333,7 +333,7 @@ def read_options() -> argparse.Namespace:
     if unknown := set(options.rows) - {each for row in ROWS for each in (row.name, row.case)}:
         parser.error(f"no workload is named {min(unknown)}")
     try:
-        options.device = tune.gpu()
+        options.device = tune.gpu_and_versions()
     except RuntimeUnavailable as error:
         parser.error(str(error))
     return options

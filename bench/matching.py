@@ -37,7 +37,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import load  # noqa: E402
 from taso_mirage.rewriting.index import Rules  # noqa: E402
 from taso_mirage.search.cost import Cost, Roofline  # noqa: E402
-from taso_mirage.search.passes import Context, for_search, joint, merge, simplify, stages  # noqa: E402
+from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import Budget, directions, search_model  # noqa: E402
 from taso_mirage.search.weights import fold_weights, split_halves  # noqa: E402
@@ -98,7 +98,7 @@ def measured(path: Path, nodes: int) -> dict[str, Any]:
     equations = timed("rules", rules)
     model = timed("import", lambda: load(path))
     context = Context({"com.microsoft": 1, **model.opsets}, dict.fromkeys(model.symbols(), 8))
-    passes = timed("stages", lambda: stages(equations))
+    passes = timed("stages", lambda: pass_order(equations))
     terms = len(model.nodes())
     model = passed(model, passes[:2], context, timed)
     every = Rules(directions(for_search(equations)))

@@ -36,7 +36,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.child import in_child  # noqa: E402
 from taso_mirage.measure.tasks import device_key  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.search.config import Config, representative  # noqa: E402
 from taso_mirage.targets.openvino.target import OPENVINO  # noqa: E402
 
@@ -53,13 +53,13 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     shapes = (({k: sizes[k] for k in model.symbols()}, 1.0),)
     config = Config(budget=options.budget, shapes=shapes, target=OPENVINO)
     model = replace(model, sizes=representative(model, config))
-    result = optimize(model, config)
+    result = optimize_model(model, config)
     opening = {
-        PEER: partial(runtime.opened, model, OPENVINO, source=True),
-        OTHER: partial(runtime.opened, model, source=True),
+        PEER: partial(runtime.open_in_child, model, OPENVINO, source=True),
+        OTHER: partial(runtime.open_in_child, model, source=True),
     }
     if result.changed:  # the original timed against itself would show noise as a gain or a loss
-        opening[OURS] = partial(runtime.opened, result.model, OPENVINO)
+        opening[OURS] = partial(runtime.open_in_child, result.model, OPENVINO)
     times: dict[str, list[float]] = {whose: [] for whose in opening}
     for _ in range(options.sessions):
         sessions = [opened() for opened in opening.values()]
@@ -100,7 +100,7 @@ def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
 def setting(options: argparse.Namespace) -> dict[str, Any]:
     """What all rows of a file have in common."""
     there = in_child(device_key, OPENVINO, False).rpartition("openvino ")[2]
-    versions = {"taso-mirage": __version__, "openvino": there, "onnxruntime": runtime.version()}
+    versions = {"taso-mirage": __version__, "openvino": there, "onnxruntime": runtime.child_version()}
     head = {"bench": "openvino", "device": runtime.device(), "unit": "us", "versions": versions}
     return {**head, "options": dict(OPENVINO.options), "small": options.small}
 

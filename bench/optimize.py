@@ -42,9 +42,9 @@ from taso_mirage import __version__, fuse, register  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
-from taso_mirage.measure.check import Case, cases, compare  # noqa: E402
+from taso_mirage.measure.check import CheckCase, check_cases, compare  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.runtime.embed import DOMAIN  # noqa: E402
 from taso_mirage.search.config import KERNELS, Config, representative  # noqa: E402
@@ -102,7 +102,7 @@ def fused(content: bytes) -> bytes:
 PEERS: Mapping[str, Callable[[bytes], bytes]] = {"onnxslim": slimmed, "onnxsim": simplified, "onnxscript": fused}
 
 
-def peers(content: bytes, model: Model, prepared: Sequence[Case], notes: list[str]) -> dict[str, bytes]:
+def peers(content: bytes, model: Model, prepared: Sequence[CheckCase], notes: list[str]) -> dict[str, bytes]:
     """The results of the peers that load and pass the check; the notes say why another has none."""
     found: dict[str, bytes] = {}
     for name, transform in PEERS.items():
@@ -146,14 +146,14 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain, searches = searched(model, config, options.again)
     result = fuse.fused(plain, replace(config, budget=options.kernel_budget), options.kernels)
     notes: list[str] = list(result.notes)
-    prepared = list(islice(cases(model, runtime.Session(content), model.sizes), PEER_CASES))
+    prepared = list(islice(check_cases(model, runtime.Session(content), model.sizes), PEER_CASES))
     there = {ALONE: content, **peers(content, model, prepared, notes)}
     opening = {whose: partial(runtime.Session, each) for whose, each in there.items()}
     ours = serialize(result.model, source=not result.changed)
     # the original timed against itself would show noise as a gain or a loss
     for whose, each in ((PLAIN, plain), (OURS, result)):
         if each.changed and (whose == PLAIN or result.model is not plain.model):
-            opening[whose] = partial(runtime.opened, each.model)
+            opening[whose] = partial(runtime.open_in_child, each.model)
     inputs = random_inputs(model, 0)
     times: dict[str, list[float]] = {whose: [] for whose in opening}
     for _ in range(options.sessions):
@@ -188,7 +188,7 @@ def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[s
         results = []
         for each in (config, replace(config, budget=again)):
             start = time.perf_counter()
-            results.append(optimize(model, each))
+            results.append(optimize_model(model, each))
             whole.append(round(time.perf_counter() - start, 2))
             search.append(round(results[-1].searched, 2))
     return results[0], {"search_seconds": search, "whole_seconds": whole}
@@ -261,7 +261,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def versions() -> dict[str, str]:
-    found = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    found = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     for name in PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

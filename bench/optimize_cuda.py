@@ -34,7 +34,7 @@ from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CUDA  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 
@@ -84,12 +84,12 @@ def compiled(name: str, dtype: str, batch: int) -> float | None:
 
 def timed(model: Model, result: Result, seconds: float) -> dict[str, Any]:
     """Original, original with other options of the provider, and optimized, in turn."""
-    sessions = {"onnxruntime": runtime.opened(model, CUDA, source=True)}
+    sessions = {"onnxruntime": runtime.open_in_child(model, CUDA, source=True)}
     for target in CUDA.variants:
         with contextlib.suppress(TasoMirageError):
             chosen = ", ".join(f"{k}={v}" for k, v in target.options if k not in dict(CUDA.options))
-            sessions[f"onnxruntime, {chosen}"] = runtime.opened(model, target, source=True)
-    ours = runtime.opened(result.model, result.target, source=not result.steps)
+            sessions[f"onnxruntime, {chosen}"] = runtime.open_in_child(model, target, source=True)
+    ours = runtime.open_in_child(result.model, result.target, source=not result.steps)
     times = runtime.interleaved([*sessions.values(), ours], random_inputs(model, 0), seconds, patience=np.inf)
     quiet = [float(np.percentile(t, 25)) * 1e6 for t in times]
     ratios = np.asarray(times[0]) / np.asarray(times[-1])
@@ -109,7 +109,7 @@ def row(name: str, dtype: str, batch: int, options: argparse.Namespace) -> dict[
     """One model: search it, then time it afresh against its original and the peers."""
     model = loaded(name, dtype, batch, options.models)
     start = time.perf_counter()
-    result = optimize(model, Config(budget=options.budget, target=CUDA, seconds=2.0))
+    result = optimize_model(model, Config(budget=options.budget, target=CUDA, seconds=2.0))
     searched = time.perf_counter() - start
     found = {"case": f"{name} {dtype} b{batch}", **timed(model, result, options.seconds)}
     if not options.no_compile:
@@ -196,7 +196,7 @@ def main() -> None:
         options.output
         or ROOT / "bench" / "results" / f"optimize_cuda-{device.split()[1] if ' ' in device else device}.json"
     )
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     rows = kept(path, device, versions) if options.append or options.only_compile else []
     for case in cases(options) if not options.only_compile else ():
         try:

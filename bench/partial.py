@@ -3,7 +3,7 @@
     python bench/partial.py [NAME ...] [--target cpu] [--dtype float32] [--batch 1 16] [--models DIR] [--parts | --whole]
 
 Parts: every mutant of a program, with its corrections, is timed beside the program in one run, whatever the cost model says of
-it; a result that differs does not count. Whole models: `optimize` without mutants and with them, the same budget and cache for
+it; a result that differs does not count. Whole models: `optimize_model` without mutants and with them, the same budget and cache for
 both, then the original and both results in turn, a second time with what the first left on disk (warm). Prints tables and writes
 bench/results/partial-DEVICE.json (microseconds).
 """
@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.ir.model import Array, Model, random_array, random_inputs  # noqa: E402
+from taso_mirage.ir.model import Model, StoredWeight, random_array, random_inputs  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.cost_cache import cache_path  # noqa: E402
@@ -40,14 +40,14 @@ from taso_mirage.measure.target import Target, target  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.partial.candidates import Candidate, candidates  # noqa: E402
-from taso_mirage.partial.whole import verified  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.partial.candidates import CorrectedMutant, candidates  # noqa: E402
+from taso_mirage.partial.whole import verified_program  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.weights import fold_weights  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
-from taso_mirage.verify.refused import Refused  # noqa: E402
+from taso_mirage.verify.refused import Refusal  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
 SLOW = 0.03
@@ -110,7 +110,7 @@ def program(name: str, batch: int, dtype: str) -> Graph:
     return Graph(tuple(inputs), (output,))
 
 
-def model_of(graph: Graph, arrays: dict[str, Array]) -> Model:
+def model_of(graph: Graph, arrays: dict[str, StoredWeight]) -> Model:
     """A program as a model, with what hangs on weights computed ahead."""
     return fold_weights(standalone(graph, {"": 20}, arrays))[0]
 
@@ -135,16 +135,18 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
     graph = program(name, batch, options.dtype)
     start = time.perf_counter()
     made = list(candidates(graph))
-    usable = [c for c in made if isinstance(c, Candidate)]
+    usable = [c for c in made if isinstance(c, CorrectedMutant)]
     found_in = time.perf_counter() - start
     rng = np.random.default_rng(0)
-    arrays = {n.attr("name"): Array(random_array(n, rng, {})) for n in graph if n.op == "weight"}
-    arrays = {k: Array(a.numpy() / np.asarray(np.sqrt(a.numpy()[0].size), a.numpy().dtype)) for k, a in arrays.items()}
+    arrays = {n.attr("name"): StoredWeight(random_array(n, rng, {})) for n in graph if n.op == "weight"}
+    arrays = {
+        k: StoredWeight(a.numpy() / np.asarray(np.sqrt(a.numpy()[0].size), a.numpy().dtype)) for k, a in arrays.items()
+    }
     original = model_of(graph, arrays)
     inputs = random_inputs(original, 0)
-    session = runtime.opened(original, where)
+    session = runtime.open_in_child(original, where)
     wanted, least = session.run(inputs)[0], rounds(session, inputs)
-    rows, kept, left_out = list[dict[str, Any]](), list[Candidate](), list[str]()
+    rows, kept, left_out = list[dict[str, Any]](), list[CorrectedMutant](), list[str]()
     for candidate in usable:
         whole, bare = (
             _opened(model_of(replace(graph, outputs=g.outputs), arrays), where)
@@ -159,24 +161,24 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
         kept.append(candidate)
     times = runtime.interleaved([session], inputs, options.seconds / 4, least)
     found = {"case": f"{name} b{batch}", "us": _us(times[0]), "mutants": len({c.mutant for c in usable}),
-             "refused": sum(isinstance(c, Refused) for c in made), "left_out": left_out, "search_seconds": round(found_in, 2)}  # fmt: skip
+             "refused": sum(isinstance(c, Refusal) for c in made), "left_out": left_out, "search_seconds": round(found_in, 2)}  # fmt: skip
     for kind, exact in (("exact", True), ("corrected", False)):
         those = [(r, c) for r, c in zip(rows, kept, strict=True) if c.agreement.total == exact]
         best = max(those, key=lambda each: each[0]["ratio"], default=None)
         if best is not None:
-            evidence = verified(graph, best[1].corrected)
-            found[kind] = best[0] | {"verified": not isinstance(evidence, Refused), "of": len(those)}
+            evidence = verified_program(graph, best[1].corrected)
+            found[kind] = best[0] | {"verified": not isinstance(evidence, Refusal), "of": len(those)}
     return found
 
 
 def _opened(model: Model, where: Target) -> Session | None:
     try:
-        return runtime.opened(model, where)
+        return runtime.open_in_child(model, where)
     except TasoMirageError:
         return None
 
 
-def _mutant(candidate: Candidate, program: list[float], own: list[float], bare: list[float]) -> dict[str, Any]:
+def _mutant(candidate: CorrectedMutant, program: list[float], own: list[float], bare: list[float]) -> dict[str, Any]:
     ratios = np.asarray(program) / np.asarray(own)
     low, high = np.percentile(ratios, (25, 75))
     right = min(r.share for r in candidate.agreement.regions)
@@ -212,16 +214,16 @@ def whole_row(name: str, batch: int, options: argparse.Namespace, where: Target)
     """The original, the result without mutants and the one with them, in turn."""
     model = loaded(name, batch, options)
     inputs = random_inputs(model, 0)
-    original = runtime.opened(model, where, source=True)
+    original = runtime.open_in_child(model, where, source=True)
     run = original.prepared(inputs)
     run()
     if (seconds := run()) > LIMIT:
         return {"case": f"{name} b{batch}", "note": f"a run takes {seconds:.1f} s here: not timed"}
     config = Config(budget=options.budget, target=where, seconds=min(2.0, options.seconds), cache=options.cache)
-    without = optimize(model, replace(config, partial=False))
+    without = optimize_model(model, replace(config, partial=False))
     cold, cold_seconds = _timed(model, config)
     result, seconds = _timed(model, config)
-    ours = [runtime.opened(r.model, r.target, source=not r.steps) for r in (without, result)]
+    ours = [runtime.open_in_child(r.model, r.target, source=not r.steps) for r in (without, result)]
     times = runtime.interleaved([original, *ours], inputs, options.seconds, rounds(original, inputs))
     ratios = np.asarray(times[1]) / np.asarray(times[2])
     low, high = np.percentile(ratios, (25, 75))
@@ -250,7 +252,7 @@ def whole_row(name: str, batch: int, options: argparse.Namespace, where: Target)
 
 def _timed(model: Model, config: Config) -> tuple[Result, float]:
     start = time.perf_counter()
-    return optimize(model, config), time.perf_counter() - start
+    return optimize_model(model, config), time.perf_counter() - start
 
 
 # ---------------------------------------------------------------- the file
@@ -319,7 +321,7 @@ def main() -> None:
     device = runtime.device(where)
     name = f"cpu{cores()}" if not where.gpu else device.split()[1] if " " in device else device
     path = options.output or ROOT / "bench" / "results" / f"partial-{name}.json"
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     head = {"bench": "partial", "device": device, "dtype": options.dtype, "versions": versions, "unit": "us"}
     found = earlier(path, head)
     for kind, row in rows(options, where):

@@ -26,13 +26,13 @@ from taso_mirage import __version__  # noqa: E402
 from taso_mirage.fuse import alone  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
 from taso_mirage.kernels.cpu.prepared import prepared  # noqa: E402
-from taso_mirage.kernels.regions import Spot  # noqa: E402
+from taso_mirage.kernels.regions import RegionSite  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.operators.work import work  # noqa: E402
 from taso_mirage.targets.cpu import lowering as cpu  # noqa: E402
-from taso_mirage.targets.cpu.device import CPU as DEVICE  # noqa: E402
+from taso_mirage.targets.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
 
 SECONDS = 1.0
 """Of a round."""
@@ -94,8 +94,8 @@ def row(name: str, rounds: int) -> dict[str, Any]:
     assert made is not None, f"{name} is none of this kind"
     backend = cpu.here()
     record = backend.fastest(goal, made.mugraphs(goal, DEVICE), time.monotonic() + 60)
-    kernel, spot = backend.kernel(record), Spot(given, (), ())
-    times = [alone.seconds(goal, spot, kernel, {"": 20}, CPU, prepares=True) for _ in range(rounds)]
+    kernel, spot = backend.kernel(record), RegionSite(given, (), ())
+    times = [alone.region_seconds(goal, spot, kernel, {"": 20}, CPU, prepares=True) for _ in range(rounds)]
     both = np.array([t for t in times if t is not None]) * 1e6
     theirs, ours = np.median(both, axis=0)
     ratios = both[:, 0] / both[:, 1]
@@ -123,7 +123,7 @@ def main() -> None:
     alone.SECONDS = SECONDS
     earlier = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
     rows = {r["case"]: r for r in earlier if r["case"] in CASES}
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version(), "numpy": np.__version__}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
     for name in CASES:
         if options.names and not any(name.startswith(n) for n in options.names):
             continue

@@ -32,7 +32,7 @@ import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.pipeline import optimize  # noqa: E402
+from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
@@ -48,7 +48,7 @@ def searched(name: str, budget: float, folder: Path | None, cache: Path) -> dict
     model = from_ir(ir.from_proto(proto))
     rules()
     start = time.perf_counter()
-    result = optimize(model, Config(budget=budget, seconds=1.0, cache=cache))
+    result = optimize_model(model, Config(budget=budget, seconds=1.0, cache=cache))
     return {
         "search": round(result.searched, 2),
         "whole": round(time.perf_counter() - start, 2),
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     path = options.output or ROOT / "bench" / "results" / f"search_time-cpu{cores()}.json"
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
     head = {"bench": "search_time", "device": runtime.device(), "versions": versions, "unit": "s"}
     rows = Rows(path, head)
     for name in options.names:

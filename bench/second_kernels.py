@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage.codegen import tune  # noqa: E402
-from taso_mirage.codegen.gpu.program import Program, Schedule, kernels  # noqa: E402
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable  # noqa: E402
-from taso_mirage.kernels.search import Candidate, Options, Search  # noqa: E402
+from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan  # noqa: E402
 from taso_mirage.kernels.tiles import Tiled, tiled  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 
@@ -40,21 +40,21 @@ SLOWER, MOST = 1.35, 30
 WARPS = (1, 2, 4, 8)
 
 
-def found(case: str, grid: Sequence[int], loop: int) -> tuple[Search, Candidate]:
+def found(case: str, grid: Sequence[int], loop: int) -> tuple[Search, TiledPlan]:
     """The first muGraph of two kernels for a row such as 'gqa batch=8' whose first kernel has this grid and loop."""
     name, *sizes = case.split()
     workload = {**PAPER, **BEYOND}[name](**{k: int(v) for k, v in (each.split("=") for each in sizes)})
-    search = Search(workload.graph(), Options())
+    search = Search(workload.graph(), SearchOptions())
     for each in search.candidates():
         graph = each.graph() if len(each.plan) == 2 else None
         if graph is not None:
-            first = kernels(graph)[0]
+            first = kernel_terms(graph)[0]
             if [list(first.attr("grid")), first.attr("loop")] == [list(grid), loop] and search.accepted(each):
                 return search, each
     raise LookupError(f"{case}: no first kernel of {grid} blocks with {loop} iterations")
 
 
-def choices(candidate: Candidate) -> list[Tiled]:
+def choices(candidate: TiledPlan) -> list[Tiled]:
     """All tilings of the second kernel, the model's first one first."""
     return tiled(candidate.plan[1].kernel, candidate.closure, candidate.sizes, WIDTH, H100, 10_000)
 
@@ -67,7 +67,7 @@ def behind(row: dict[str, Any]) -> tuple[float, float]:
     return times[0] / min(times), min(times[:3]) / min(times)
 
 
-def programs(row: dict[str, Any]) -> Iterator[tuple[Tiled, int, Program]]:
+def programs(row: dict[str, Any]) -> Iterator[tuple[Tiled, int, TritonProgram]]:
     """Tilings and warps of the second kernel behind a measured first one with its schedule."""
     first = row["launches"][0]
     search, candidate = found(row["case"], first["grid"], first["loop"])
@@ -77,7 +77,7 @@ def programs(row: dict[str, Any]) -> Iterator[tuple[Tiled, int, Program]]:
         accepted = search.accepted(replace(candidate, plan=(candidate.plan[0], each)))
         if accepted is not None:
             program = tune.overlapped(accepted.program())
-            program = tune.scheduled(program, 0, Schedule(first["warps"], first["stages"], True))
+            program = tune.scheduled(program, 0, LaunchSchedule(first["warps"], first["stages"], True))
             guess = program.launches[1].schedule
             for warps in sorted({s.warps for s in tune.schedules(program.launches[1])}.intersection(WARPS)):
                 yield each, warps, tune.scheduled(program, 1, replace(guess, warps=warps))
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="on the GPU that is there, first")
     if parser.parse_args().measure:
         try:
-            measure(tune.gpu())
+            measure(tune.gpu_and_versions())
         except RuntimeUnavailable as error:
             parser.error(str(error))
     ratios = []

@@ -55,7 +55,7 @@ def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
     return {
         "bench": "soak",
         "device": runtime.device(),
-        "versions": {"taso-mirage": __version__, "onnxruntime": runtime.version()},
+        "versions": {"taso-mirage": __version__, "onnxruntime": runtime.child_version()},
         "cases": counts,
         "ended": dict(sorted(ended.items())),
         "slowest": slowest,

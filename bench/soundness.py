@@ -32,10 +32,10 @@ from taso_mirage.ir.model import Model  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.cost_cache import proofs_path  # noqa: E402
 from taso_mirage.onnx_io import from_ir, load, save  # noqa: E402
-from taso_mirage.pipeline import optimize, problem  # noqa: E402
+from taso_mirage.pipeline import optimize_model, problem  # noqa: E402
 from taso_mirage.report import certificate  # noqa: E402
 from taso_mirage.report.follow import follow  # noqa: E402
-from taso_mirage.report.judge import Judge  # noqa: E402
+from taso_mirage.report.judge import CaseJudge  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
@@ -54,7 +54,7 @@ def searched(model: Model, budget: float, cache: Path, proving: bool) -> tuple[R
     """One search on a roofline."""
     config = Config(budget=budget, measure=False, cache=cache)
     with patch.object(problem, "Proofs", Proofs if proving else Trusting):
-        result = optimize(model, config)
+        result = optimize_model(model, config)
     return result, {
         "search": round(result.searched, 2),
         "cost": result.cost_after,
@@ -79,12 +79,12 @@ def row(name: str, budget: float, small: bool) -> dict[str, Any]:
         save(model, source, source=True)
         save(result.model, target)
         start = time.perf_counter()
-        certificate.write(Path(folder) / "steps.json", result, Proofs(proofs_path(cache)))
+        certificate.write_certificate(Path(folder) / "steps.json", result, Proofs(proofs_path(cache)))
         written = time.perf_counter()
         text = json.loads((Path(folder) / "steps.json").read_text())
         first, last = load(source), load(target)
         begun = time.perf_counter()
-        found = follow(first, last, text, Judge())
+        found = follow(first, last, text, CaseJudge())
         checked = time.perf_counter()
     return {
         "case": name,
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     path = options.output or ROOT / "bench" / "results" / f"soundness-cpu{cores()}.json"
-    versions = {"taso-mirage": __version__, "onnxruntime": runtime.version()}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
     head = {"bench": "soundness", "device": runtime.device(), "versions": versions, "unit": "s", "small": options.small}
     rows = Rows(path, head)
     for name in options.names:

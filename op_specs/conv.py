@@ -5,7 +5,7 @@ from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.operators.ops import Call, Dims, Ints, op
-from taso_mirage.operators.slicing import cut, needed, padded, sizes, whole
+from taso_mirage.operators.slicing import cut, needed, padded_term, sizes, whole
 
 
 @op(onnx="Conv", since=1, windowed=True, kernel=1, layout=True)
@@ -116,7 +116,7 @@ def _(inner, node, box):
         inside[1] = (rows[0] - aligned[0], rows[1] - aligned[0])
         return cut(inner(node, (box[0], aligned, *box[2:])), tuple(inside))
     around, low, high = seen(node, box, sizes(w)[2:])
-    part = padded(inner(x, (box[0], (first * each, last * each), *around)), (0, 0, *low), (0, 0, *high))
+    part = padded_term(inner(x, (box[0], (first * each, last * each), *around)), (0, 0, *low), (0, 0, *high))
     kernel = inner(w, (rows, *whole(w)[1:]))
     shift = [inner(b, (rows,)) for b in bias]
     return conv.term(part, kernel, *shift, **{**dict(node.attrs), "pads": (0,) * (2 * len(low)), "group": last - first})

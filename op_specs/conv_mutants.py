@@ -16,7 +16,7 @@ from op_specs.concat import concat
 from op_specs.conv import conv as convolution
 from taso_mirage.ir.terms import LEAVES, Node, constant
 from taso_mirage.operators.ops import term
-from taso_mirage.operators.slicing import cut, join, padded, sizes, whole
+from taso_mirage.operators.slicing import cut, join, padded_term, sizes, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _first(node: Node, shape: Sequence[int]) -> Node:
     """`node` cut to a shape from the front, or padded to it at the end."""
     own = sizes(node)
     kept = cut(node, tuple((0, min(a, b)) for a, b in zip(own, shape, strict=True)))
-    return padded(kept, (0,) * len(own), [max(b - a, 0) for a, b in zip(own, shape, strict=True)])
+    return padded_term(kept, (0,) * len(own), [max(b - a, 0) for a, b in zip(own, shape, strict=True)])
 
 
 def _turned(node: Node, before: Sequence[int], perm: Sequence[int], after: Sequence[int]) -> Node:
@@ -127,7 +127,7 @@ def _space_into_batch(axis: int, node: Node) -> Iterator[Node]:
 def _overlapping(conv: Conv, f: int, axis: int) -> Node:
     at, n, tile = axis - 2, len(conv.kernel), conv.out[axis] // f
     low, high = (_with((0,) * (n + 2), axis, side[at]) for side in (conv.low, conv.high))
-    x = padded(conv.x, low, high)
+    x = padded_term(conv.x, low, high)
     step, span = tile * conv.strides[at], (conv.kernel[at] - 1) * conv.dilations[at] + 1
     ends = [(i * step, i * step + (tile - 1) * conv.strides[at] + span) for i in range(f)]
     tiles = join([cut(x, tuple(e if k == axis else own for k, own in enumerate(whole(x)))) for e in ends], 0)
@@ -153,7 +153,7 @@ def _(node: Node) -> Iterator[Node]:
     n, c, h, w = sizes(conv.x)
     inside = (n, c, h + low[0] + high[0], w + low[1] + high[1])
     even = (n, c, inside[2] + -inside[2] % d, inside[3] + -inside[3] % e)
-    x, pads = _first(padded(conv.x, (0, 0, *low), (0, 0, *high)), even), (0, 0, 0, 0)
+    x, pads = _first(padded_term(conv.x, (0, 0, *low), (0, 0, *high)), even), (0, 0, 0, 0)
     if not any(p % q for p, q in zip((*conv.pads, h, w), (d, e) * 3, strict=True)):
         x, even, pads = conv.x, (n, c, h, w), (low[0] // d, low[1] // e, high[0] // d, high[1] // e)
     i, j = even[2] // d, even[3] // e
@@ -190,7 +190,7 @@ def _(node: Node) -> Iterator[Node]:
     (s, t), (n, c, *_), (o, own, k, m) = conv.strides, sizes(conv.x), sizes(conv.w)
     a, b = -(-k // s), -(-m // t)
     h, w = conv.out[2] + a - 1, conv.out[3] + b - 1
-    image = _first(padded(conv.x, (0, 0, *conv.pads[:2]), (0, 0, 0, 0)), (n, c, h * s, w * t))
+    image = _first(padded_term(conv.x, (0, 0, *conv.pads[:2]), (0, 0, 0, 0)), (n, c, h * s, w * t))
     kernel = _first(conv.w, (o, own, a * s, b * t))
     deep = _turned(image, (n, c, h, s, w, t), (0, 1, 3, 5, 2, 4), (n, c * s * t, h, w))
     thick = _turned(kernel, (o, own, a, s, b, t), (0, 1, 3, 5, 2, 4), (o, own * s * t, a, b))
@@ -269,4 +269,4 @@ def _widened(conv: Conv, other: Conv) -> Node | None:
     fits = all(k + a + b == m for k, a, b, m in zip(conv.kernel, around[:2], around[2:], other.kernel, strict=True))
     if min(around) < 0 or not fits or conv.dilations != other.dilations:
         return None
-    return padded(conv.w, (0, 0, *around[:2]), (0, 0, *around[2:]))
+    return padded_term(conv.w, (0, 0, *around[:2]), (0, 0, *around[2:]))

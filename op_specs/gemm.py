@@ -5,7 +5,7 @@ from op_specs.matmul import matmul
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import ABSENT, Node, constant
-from taso_mirage.operators.expressions import splat_value
+from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import Call, op
 
 
@@ -29,7 +29,7 @@ def gemm(xp, a, b, c=None, *, alpha: float = 1.0, beta: float = 1.0, transA: int
 @gemm.importer
 def _(call: Call) -> Node:
     args = call.args
-    if call.opset < 11 and splat_value(args[2]) == 0:  # what the exporter writes where c may not be left out
+    if call.opset < 11 and uniform_value(args[2]) == 0:  # what the exporter writes where c may not be left out
         args = args[:2]
     return gemm.term(*args, **call.attrs)
 

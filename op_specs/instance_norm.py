@@ -6,7 +6,7 @@ from op_specs.cast import cast
 from op_specs.reductions import reduce_mean
 from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.dims import product
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.operators.ops import op
 
 
@@ -24,7 +24,7 @@ def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, st
     if shape[1] % num_groups != 0:
         raise IllTyped(f"{shape[1]} channels in {num_groups} groups")
     wide = cast(xp, x, to="float32") if stash_type == 1 and xp.dtype(x) in ("float16", "bfloat16") else x
-    grouped = reshape(xp, wide, shape=(shape[0], num_groups, product(shape[1:]) // num_groups))
+    grouped = reshape(xp, wide, shape=(shape[0], num_groups, dim_product(shape[1:]) // num_groups))
     normal = reshape(xp, _normalised(xp, grouped, (2,), epsilon), shape=shape)
     normal = normal if wide is x else cast(xp, normal, to=xp.dtype(x))
     return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))

@@ -12,11 +12,11 @@ from op_specs.matmul import matmul
 from op_specs.reductions import reduce_max, reduce_mean, reduce_sum
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import broadcast_shapes, show_shape
-from taso_mirage.ir.mugraph import Lowering, Stage, check, overlaps, stages
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, loop_phases, overlaps
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
-from taso_mirage.meanings.variance import merged
-from taso_mirage.operators.ops import Ints, Maps, op, run
+from taso_mirage.meanings.variance import merged_variance
+from taso_mirage.operators.ops import Ints, Maps, interpret_term, op
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
 """What an accumulator takes, and its second operand."""
@@ -54,7 +54,7 @@ def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: 
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)
-    run_block = partial(_block, xp, body, stages(body, fmap, loop), loop, fmap)
+    run_block = partial(_block, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)
     found = _blocks(xp, operands, run_block, grid, imap, omap, overlapping)
     return found[0] if len(found) == 1 else tuple(found)
@@ -115,15 +115,17 @@ def _iterations(xp, x, axis, loop):
 
 
 def _value(xp, node, stage, values, loop):
-    args, looped = [values[arg] for arg in node.args], [stage[arg] is Stage.LOOP for arg in node.args]
+    args, looped = [values[arg] for arg in node.args], [stage[arg] is LoopPhase.LOOP for arg in node.args]
     if not any(looped):
-        return run(node, xp, args)
+        return interpret_term(node, xp, args)
     if node.op == "running_max":
         return list(running(args[0], xp.maximum))
     if node.op == "accumulate":
         lists = [x if each else [x] * loop for x, each in zip(args, looped, strict=True)]
         return _accumulated(xp, node.attr("over"), node.attr("degree"), *lists)
-    return xp.each(loop, lambda t: run(node, xp, [x[t] if each else x for x, each in zip(args, looped, strict=True)]))
+    return xp.each(
+        loop, lambda t: interpret_term(node, xp, [x[t] if each else x for x, each in zip(args, looped, strict=True)])
+    )
 
 
 def _accumulated(xp, over, degree, xs, ms=None):
@@ -139,7 +141,7 @@ def _variance(xp, variances, means):
     found = variances[0], means[0]
     for t in range(1, len(means)):
         count = xp.cast(xp.scalar(t + 1, "float32"), xp.dtype(means[0]))
-        found = merged(xp, *found, variances[t], means[t], count)
+        found = merged_variance(xp, *found, variances[t], means[t], count)
     return found[0]
 
 

@@ -4,7 +4,7 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import constant
 from taso_mirage.operators.ops import Call, Dims, extents, op
-from taso_mirage.operators.slicing import needed, padded, sizes
+from taso_mirage.operators.slicing import needed, padded_term, sizes
 from taso_mirage.operators.traits import Margin
 
 
@@ -125,7 +125,7 @@ def _(inner, node, box):
         raise Unsupported(f"pad of mode {node.attr('mode')} has no restriction")
     found = [needed(n, interval, 1, 1, 1, low) for n, interval, low in zip(sizes(x), box, pads, strict=False)]
     part = inner(x, tuple(f[0] for f in found))
-    return padded(part, [f[1] for f in found], [f[2] for f in found], node.attr("value"))
+    return padded_term(part, [f[1] for f in found], [f[2] for f in found], node.attr("value"))
 
 
 pad.example("float32[2,3]", pads=(0, 1, 2, 0))

@@ -8,12 +8,12 @@ import numpy as np
 
 from op_specs.families import ELEMENTWISE, PAIRWISE, each
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.dims import Dim, Symbolic, product, symbol
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, symbol
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.meanings.boxes import regrouped_runs
 from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
 from taso_mirage.operators.slicing import cut, join, sizes, whole
-from taso_mirage.operators.traits import Box, Interval
+from taso_mirage.operators.traits import Box, TraitInterval
 
 
 @op(onnx="Reshape", since=5, lowering=Lowering.RESHAPE, domains={"shape": "regrouped"})
@@ -35,10 +35,10 @@ def _resolve(have: Dims, want: Dims, allowzero: bool) -> Dims:
     shape = tuple(have[i] if n == 0 and not allowzero else n for i, n in enumerate(want))
     if -1 not in shape:
         return shape
-    others = product(n for n in shape if n != -1)
+    others = dim_product(n for n in shape if n != -1)
     if others == 0:
         raise Unsupported(f"reshape of {have} to {want}: -1 beside a dim of 0 is not determined")
-    return tuple(product(have) // others if n == -1 else n for n in shape)
+    return tuple(dim_product(have) // others if n == -1 else n for n in shape)
 
 
 @reshape.exporter
@@ -81,7 +81,7 @@ def _(inner, node, box):
     return cut(part, tuple((a - c, b - c) for (a, b), (c, _) in zip(box, result, strict=True)))
 
 
-def _rows(old: Sequence[int], new: Sequence[int], box: Sequence[Interval]) -> Iterator[tuple[int, list[int]]]:
+def _rows(old: Sequence[int], new: Sequence[int], box: Sequence[TraitInterval]) -> Iterator[tuple[int, list[int]]]:
     """For dims whose interval crosses rows of the other shape, the longest rows first: where the first ends and the last begins."""
     for row in (prod(old[i:]) for i in range(1, len(old))):
         for at, (a, b) in enumerate(box):
@@ -93,7 +93,7 @@ def _rows(old: Sequence[int], new: Sequence[int], box: Sequence[Interval]) -> It
                 yield at, cuts
 
 
-def _matching(old: Sequence[int], new: Sequence[int], box: Sequence[Interval]) -> tuple[Box, Box]:
+def _matching(old: Sequence[int], new: Sequence[int], box: Sequence[TraitInterval]) -> tuple[Box, Box]:
     right: Box = tuple(box)
     while True:
         left = _enclosing(new, right, old)
@@ -138,11 +138,11 @@ def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, 
 
 
 def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...]) -> list[Dim]:
-    total = product(lifted)
+    total = dim_product(lifted)
     wide = [k for k, n in enumerate(want) if n != 1]
     kept = [m for m, n in zip(lifted, have, strict=True) if n != 1]
-    if len(wide) <= 1 or total == product(have):
-        return [total if wide and k == wide[0] and total != product(have) else n for k, n in enumerate(want)]
+    if len(wide) <= 1 or total == dim_product(have):
+        return [total if wide and k == wide[0] and total != dim_product(have) else n for k, n in enumerate(want)]
     if [n for n in have if n != 1] == [want[k] for k in wide]:
         values = iter(kept)
         return [next(values) if k in wide else n for k, n in enumerate(want)]
@@ -155,10 +155,10 @@ def _shared(lifted: tuple[Dim, ...], have: tuple[Dim, ...], want: tuple[Dim, ...
     for old, new in zip(have, lifted, strict=True):  # a dim that is there before and after keeps its symbol
         if isinstance(new, Symbolic) and old in want and known.count(old) == 1:
             known[known.index(old)] = new
-    if product(known) == total:
+    if dim_product(known) == total:
         return known
     for k in reversed(wide):
-        rest = product(n for m, n in enumerate(known) if m != k)
+        rest = dim_product(n for m, n in enumerate(known) if m != k)
         found = total // rest
         if found * rest == total:
             return [found if m == k else n for m, n in enumerate(known)]
@@ -181,7 +181,7 @@ reshape.example("float32[0,3]", shape=(3, 0))
 def flatten(xp, x, *, axis: int = 1):
     """(a..., b...) -> (prod a, prod b), split before `axis`"""
     shape = xp.shape(x)
-    return reshape(xp, x, shape=(product(shape[:axis]), product(shape[axis:])))
+    return reshape(xp, x, shape=(dim_product(shape[:axis]), dim_product(shape[axis:])))
 
 
 @flatten.importer

@@ -7,7 +7,7 @@ import numpy as np
 from op_specs.cast import DTYPES
 from op_specs.expand import expand
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Symbolic, product
+from taso_mirage.ir.dims import Symbolic, dim_product
 from taso_mirage.ir.terms import Literal, constant, is_float
 from taso_mirage.operators.ops import Call, Dim, Dims, extents, op
 
@@ -43,12 +43,12 @@ shape_of.example("float32[2,3,4]", start=-2, end=-1)
 @op(onnx="Size", since=1)
 def size_of(xp, x):
     """(n,m,...) -> n*m*..., a scalar; read as a known size"""
-    return xp.extents([product(xp.shape(x))], scalar=True)
+    return xp.extents([dim_product(xp.shape(x))], scalar=True)
 
 
 @size_of.importer
 def _(call: Call):
-    return extents([product(call.arg(0).shape)], scalar=True)
+    return extents([dim_product(call.arg(0).shape)], scalar=True)
 
 
 size_of.example("float32[2,3]")

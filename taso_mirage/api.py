@@ -140,9 +140,9 @@ def _run(given: Any, options: Options) -> Result:
         read | ({"the model": path} if isinstance(given, str | Path) else {}),
         data_files(model),
     )
-    result = stages.optimize(model, options.config(model), options.progress, options.stop, output)
+    result = stages.optimize_model(model, options.config(model), options.progress, options.stop, output)
     if certified is not None:
-        certificates.write(certified, result, Proofs(proofs_path()))
+        certificates.write_certificate(certified, result, Proofs(proofs_path()))
     if page is not None:
-        html.write(page, result, result.explanations, path, result.written, options.command)
+        html.write_page(page, result, result.explanations, path, result.written, options.command)
     return result

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from taso_mirage.fuse import alone, searches, stage
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
@@ -22,7 +22,7 @@ from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
@@ -37,7 +37,7 @@ def model(rows: int | str = ROWS) -> Model:
     """softmax(gelu(x + b) W) * b."""
     rng = np.random.default_rng(0)
     arrays = {"w": rng.normal(size=(WIDTH, WIDTH)) / 3, "b": rng.normal(size=WIDTH)}
-    weights = {n: Array(a.astype(np.float32)) for n, a in arrays.items()}
+    weights = {n: StoredWeight(a.astype(np.float32)) for n, a in arrays.items()}
     w, b = (weight(n, Tensor("float32", a.shape)) for n, a in arrays.items())
     x = variable("x", Tensor("float32", (rows, WIDTH)))
     y = term("matmul", term("gelu", term("add", x, b)), w)
@@ -47,7 +47,7 @@ def model(rows: int | str = ROWS) -> Model:
 
 def plain(rows: int | str = ROWS, config: Config = CONFIG) -> Result:
     """The model as it comes from the other stages, which changed nothing and measured nothing."""
-    found = optimize(model(rows), replace(config, measure=False, budget=0.0))
+    found = optimize_model(model(rows), replace(config, measure=False, budget=0.0))
     return replace(found, model=found.original, steps=(), changed=False)
 
 
@@ -74,7 +74,7 @@ def on_the_cpu(
     return OPENED(model, source=source, check=check)
 
 
-OPENED = runtime.opened
+OPENED = runtime.open_in_child
 
 
 def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:

@@ -10,12 +10,12 @@ from functools import partial
 from math import sqrt
 from typing import TypeAlias
 
-from taso_mirage.ir.mugraph import Ints, tile
+from taso_mirage.ir.mugraph import _Ints, tile
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.operators.ops import term
 
 Pair: TypeAlias = tuple[Graph, Graph]
-Operand: TypeAlias = tuple[Node, Ints, int]
+Operand: TypeAlias = tuple[Node, _Ints, int]
 """What a kernel reads, its imap and its fmap."""
 
 
@@ -26,9 +26,9 @@ def leaf(name: str, dtype: str, *shape: int) -> Node:
 def kernel(
     operands: Sequence[Operand],
     body: Callable[..., Node | tuple[Node, ...]],
-    grid: Ints,
+    grid: _Ints,
     loop: int,
-    *omap: Ints,
+    *omap: _Ints,
 ) -> Node:
     """The kernel whose body is what `body` makes of the operands' tiles; the tiles are called as the operands."""
     tiles = [
@@ -174,7 +174,7 @@ class Attention:
         found = term("mul", found, self.scale) if self.scale else found
         return term("add", found, mask[0]) if mask else found
 
-    def operands(self, split: Ints) -> list[Operand]:
+    def operands(self, split: _Ints) -> list[Operand]:
         """Imaps for the grid (heads, query blocks) and, if `split` is (2,), the splits of the keys."""
         cut = lambda axis: (axis,) if split else ()  # noqa: E731
         found = [(self.q, (0, 1, *cut(-1)), -1), (self.k, (0, -1, *cut(2)), 2), (self.v, (0, -1, *cut(1)), 1)]

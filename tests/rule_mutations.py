@@ -16,11 +16,11 @@ from stranger import as_rule, conjuncts, instances, refute
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
-from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Evidence, Rule, load
+from taso_mirage.rewriting.library import Rule, RuleEvidence, load_rules
 from taso_mirage.rewriting.text import laws, parse_equation, show_equation
 
 SIMILAR = {
@@ -69,7 +69,7 @@ Site = tuple[str, Callable[[], Made]]
 @cache
 def originals() -> tuple[Rule, ...]:
     """Every rule of the library, and every law with a typing that it has instances at."""
-    return load() + tuple(filter(None, map(_typed, laws())))
+    return load_rules() + tuple(filter(None, map(_typed, laws())))
 
 
 def _typed(law: Equation) -> Rule | None:
@@ -113,10 +113,14 @@ def _made(rule: Rule, description: str, make: Callable[[], Made]) -> Rule | None
     except (TasoMirageError, SyntaxError, LookupError, TypeError, ValueError, OverflowError):
         return None
     bound = reversal.bound_names(equation.lhs)
-    needed = reversal.free_names(equation.rhs) | reversal.free_names(equation.lhs) | (names(guard) if guard else set())
+    needed = (
+        reversal.free_names(equation.rhs)
+        | reversal.free_names(equation.lhs)
+        | (names_in_expression(guard) if guard else set())
+    )
     if needed - bound or bound != {n for n, _ in (*given, *rule.attributes)}:
         return None
-    return replace(rule, name=name, given=given, equation=equation, evidence=Evidence())
+    return replace(rule, name=name, given=given, equation=equation, evidence=RuleEvidence())
 
 
 def sites(rule: Rule) -> Iterator[Site]:
@@ -244,7 +248,7 @@ def _other_values(key: str, value: Any) -> Sequence[Any]:
 
 
 def _other_expressions(key: str, source: str) -> list[Expr]:
-    if key == reversal.REST:
+    if key == reversal.REST_KEY:
         return []
     if key == "perm":
         return [Expr(f"inverse({source})"), Expr(f"compose({source}, {source})")]

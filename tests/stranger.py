@@ -1,7 +1,7 @@
 """An oracle that shares nothing with the prover: typings of a rule drawn plainly, and both sides computed in numpy.
 
 A rule claims every typing that its operators' type rules and its guard admit. Here sizes, ranks, dtypes, attributes and constants are
-drawn far from the rule's own typing; an instance is what `match` finds and `apply` builds, and a case only where ONNX allows every
+drawn far from the rule's own typing; an instance is what `match` finds and `apply_equation` builds, and a case only where ONNX allows every
 term of both sides. Integers wrap in their own dtype; floats are real numbers, in float64, and what differs is looked at again in
 longer numbers, so that a rounding is no counterexample. A cast that narrows rounds.
 """
@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import dim_product, fixed, symbols
 from taso_mirage.ir.dims import evaluate as size_at
-from taso_mirage.ir.dims import fixed, product, symbols
 from taso_mirage.ir.terms import (
     ABSENT,
     Graph,
@@ -39,9 +39,9 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.meanings.reals import Reals
 from taso_mirage.operators.expressions import Expr
-from taso_mirage.operators.expressions import names as free_names
-from taso_mirage.operators.ops import get, run
-from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply, matches
+from taso_mirage.operators.expressions import names_in_expression as free_names
+from taso_mirage.operators.ops import get, interpret_term
+from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_type
 
@@ -141,7 +141,8 @@ def refute(
 ) -> Counterexample | None:
     """A counterexample within `draws` instances, else None. At most `draws * tries` typings are drawn.
 
-    `strict`: quotients of integers count too, which `apply` refuses. `plain`: no axes that count from the end, since models that are
+    `strict`: quotients of integers count too, which `apply_equation` refuses. `plain`: no axes that count from the
+    end, since models that are
     read have none.
     """
     return examine(rule, seed, draws, tries, strict, plain).counterexample
@@ -420,20 +421,20 @@ class _Drawing:
             return None
         rhs, found = right
         inside = topological(rhs)
-        if not all(map(legal, inside)) or sum(int(product(n.shape)) for n in inside if _typed(n)) > 20_000:
+        if not all(map(legal, inside)) or sum(int(dim_product(n.shape)) for n in inside if _typed(n)) > 20_000:
             return None
         return lhs, rhs, found
 
     def _right(
         self, lhs: tuple[Node, ...], terms: list[Node], names: Mapping[str, Any], strict: bool
     ) -> tuple[tuple[Node, ...], Mapping[str, Any]] | None:
-        """What `apply` builds for a match of these very outputs, and what the names stand for in it."""
+        """What `apply_equation` builds for a match of these very outputs, and what the names stand for in it."""
         try:
             each = itertools.islice(matches(self.equation, lhs[0], users(terms)), 20)
             found = next((m for m in each if m.outputs == lhs), None)
             if found is None:  # outputs that share nothing are not found from the first one
                 return self._built(lhs, names) if len(lhs) > 1 else None
-            rhs = apply(self.equation, found)
+            rhs = apply_equation(self.equation, found)
         except ILLEGAL:  # a number of the right side that the dtype does not have
             return None
         if not isinstance(rhs, NoMatch):
@@ -502,7 +503,7 @@ class _Drawing:
     def _bind(
         self, types: Mapping[str, Tensor], attributes: Mapping[str, Any], values: Mapping[str, Array]
     ) -> dict[str, Any] | None:
-        if any(int(product(t.shape or ())) > ELEMENTS for t in types.values()):
+        if any(int(dim_product(t.shape or ())) > ELEMENTS for t in types.values()):
             return None
         names = self._names(Seed({n: (t.dtype, tuple(t.shape or ())) for n, t in types.items()}, values, {}), {}, {})
         keep = self.rng.random() < 0.3
@@ -1047,7 +1048,7 @@ def evaluate(outputs: Sequence[Node], env: Mapping[Node, Array], xp: _Numbers) -
         else:
             _check(node, args)
             quotient = node.op == "div" and args[1].dtype.kind in "iu"
-            values[node] = _quotient(*args) if quotient else run(node, xp, args)
+            values[node] = _quotient(*args) if quotient else interpret_term(node, xp, args)
     return values
 
 

@@ -13,14 +13,14 @@ from onnxruntime import InferenceSession
 from test_regions import model, w, x
 
 from taso_mirage.fuse import fused, stage
-from taso_mirage.fuse.decomposed import taken_apart
+from taso_mirage.fuse.decomposed import decomposed
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, Tensor, variable
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.search.config import Config
 
 WIDTH = 512
@@ -38,7 +38,7 @@ def test_attention_is_three_products_and_what_is_left() -> None:
     """Of two layers, one on the other, with a mask and without."""
     first = attention(x("x", 1, 5, WIDTH), "1", x("m", 1, 1, 5, 5))
     whole = model(attention(term("tanh", first), "2"))
-    made = taken_apart(whole, {})
+    made = decomposed(whole, {})
     found = counted(made)
     assert [found[op] for op in ("packed_attention", "multi_head_attention", "matmul", "add", "slice")] == [
         0,
@@ -55,19 +55,19 @@ def test_attention_is_three_products_and_what_is_left() -> None:
 
 def test_what_has_no_kernels_stays_as_it_is() -> None:
     small = model(attention(x("x", 1, 5, 64), "", width=64))
-    assert taken_apart(small, {}) is small
+    assert decomposed(small, {}) is small
     weights = term("packed_attention", x("x", 1, 5, WIDTH), w("w", WIDTH, 3 * WIDTH), x("b", 3 * WIDTH), num_heads=2)
     given = model(weights)  # a bias of the run would be cut in every run
-    assert taken_apart(given, {}) is given
+    assert decomposed(given, {}) is given
     free = model(attention(variable("x", Tensor("float32", (1, symbol("n"), WIDTH))), ""))
-    assert taken_apart(free, {}) is free
-    assert counted(taken_apart(free, {"n": 5}))["multi_head_attention"] == 1
+    assert decomposed(free, {}) is free
+    assert counted(decomposed(free, {"n": 5}))["multi_head_attention"] == 1
 
 
 def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tried is compared with the model as it was, not with the one that is taken apart."""
     whole = model(attention(x("x", 1, 8, WIDTH), ""))
-    result = optimize(whole, Config(budget=0.0, seconds=0.0, measure=False))
+    result = optimize_model(whole, Config(budget=0.0, seconds=0.0, measure=False))
     seen: list[Counter[str]] = []
 
     def opened(made: Model, *args: Any, **options: Any) -> Session:

@@ -180,8 +180,8 @@ def test_rules_can_be_left_out_and_added(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[[rule]]\n")
     with pytest.raises(InvalidOption, match=r"mine\.toml"):
         optimize(twice(), rules=[tmp_path / "mine.toml"], **QUICK)
-    generated = next(rule for rule in library.load() if rule.equation.lhs.outputs[0].op == "relu")
-    library.write(tmp_path / "mine.toml", [replace(generated, name="mine.0")])
+    generated = next(rule for rule in library.load_rules() if rule.equation.lhs.outputs[0].op == "relu")
+    library.write_rules(tmp_path / "mine.toml", [replace(generated, name="mine.0")])
     assert named(api.Options(rules=[tmp_path / "mine.toml"]).config(read(twice())).applied.equations)[-1] == "mine.0"
     assert "--rules" in run("optimize", "--help").stdout
 

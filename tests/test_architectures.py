@@ -31,7 +31,7 @@ Small = Callable[..., onnx.ModelProto]
 
 
 def optimize(proto: onnx.ModelProto, budget: float = 3) -> Result:
-    return pipeline.optimize(from_ir(from_proto(proto)), Config(measure=False, budget=budget))
+    return pipeline.optimize_model(from_ir(from_proto(proto)), Config(measure=False, budget=budget))
 
 
 def verified(proto: onnx.ModelProto) -> Session:

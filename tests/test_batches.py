@@ -21,20 +21,20 @@ from test_hostile import dynamic
 from taso_mirage.codegen import triton
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, symbol
-from taso_mirage.ir.model import Array, Model, random_array
+from taso_mirage.ir.model import Model, StoredWeight, random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
-from taso_mirage.kernels.batches import batch_of, independent, kinds, resized
+from taso_mirage.kernels.batches import batch_of, equal_regions, independent, resized
 from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.horizontal import lanes
+from taso_mirage.kernels.horizontal import fused_goals
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import Spot
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.runtime.embed import Region
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.runtime.embed import EmbeddedRegion
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.cuda.device import H100
 
 State = tuple[Node, ...]
@@ -45,9 +45,9 @@ def x(name: str, *shape: Dim) -> Node:
     return variable(name, Tensor("float32", shape))
 
 
-def spot(*outputs: Node) -> Spot:
+def spot(*outputs: Node) -> RegionSite:
     inputs = dict.fromkeys(n for o in outputs for n in Graph((), (o,)) if n.op == "input")
-    return Spot(tuple(inputs), outputs, ())
+    return RegionSite(tuple(inputs), outputs, ())
 
 
 def attention(*batch: Dim, mask: tuple[Dim, ...] = (6, 6)) -> Node:
@@ -60,7 +60,7 @@ def attention(*batch: Dim, mask: tuple[Dim, ...] = (6, 6)) -> Node:
 def model(*outputs: Node) -> Model:
     names = {n.attr("name"): n for n in Graph((), outputs) if n.op == "weight"}
     rng = np.random.default_rng(0)
-    weights = {name: Array(random_array(n, rng, {})) for name, n in names.items()}
+    weights = {name: StoredWeight(random_array(n, rng, {})) for name, n in names.items()}
     return standalone(Graph(spot(*outputs).inputs, outputs), {"": 20}, weights)
 
 
@@ -110,7 +110,7 @@ def test_regions_that_are_equal_for_one_sample_are_told_apart() -> None:
         [summed(x("b", N, S, 8)), summed(x("a", 1, S, 8))],
     ):
         for sizes in ({"n": 2, "s": 3}, {"n": 1, "s": 3}):
-            found, out = kinds(model(*outputs), sizes, 4, True)
+            found, out = equal_regions(model(*outputs), sizes, 4, True)
             spots = [spot for each in found.values() for spot in each]
             assert [spot.inputs[0].attr("name") for spot in spots] == ["a"]
             assert out == {"n", "s"}
@@ -123,7 +123,7 @@ def test_a_size_that_only_the_inside_of_a_region_has_is_seen() -> None:
     output = term("softmax", term("mul", total, x("r", 4, 8)), axis=1)
     made = standalone(Graph((*spot(output).inputs, x("s", S)), (output, term("neg", x("s", S)))), {"": 20})
     for batched in (True, False):
-        found, _ = kinds(made, {"s": 1}, 4, batched)
+        found, _ = equal_regions(made, {"s": 1}, 4, batched)
         assert not [kind for kind, spots in found.items() for each in spots if each.outputs == (output,)]
         assert not [n for kind in found for n in kind.goal if n.op in ("expand", "reduce_sum")]
 
@@ -136,7 +136,7 @@ def test_a_region_without_an_input_of_all_samples_is_left_out() -> None:
 def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
     with_four = term("softmax", term("add", x("c", N, 8), x("d", N, 4, 8)), axis=2)  # N is 4, or 1
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, _ = kinds(model(with_four, norm), {"n": 4}, 4, True)
+    found, _ = equal_regions(model(with_four, norm), {"n": 4}, 4, True)
     assert [[each.outputs for each in spots] for spots in found.values()] == [[(norm,)]]
 
 
@@ -144,22 +144,22 @@ def test_what_all_samples_read_is_no_more_than_each_has() -> None:
     """A kernel of one row would read the weight of a linear layer once for every row, and there may be a thousand."""
     weighed = weight("w", Tensor("float32", (16, 16)))
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, _ = kinds(model(term("matmul", norm, weighed)), {"n": 1}, 4, True)
+    found, _ = equal_regions(model(term("matmul", norm, weighed)), {"n": 1}, 4, True)
     assert [[n.op for n in kind.goal if n.args] for kind in found] == [["rms_norm"]]
-    (fixed,), _ = kinds(model(term("matmul", norm, weighed)), {"n": 1}, 4, False)
+    (fixed,), _ = equal_regions(model(term("matmul", norm, weighed)), {"n": 1}, 4, False)
     assert "matmul" in {n.op for n in fixed.goal}
-    assert kinds(model(term("matmul", norm, x("given", 16, 16))), {"n": 1}, 4, True) == ({}, {"n"})
+    assert equal_regions(model(term("matmul", norm, x("given", 16, 16))), {"n": 1}, 4, True) == ({}, {"n"})
 
 
 def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
     scores = term("softmax", x("scores", N, 4, S, S), axis=-1)
     norm = term("rms_norm", x("h", N, S, 16), x("g", 16), axis=-1, epsilon=1e-5)
-    found, out = kinds(model(scores, norm), {"n": 2, "s": 3}, 4, True)
+    found, out = equal_regions(model(scores, norm), {"n": 2, "s": 3}, 4, True)
     assert out == {"n", "s"}
     assert [kind.batch for kind in found] == [Batch(2, (True, False))]
     (kind,) = found
     assert [o.shape for o in (*kind.goal.outputs, *kind.whole.outputs)] == [(1, 1, 16), (2, 3, 16)]
-    everywhere, none = kinds(model(scores, norm), {"n": 2, "s": 3}, 4, False)
+    everywhere, none = equal_regions(model(scores, norm), {"n": 2, "s": 3}, 4, False)
     assert (len(everywhere), none) == (2, set())
     assert all(kind.batch is None and kind.goal is kind.whole for kind in everywhere)
 
@@ -174,7 +174,7 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
 def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int, over: str | None) -> None:
     """At sizes that nothing was tried at, also where the last operators mix the samples; and what has no batch has no free dim inside."""
     outputs = tuple(mixed(o, over) for o in drawn[1])
-    found, _ = kinds(model(*outputs), {"n": searched}, 4, True)
+    found, _ = equal_regions(model(*outputs), {"n": searched}, 4, True)
     for kind, spots in found.items():
         for each in spots:
             inside = resized(each, {"n": 7}) if kind.batch is not None else resized(each, {})
@@ -207,12 +207,12 @@ def values(graph: Graph, given: list[Any]) -> list[Any]:
 
 def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
     n = symbol("n0")
-    kernel = Kernel("cuda", "k", *[(Tensor("float32", (n, 8)),) * i for i in (2, 1)], "", "")
+    kernel = PlannedNode("cuda", "k", *[(Tensor("float32", (n, 8)),) * i for i in (2, 1)], "", "")
     a, b, c = x("a", N, 8), x("b", N, 8), x("c", S, 8)
-    Region((a, b), (term("add", a, b),), kernel).check({})
-    assert not Region((a, b), (term("add", a, b),), kernel).free
+    EmbeddedRegion((a, b), (term("add", a, b),), kernel).check({})
+    assert not EmbeddedRegion((a, b), (term("add", a, b),), kernel).free
     with pytest.raises(IllTyped, match="input 1"):
-        Region((a, c), (term("add", a, b),), kernel).check({})
+        EmbeddedRegion((a, c), (term("add", a, b),), kernel).check({})
 
 
 # ---------------------------------------------------------------- programs
@@ -246,7 +246,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load
+from taso_mirage.codegen.compile import load_source as load
 from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
@@ -301,16 +301,16 @@ def test_a_plan_has_a_grid_for_every_sample() -> None:
 def test_lanes_of_samples_run_beside_each_other(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    from taso_mirage.targets.cuda.lowering import Cuda
+    from taso_mirage.targets.cuda.lowering import CudaLowering
 
-    gpu = Cuda(H100, "a stand-in for an H100", 90)
+    gpu = CudaLowering(H100, "a stand-in for an H100", 90)
     h = x("h", N, 4, 16)
     norm = term("rms_norm", h, x("g", 16), axis=-1, epsilon=1e-5)
     made = model(term("exp", norm), term("exp", term("reduce_max", norm, axes=(2,), keepdims=0)))
-    (kind,), out = kinds(made, {"n": 5}, 4, True)
-    parts = lanes(label(kind.goal))
+    (kind,), out = equal_regions(made, {"n": 5}, 4, True)
+    parts = fused_goals(label(kind.goal))
     assert (len(parts), out, kind.batch) == (2, set(), Batch(1, (True, False)))
-    found = [Search(lane.graph, Options(), H100).run(1, 60.0)[0].graph for lane in parts]
+    found = [Search(lane.graph, SearchOptions(), H100).run(1, 60.0)[0].graph for lane in parts]
     schedules = [[asdict(each.schedule) for each in triton.program(g).launches] for g in found]
     records = [{"mugraph": to_json(g), "schedules": s} for g, s in zip(found, schedules, strict=True)]
     record = dict(gpu.joined(kind.goal, parts, records)) | {"batch": asdict(kind.batch)}

@@ -40,7 +40,7 @@ def test_without_a_gpu_its_benchmarks_say_so(name: str, monkeypatch: pytest.Monk
     def absent() -> str:
         raise RuntimeUnavailable("there is no CUDA device to measure on")
 
-    monkeypatch.setattr(tune, "gpu", absent)
+    monkeypatch.setattr(tune, "gpu_and_versions", absent)
     monkeypatch.setattr(sys, "argv", [name])
     with pytest.raises(SystemExit) as ended:
         script(name).main()

@@ -10,7 +10,7 @@ from scripts import ROOT, script
 
 from models.workloads import PAPER
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import Buffer
+from taso_mirage.codegen.gpu.program import TritonBuffer
 from taso_mirage.codegen.tune import earlier, overlapped, scheduled
 from taso_mirage.kernels.search import superoptimize
 
@@ -22,7 +22,7 @@ def test_every_kernel_of_a_program_notes_its_phases() -> None:
     found = superoptimize(PAPER["gqa"](batch=8).graph(), best=8)
     program = overlapped(next(p for p in (each.program() for each in found) if len(p.launches) == 2))
     program = scheduled(program, 1, earlier(program.launches[1])[1])
-    times = Buffer("times", "int64", (1 << 20,), "input", (0,))
+    times = TritonBuffer("times", "int64", (1 << 20,), "input", (0,))
     noting = replace(
         program,
         source=timeline.stamped(program.source),

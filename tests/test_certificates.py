@@ -1,4 +1,4 @@
-"""Certificates: what `optimize` writes is followed from one model to the other, and nothing that was tampered with is accepted."""
+"""Certificates: what `optimize_model` writes is followed from one model to the other, and nothing that was tampered with is accepted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnx import ModelProto
 
 from models import NAMES
 from taso_mirage.errors import CheckFailed
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Node, with_args
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.certificate import CHECK, certificate
 from taso_mirage.report.follow import Followed, follow
-from taso_mirage.report.judge import AGAIN, CHECKED, Judge
+from taso_mirage.report.judge import AGAIN, CHECKED, CaseJudge
 from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import rules
 from taso_mirage.verify.proofs import Proofs
@@ -37,7 +37,9 @@ Case = tuple[Model, Model, dict[str, Any]]
 def made(path: Path, folder: Path, **options: Any) -> Case:
     """A model, what it becomes, read back from its file, and the certificate as JSON."""
     original = load(path)
-    result = optimize(original, Config(**{"measure": False, "budget": 5, "cache": folder / "costs.sqlite", **options}))
+    result = optimize_model(
+        original, Config(**{"measure": False, "budget": 5, "cache": folder / "costs.sqlite", **options})
+    )
     assert result.changed
     save(result.model, folder / "optimized.onnx")
     mutants = (m.equation for m in result.mutations.by_name.values())
@@ -51,7 +53,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def followed(case: Case, strict: bool = False) -> Followed:
-    return follow(*case, Judge(strict))
+    return follow(*case, CaseJudge(strict))
 
 
 def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
@@ -96,7 +98,7 @@ def test_another_result_is_refused(case: Case) -> None:
     original, optimized, text = case
     for changed in _changed(optimized):
         with pytest.raises(CheckFailed, match="does not lead to the output"):
-            follow(original, changed, text, Judge())
+            follow(original, changed, text, CaseJudge())
 
 
 def _changed(model: Model) -> Iterator[Model]:
@@ -105,7 +107,7 @@ def _changed(model: Model) -> Iterator[Model]:
     name = max((n for n in weights if weights[n].numpy().dtype == np.float32), key=lambda n: weights[n].numpy().size)
     array = weights[name].numpy().copy()
     array.flat[0] += 1e-3
-    yield replace(model, weights={**weights, name: Array(array)})
+    yield replace(model, weights={**weights, name: StoredWeight(array)})
     product = (
         next(n for n in model.nodes() if n.op == "matmul" and n.args[0].type == n.args[1].type)
         if any(n.op == "matmul" and n.args[0].type == n.args[1].type for n in model.nodes())
@@ -165,7 +167,7 @@ def check_tampering(case: Case, count: int, seed: int) -> tuple[int, int]:
         key = (kind, lhs, rhs)
         if key not in known:
             try:
-                known[key] = Judge()(kind, lhs, rhs)
+                known[key] = CaseJudge()(kind, lhs, rhs)
             except CheckFailed as error:
                 known[key] = error
         found = known[key]

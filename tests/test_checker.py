@@ -166,7 +166,7 @@ def test_steps() -> None:
 
 def steps() -> list[tuple[str, str]]:
     found = []
-    for rule in library.load():
+    for rule in library.load_rules():
         with suppress(TasoMirageError):  # a typing that is no longer legal is for other tests to tell
             lhs, rhs = rule.instance()
             found.append((show_graph(Graph((), lhs), "lhs"), show_graph(Graph((), rhs), "rhs")))

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, variable
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.closure import Closure, close
-from taso_mirage.kernels.derivations import Edge, Kind
+from taso_mirage.kernels.derivations import DerivationEdge, DerivationKind
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, NEG, SQRT, SUB, Elementwise
-from taso_mirage.kernels.derivations.folds import MAX, MEAN, SUM
+from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, NEG, SQRT_KIND, SUB, Elementwise
+from taso_mirage.kernels.derivations.folds import MAX_KIND, MEAN_KIND, SUM_KIND
 from taso_mirage.kernels.derivations.leaf import Input
 from taso_mirage.kernels.derivations.variance import MERGED, ONE_PASS
-from taso_mirage.kernels.field_check import Field32, check
+from taso_mirage.kernels.field_check import Field32, refuted_derivations
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.pruning import Targets
 from taso_mirage.meanings.field import agree
@@ -206,12 +206,12 @@ def test_every_goal_closes_and_every_edge_is_right(name: str) -> None:
     assert derived == set(range(len(closure.classes)))
 
 
-def derivations(closure: Closure, c: int) -> set[tuple[Kind, ...]]:
+def derivations(closure: Closure, c: int) -> set[tuple[DerivationKind, ...]]:
     """Of each edge the kind, and the kind of an edge of each operand."""
     return {(e.kind, *kinds) for e in closure.edges[c] for kinds in _kinds(closure, e.args)}
 
 
-def _kinds(closure: Closure, args: Sequence[int]) -> Iterator[tuple[Kind, ...]]:
+def _kinds(closure: Closure, args: Sequence[int]) -> Iterator[tuple[DerivationKind, ...]]:
     if not args:
         yield ()
         return
@@ -223,19 +223,19 @@ def _kinds(closure: Closure, args: Sequence[int]) -> Iterator[tuple[Kind, ...]]:
 def test_the_best_structures_known_are_there() -> None:
     """Mirage's best kernels: division after the product, the split sums and their combination."""
     rmsnorm = close(label(graph(GOALS["rmsnorm+linear"]())))
-    assert {(DIV, DOT, SQRT), (DOT, DIV, Input("W"))} <= derivations(rmsnorm, rmsnorm.targets[0])
+    assert {(DIV, DOT, SQRT_KIND), (DOT, DIV, Input("W"))} <= derivations(rmsnorm, rmsnorm.targets[0])
     split = close(label(graph(GOALS["attention"]()), reduced("attention", 1, "V")))
-    assert (DIV, SUM, SUM) in derivations(split, split.targets[0])
+    assert (DIV, SUM_KIND, SUM_KIND) in derivations(split, split.targets[0])
     (outer, inner) = next(iter(split.goal.split.values()))
     total = next(e for e in split.edges[split.targets[0]] if e.kind is DIV).args
-    assert all(any((e.kind, e.label) == (SUM, outer) for e in split.edges[c]) for c in total)
-    partial = {e.args[0] for c in total for e in split.edges[c] if (e.kind, e.label) == (SUM, outer)}
+    assert all(any((e.kind, e.label) == (SUM_KIND, outer) for e in split.edges[c]) for c in total)
+    partial = {e.args[0] for c in total for e in split.edges[c] if (e.kind, e.label) == (SUM_KIND, outer)}
     assert all(any(e.label == inner for e in split.edges[c]) for c in partial)
 
 
 def test_a_mean_over_a_split_label_is_taken_once_over_the_whole() -> None:
     closure = close(label(graph(GOALS["rmsnorm+linear"]()), reduced("rmsnorm+linear", 0, "W")))
-    means = {e.label for edges in closure.edges for e in edges if e.kind is MEAN}
+    means = {e.label for edges in closure.edges for e in edges if e.kind is MEAN_KIND}
     assert means == {outer for outer, _ in closure.goal.split.values()}
 
 
@@ -258,7 +258,7 @@ def test_layer_norms_one_on_another_close_at_once() -> None:
     assert found["tried"] < 1000
 
 
-def variances(closure: Closure) -> list[Edge]:
+def variances(closure: Closure) -> list[DerivationEdge]:
     return [e for edges in closure.edges for e in edges if e.kind in (ONE_PASS, MERGED)]
 
 
@@ -440,7 +440,7 @@ def test_equal_normal_forms_are_equal_in_the_field(pool: list[Node]) -> None:
     goal = label(graph(*kept))
     xp = Field32(8, 3)
     values = interpret(kept, xp, {leaf: xp.fresh(leaf.tensor) for leaf in SMALL})
-    first: dict[Sketch, Node] = {}
+    first: dict[AbstractExpression, Node] = {}
     for sketch, t in zip(goal.sketches, kept, strict=True):
         assert agree(values[first.setdefault(sketch, t)], values[t]) is not False
 
@@ -685,32 +685,32 @@ def test_programs_are_told_apart(name: str, goal: Node, other: Node, same: bool)
     assert agree(values[goal], values[other]) is same
 
 
-def mutants(closure: Closure, c: int, edge: Edge) -> Iterator[Edge]:
+def mutants(closure: Closure, c: int, edge: DerivationEdge) -> Iterator[DerivationEdge]:
     """Edges like one edge of a class, but for one operand, their order, the operator or the label."""
     for place, arg in enumerate(edge.args):
         for other, labels in enumerate(closure.classes):
             if other != arg and labels == closure.classes[arg]:
-                yield Edge(edge.kind, (*edge.args[:place], other, *edge.args[place + 1 :]), edge.label)
-    if edge.kind in (MUL, ADD, SUB, DIV):
-        yield from (Edge(kind, edge.args) for kind in (MUL, ADD, SUB, DIV) if kind is not edge.kind)
-        yield Edge(edge.kind, edge.args[::-1])
+                yield DerivationEdge(edge.kind, (*edge.args[:place], other, *edge.args[place + 1 :]), edge.label)
+    if edge.kind in (MUL, ADD_KIND, SUB, DIV):
+        yield from (DerivationEdge(kind, edge.args) for kind in (MUL, ADD_KIND, SUB, DIV) if kind is not edge.kind)
+        yield DerivationEdge(edge.kind, edge.args[::-1])
     if edge.label is None and len(edge.args) == 1:
-        yield from (Edge(kind, edge.args) for kind in (EXP, SQRT, NEG) if kind is not edge.kind)
-    if edge.kind in (SUM, MEAN):
-        yield Edge(MAX, edge.args, edge.label)
+        yield from (DerivationEdge(kind, edge.args) for kind in (EXP_KIND, SQRT_KIND, NEG) if kind is not edge.kind)
+    if edge.kind in (SUM_KIND, MEAN_KIND):
+        yield DerivationEdge(MAX_KIND, edge.args, edge.label)
 
 
-def derived(goal: Labelled, closure: Closure, edge: Edge) -> Sketch:
+def derived(goal: Labelled, closure: Closure, edge: DerivationEdge) -> AbstractExpression:
     """What an edge derives, in the algebra."""
     algebra, args = goal.algebra, [closure.sketches[a] for a in edge.args]
     if isinstance(edge.kind, Elementwise):
         return edge.kind.sketch(algebra, *args)
     if edge.label is None:
         return algebra.function(edge.kind.name, args, True)
-    if edge.kind is MAX:
-        return MAX.sketch(algebra, args[0], edge.label)
+    if edge.kind is MAX_KIND:
+        return MAX_KIND.sketch(algebra, args[0], edge.label)
     made = algebra.sum(algebra.mul(*args) if edge.kind is DOT else args[0], edge.label)
-    return algebra.mul(made, algebra.share(edge.label)) if edge.kind is MEAN else made
+    return algebra.mul(made, algebra.share(edge.label)) if edge.kind is MEAN_KIND else made
 
 
 @pytest.mark.parametrize(
@@ -723,8 +723,8 @@ def test_the_field_refutes_wrong_edges(name: str) -> None:
     wrong = {(c, m) for c, m in tried if derived(goal, closure, m) != closure.sketches[c]}
     assert len(wrong) > 10
     edges = [[*es, *dict.fromkeys(m for d, m in tried if d == c and m not in es)] for c, es in enumerate(closure.edges)]
-    assert check(goal, closure.sketches, edges, seed=2) >= wrong
-    assert check(goal, closure.sketches, closure.edges, seed=2) == set()
+    assert refuted_derivations(goal, closure.sketches, edges, seed=2) >= wrong
+    assert refuted_derivations(goal, closure.sketches, closure.edges, seed=2) == set()
 
 
 def test_one_seed_gives_one_closure() -> None:

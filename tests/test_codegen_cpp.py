@@ -18,7 +18,7 @@ import pytest
 from mugraphs import Pair, kernel, leaf
 
 from taso_mirage.codegen.cpp import generate_all, generate_cpp, vector_header
-from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, Kernel, build
+from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, NativeKernel, build
 from taso_mirage.codegen.cpu.prepared import KINDS
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
@@ -28,7 +28,7 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import get, interpret, load_specs, term
 from taso_mirage.rewriting.text import parse_graph, parse_type
 from taso_mirage.targets.cpu.compiler import compiler
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 STRICT = (*NATIVE, "-Wall", "-Wextra", "-Werror")
 QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
@@ -56,7 +56,7 @@ def exact(graph: Graph, given: dict[Node, Any]) -> list[Any]:
     return [found[o] for o in graph.outputs]
 
 
-def check(made: Kernel, goal: Graph, given: dict[Node, Any], tolerance: float = 3e-6) -> None:
+def check(made: NativeKernel, goal: Graph, given: dict[Node, Any], tolerance: float = 3e-6) -> None:
     for output, wanted in zip(made(*given.values()), exact(goal, given), strict=True):
         assert output.shape == wanted.shape
         assert np.abs(output - wanted).max() <= tolerance * np.abs(wanted).max()
@@ -69,7 +69,7 @@ def check(made: Kernel, goal: Graph, given: dict[Node, Any], tolerance: float = 
 def test_a_mugraph_computes_its_goal(name: str) -> None:
     builder = ODD[name.removesuffix(" odd")] if name.endswith(" odd") else mugraphs.WORKLOADS[name]
     graph, goal = builder(dtype="float32")
-    made = Kernel(graph, flags=STRICT)
+    made = NativeKernel(graph, flags=STRICT)
     check(made, goal, values(graph))
     check(made, goal, values(graph, 1, 0.01), 1e-5)
 
@@ -77,7 +77,7 @@ def test_a_mugraph_computes_its_goal(name: str) -> None:
 def test_half_precision_is_computed_in_fp32() -> None:
     graph, goal = mugraphs.rmsnorm_linear(3, 40, 48, 3, 2, gamma=True, bias=True)
     given = values(graph)
-    (found,) = Kernel(graph, flags=STRICT)(*given.values())
+    (found,) = NativeKernel(graph, flags=STRICT)(*given.values())
     (wanted,) = exact(goal, given)
     assert found.dtype == np.float16
     assert np.abs(found - wanted).max() <= 2**-11 * np.abs(wanted).max()
@@ -85,7 +85,7 @@ def test_half_precision_is_computed_in_fp32() -> None:
 
 def test_blocks_run_on_the_callers_threads() -> None:
     graph, goal = mugraphs.attention_split_safe(masked=True, dtype="float32")
-    made, given = Kernel(graph, flags=STRICT), values(graph)
+    made, given = NativeKernel(graph, flags=STRICT), values(graph)
     block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
     seen: list[tuple[int, Any]] = []
     threads: set[int] = set()
@@ -110,8 +110,8 @@ def test_blocks_run_on_the_callers_threads() -> None:
 def test_the_pool_gives_what_one_thread_does() -> None:
     graph, _ = mugraphs.attention_split_safe(masked=True, dtype="float32")
     given = values(graph)
-    pooled = Kernel(graph, flags=STRICT, threads=3)
-    (alone,) = Kernel(graph, flags=STRICT)(*given.values())
+    pooled = NativeKernel(graph, flags=STRICT, threads=3)
+    (alone,) = NativeKernel(graph, flags=STRICT)(*given.values())
     for _ in range(200):
         np.testing.assert_array_equal(pooled(*given.values())[0], alone)
 
@@ -129,7 +129,7 @@ def test_softmax_is_safe(builder: Callable[..., Pair], scale: float) -> None:
     given[mask][0, : keys // 2] = -np.inf  # the first half: whole iterations and splits
     given[mask][1, keys // 3 :] = -np.inf
     given[mask][2, 1:] = -np.inf
-    (found,) = Kernel(graph, flags=STRICT)(*given.values())
+    (found,) = NativeKernel(graph, flags=STRICT)(*given.values())
     (wanted,) = exact(goal, given)
     assert np.isfinite(found).all()
     if scale <= 1e3:  # beyond, fp32 and float64 may disagree about which score is the largest
@@ -140,7 +140,7 @@ def test_not_a_number_is_not_hidden() -> None:
     graph, _ = mugraphs.attention_safe(dtype="float32")
     given = values(graph)
     given[graph.inputs[0]][0, 0, 0] = np.nan
-    (found,) = Kernel(graph, flags=STRICT)(*given.values())
+    (found,) = NativeKernel(graph, flags=STRICT)(*given.values())
     assert np.isnan(found[0, 0]).all()
     assert np.isfinite(found[0, 1:]).all()
 
@@ -181,7 +181,7 @@ def thread(x: Node) -> Node:
 )
 def test_bodies_that_move_elements(body: Callable[..., Node], omap: tuple[int, ...]) -> None:
     graph, goal = pair(body, (6, 3, 10), (3,), omap)
-    check(Kernel(graph, flags=STRICT), goal, values(graph))
+    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -201,7 +201,7 @@ def test_a_result_of_the_first_blocks_alone(dtype: str) -> None:
     items = [term("item", made, index=i) for i in range(3)]
     graph = Graph((x, y), tuple(items))
     given = values(graph)
-    (product, sums, largest) = Kernel(graph, flags=STRICT, threads=2)(*given.values())
+    (product, sums, largest) = NativeKernel(graph, flags=STRICT, threads=2)(*given.values())
     wide = {k: v.astype(np.float64) for k, v in given.items()}
     tolerance = 1e-5 if dtype == "float32" else 1e-2
     np.testing.assert_allclose(product, wide[x] @ wide[y], tolerance, tolerance)
@@ -221,7 +221,7 @@ def test_an_invariant_is_computed_before_the_loop() -> None:
 
     graph = Graph((x, y), (kernel([(x, (0,), -1), (y, (0,), 1)], body, (2,), 5, (0,)),))
     goal = Graph((x, y), (body(x, y),))
-    check(Kernel(graph, flags=STRICT), goal, values(graph))
+    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
     source = generate_cpp(graph)
     assert source.rindex("exponential(") < source.index("for (size_t iteration")
 
@@ -234,7 +234,7 @@ def test_ordinary_operators_constants_and_repeated_outputs() -> None:
     goal = Graph(
         (x,), (term("softmax", term("mul", x, table), axis=1), term("mul", x, table), x, term("mul", x, table))
     )
-    check(Kernel(graph, flags=STRICT), goal, values(graph))
+    check(NativeKernel(graph, flags=STRICT), goal, values(graph))
 
 
 def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
@@ -284,7 +284,7 @@ def test_every_operator_has_its_own_meaning() -> None:
     graph = Graph(inputs, outputs)
     rng = np.random.default_rng(0)
     given = {x: rng.uniform(0.5, 2, [int(n) for n in x.shape]).astype(x.dtype) for x in inputs}
-    found = dict(zip(outputs, Kernel(graph, flags=QUICK)(*given.values()), strict=True))
+    found = dict(zip(outputs, NativeKernel(graph, flags=QUICK)(*given.values()), strict=True))
     wanted = dict(zip(outputs, exact(graph, given), strict=True))
     wrong = []
     for name, part in uses:
@@ -314,11 +314,11 @@ def dotted(w: Node, x: Node) -> Node:
 def test_a_sum_of_products_is_a_product(columns: int) -> None:
     x, w, g = leaf("X", "float32", 37), leaf("W", "float32", 37, columns * 3), leaf("G", "float32", 37)
     graph = Graph((x, w, g), (kernel([(x, (-1,), -1), (w, (1,), -1), (g, (-1,), -1)], weighed, (3,), 1, (0,)),))
-    check(Kernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
+    check(NativeKernel(graph, flags=STRICT), Graph((x, w, g), (weighed(x, w, g),)), values(graph, 3))
     assert ("streamed<" in generate_cpp(graph).replace(vector_header(), "")) == (columns == 200)
     y, v = leaf("Y", "float32", 2, columns, 33), leaf("V", "float32", 33)
     rows = Graph((y, v), (kernel([(y, (0,), -1), (v, (-1,), -1)], dotted, (2,), 1, (2,)),))
-    check(Kernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
+    check(NativeKernel(rows, flags=STRICT), Graph((y, v), (dotted(y, v),)), values(rows, 4))
 
 
 def scores(x: Node, y: Node) -> Node:
@@ -347,7 +347,7 @@ def test_rows_times_rows(sizes: tuple[int, int, int], body: Callable[[Node, Node
     for dtype, tolerance in (("float32", 3e-6), ("float16", 1e-3)):
         graph, goal = rows_times_rows(*sizes, body, dtype)
         assert "rows<" in generate_cpp(graph).replace(vector_header(), "")
-        check(Kernel(graph, flags=STRICT), goal, values(graph), tolerance)
+        check(NativeKernel(graph, flags=STRICT), goal, values(graph), tolerance)
 
 
 def test_several_mugraphs_share_a_source() -> None:
@@ -357,7 +357,7 @@ def test_several_mugraphs_share_a_source() -> None:
     graphs = [Graph((x,), (term(op, x, t),)) for op, t in zip(("mul", "add", "mul"), tables, strict=True)]
     library = build(generate_all({f"k{i}": graph for i, graph in enumerate(graphs)}), flags=STRICT)
     for i, graph in enumerate(graphs):
-        check(Kernel(graph, f"k{i}", library=library), graph, values(graph))
+        check(NativeKernel(graph, f"k{i}", library=library), graph, values(graph))
 
 
 # ---------------------------------------------------------------- elementary functions
@@ -460,7 +460,7 @@ def test_a_gate_is_one_quotient() -> None:
     assert loops(graph).count(" * ") == 0
     given = values(graph, 2, 40)
     given[graph.inputs[0]][0, :3] = (0, -200, 200)  # e^200 is no float
-    check(Kernel(graph, flags=STRICT), goal, given)
+    check(NativeKernel(graph, flags=STRICT), goal, given)
 
 
 def test_what_is_dear_is_computed_once() -> None:
@@ -524,7 +524,7 @@ def found_for_a_cpu(dtype: str) -> Pair:
     g = new_graph()
     x, w = g.new_input((1, 512), dtype, "X"), g.new_input((512, 96), dtype, "W")
     g.mark_output(g.matmul(g.rms_norm(x, g.new_input((512,), dtype, "G"), 1e-6), w))
-    graphs = [each.graph for each in superoptimize(g.graph(), best=30, device=CPU)]
+    graphs = [each.graph for each in superoptimize(g.graph(), best=30, device=CPU_DEVICE)]
     return next(g for g in graphs if sum(n.op == "kernel" for n in g) == 2), g.graph()
 
 

@@ -25,13 +25,13 @@ import pytest
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen import tune
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.global_layouts import accesses, sectors
+from taso_mirage.codegen.gpu.global_layouts import accesses, touched_sectors
 from taso_mirage.codegen.gpu.order import ordered
-from taso_mirage.codegen.gpu.program import Program, Schedule
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonProgram
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir.mugraph import Stage, stages
+from taso_mirage.ir.mugraph import LoopPhase, loop_phases
 from taso_mirage.ir.terms import Graph, Node, constant, numpy_dtype
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.operators.ops import interpret, term
@@ -286,7 +286,7 @@ def searched(name: str) -> list[tuple[Graph, Graph]]:
         "lora": lambda: mugraphs.lora(16, 256, 4096, 16, 32, 4),
         "rmsnorm": lambda: mugraphs.rmsnorm_linear(2, 512, 64, 4, 4, gamma=True),
     }[name]()[1]
-    found = {c.roles(): c for c in reversed(Search(goal, Options()).candidates())}
+    found = {c.roles(): c for c in reversed(Search(goal, SearchOptions()).candidates())}
     pairs = (c.shrunk() for c in reversed(found.values()))
     return [(graph, goal) for graph, goal in islice(pairs, SEARCHED) if graph is not None]
 
@@ -589,14 +589,17 @@ def test_a_tensor_between_kernels_has_the_layout_of_fewest_sectors() -> None:
     touched = accesses(graph, graph.outputs[0].args[0])
     assert touched == [((20, 1), 3), ((10, 3), 2)]
     # row order: 3 blocks write 20 runs of 4 bytes, 2 read one of 120; the other: 3 runs of 80 bytes, 2 * 3 runs of 40
-    assert [sectors((20, 3), touched, 4, order) for order in ((0, 1), (1, 0))] == [3 * 20 + 2 * 4, 3 * 3 + 2 * 3 * 2]
+    assert [touched_sectors((20, 3), touched, 4, order) for order in ((0, 1), (1, 0))] == [
+        3 * 20 + 2 * 4,
+        3 * 3 + 2 * 3 * 2,
+    ]
 
 
 def test_a_schedule_is_what_the_tuner_says() -> None:
     graph, _ = mugraphs.gated_mlp()
-    program = codegen.program(graph, [Schedule(warps=2, stages=5)])
+    program = codegen.program(graph, [LaunchSchedule(warps=2, stages=5)])
     assert '{"num_warps": 2, "STAGES": 5},  # kernel_0' in program.source
-    assert program.launches[0].schedule == Schedule(2, 5)
+    assert program.launches[0].schedule == LaunchSchedule(2, 5)
 
 
 def test_what_has_no_form_says_why() -> None:
@@ -617,7 +620,7 @@ def test_what_has_no_form_says_why() -> None:
 
 
 def test_source_is_deterministic() -> None:
-    def made() -> Program:
+    def made() -> TritonProgram:
         return codegen.program(mugraphs.attention_split_safe()[0])
 
     assert made() == made()
@@ -629,8 +632,8 @@ def test_the_order_of_a_body_holds_the_least() -> None:
     big = [term("exp", x), term("tanh", x)]
     small = [term("reduce_sum", b, axes=(1,)) for b in big]
     body = Graph((x,), (term("add", term("add", term("reduce_max", big[0], axes=(1,)), small[0]), small[1]),))
-    stage = stages(body, (-1,))
-    found = ordered(body, stage, Stage.INVARIANT, lambda n: n.shape[0] * n.shape[1])
+    stage = loop_phases(body, (-1,))
+    found = ordered(body, stage, LoopPhase.INVARIANT, lambda n: n.shape[0] * n.shape[1])
     assert found.exact
     assert found.live == 4 * 64 + 4 * 2
     assert [n.op for n in found.terms].index("tanh") > [n.op for n in found.terms].index("reduce_sum")
@@ -640,11 +643,11 @@ def test_without_a_gpu_the_model_ranks_and_says_so(monkeypatch: pytest.MonkeyPat
     def missing() -> str:
         raise RuntimeUnavailable("no device")
 
-    monkeypatch.setattr(tune, "gpu", missing)
+    monkeypatch.setattr(tune, "gpu_and_versions", missing)
     whole = codegen.program(REAL["gated_mlp"]()[0])
     few = codegen.program(mugraphs.gated_mlp(8, 4096, 4096, 4, 256)[0])
     assert [p for _, p in tune.ranked([few, whole])] == [whole, few]
-    found = tune.tuned([few, whole])
+    found = tune.tuned_program([few, whole])
     assert found.program.launches[0].grid == whole.launches[0].grid
     assert not found.measured
     read = 2 * 4096 * 4096 * 2  # bytes of both weights
@@ -653,8 +656,8 @@ def test_without_a_gpu_the_model_ranks_and_says_so(monkeypatch: pytest.MonkeyPat
 
 def test_another_schedule_changes_the_options_alone() -> None:
     program = codegen.program(mugraphs.attention_split_safe()[0])
-    other = tune.scheduled(program, 1, Schedule(8, 1))
-    assert other == codegen.program(mugraphs.attention_split_safe()[0], [None, Schedule(8, 1)])
+    other = tune.scheduled(program, 1, LaunchSchedule(8, 1))
+    assert other == codegen.program(mugraphs.attention_split_safe()[0], [None, LaunchSchedule(8, 1)])
 
 
 def test_overlapping_launches_wait_on_hopper_alone() -> None:
@@ -679,7 +682,7 @@ def test_an_early_kernel_lets_the_next_one_come_before_it_waits_itself() -> None
         ptx = compiled(program, 90)[1].ptx
         assert "".join(x[0] for x in re.findall(r"griddepcontrol\.(wait|launch_dependents)", ptx)) == order
         assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
-    alone = tune.scheduled(plain, 1, Schedule(4, early=True))  # of no use without the wait, and not there
+    alone = tune.scheduled(plain, 1, LaunchSchedule(4, early=True))  # of no use without the wait, and not there
     assert "griddepcontrol" not in compiled(alone, 90)[1].ptx
     looped = tune.scheduled(plain, 0, replace(first.schedule, early=True))
     assert compiled(looped, 90)[0].cubin == compiled(plain, 90)[0].cubin
@@ -693,19 +696,19 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
         source = job["source"]
         return pool.submit(lambda: source != programs[2].source and (source != programs[0].source or last.wait(30)))
 
-    def seconds(module: object, candidate: Program, sets: object, check: object) -> float:
+    def seconds(module: object, candidate: TritonProgram, sets: object, check: object) -> float:
         measured.append(candidate)
         last.set()
         return 1.0 + len(measured)
 
     programs = [codegen.program(mugraphs.ntrans(dtype=d)[0]) for d in ("float16", "bfloat16", "float32")]
-    last, measured = Event(), list[Program]()
-    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    last, measured = Event(), list[TritonProgram]()
+    monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
     monkeypatch.setattr(tune, "input_sets", lambda program: [])
     monkeypatch.setattr(tune, "_seconds", seconds)
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
     with ThreadPoolExecutor(3) as pool:
-        found = tune.tuned(programs[:3], compiler=compiler, late=lambda: True)
+        found = tune.tuned_program(programs[:3], compiler=compiler, late=lambda: True)
     assert [t.seconds for t in found.trials[:2]] == [3.0, 2.0]
     assert programs[2] not in measured
 
@@ -713,29 +716,29 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a GPU each launch gets the schedule that was measured the fastest, from the cache the second time."""
     program = codegen.program(mugraphs.attention_split_safe()[0])
-    calls: list[Program] = []
+    calls: list[TritonProgram] = []
 
-    def seconds(module: object, candidate: Program, sets: object, check: object) -> float:
+    def seconds(module: object, candidate: TritonProgram, sets: object, check: object) -> float:
         calls.append(candidate)
         schedules = [each.schedule for each in candidate.launches]
         return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 for s in schedules)
 
-    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
     monkeypatch.setattr(tune, "input_sets", lambda program: [])
     monkeypatch.setattr(tune, "_seconds", seconds)
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: True)
     cache = CostCache(tmp_path / "costs.sqlite")
-    found = tune.tuned([program], cache)
+    found = tune.tuned_program([program], cache)
     assert found.measured
     assert [each.schedule for each in found.program.launches] == [
-        Schedule(2, 2, True),
-        Schedule(2, 1, True, early=True),
+        LaunchSchedule(2, 2, True),
+        LaunchSchedule(2, 1, True, early=True),
     ]
     assert len(calls) == len({c.source for c in calls})
     calls.clear()
-    assert tune.tuned([program], cache) == found
+    assert tune.tuned_program([program], cache) == found
     assert calls == []
-    assert tune.tuned([program], cache, check=lambda inputs, results: True) == found
+    assert tune.tuned_program([program], cache, check=lambda inputs, results: True) == found
     assert len(calls) == len(found.trials)  # whether results are right was not asked then
 
 
@@ -746,7 +749,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from taso_mirage.codegen import tune
-from taso_mirage.codegen.compile import compiled, load
+from taso_mirage.codegen.compile import compiled, load_source as load
 from taso_mirage.codegen import triton as codegen
 import mugraphs
 
@@ -821,8 +824,8 @@ def test_measuring_does_not_import_the_compiler_of_torch() -> None:
 
 def test_where_every_program_is_refused_none_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     program = codegen.program(mugraphs.ntrans()[0])
-    monkeypatch.setattr(tune, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
     monkeypatch.setattr(tune._Bench, "seconds", lambda self, programs: [math.inf for _ in programs])
     with pytest.raises(Unsupported, match="none of 1 programs"):
-        tune.tuned([program])
+        tune.tuned_program([program])

@@ -6,11 +6,11 @@ from itertools import islice
 
 import pytest
 
-from taso_mirage.generate.candidates import Candidate
+from taso_mirage.generate.candidates import RuleCandidate
 from taso_mirage.generate.settling import Needed
 from taso_mirage.ir.terms import Node, substitute, topological, users
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import load
+from taso_mirage.rewriting.library import load_rules
 from taso_mirage.rewriting.text import laws, show_equation
 from taso_mirage.search.search import _only_grows, directions
 from taso_mirage.verify.fuzz import typings
@@ -206,14 +206,14 @@ KNOWN = {
 @pytest.fixture(scope="module")
 def library() -> Needed:
     needed = Needed(0)
-    needed.adopt(load())
+    needed.adopt(load_rules())
     return needed
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_is_known(library: Needed, name: str) -> None:
     text, given = KNOWN[name]
-    assert library.derives(Candidate(text, given, 4)), text
+    assert library.derives(RuleCandidate(text, given, 4)), text
 
 
 ONE_OF_MANY = (
@@ -230,7 +230,7 @@ ONE_OF_MANY = (
 @pytest.mark.slow
 def test_no_law_is_in_the_library_too() -> None:
     """A law that the optimizer could take from the library, in the directions in which it reads both, need not be written by hand."""
-    known = Rules(directions(tuple(rule.equation for rule in load())))
+    known = Rules(directions(tuple(rule.equation for rule in load_rules())))
     double = []
     for law in laws():
         cases = different(list(islice(typings(law, 0, 1500), 200)), 24)

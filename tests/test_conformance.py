@@ -35,10 +35,10 @@ from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context, simplify
 from taso_mirage.search.search import Budget, directions, rewrites, search_model
-from taso_mirage.search.steps import Step, replay
+from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
 
-Rewritten = tuple[Model, list[Step]]
+Rewritten = tuple[Model, list[RewriteStep]]
 
 
 class Start:
@@ -86,7 +86,7 @@ def rewritten(start: Start) -> Rewritten:
     if not states:
         return model, []
     outputs = states[zlib.crc32(show_graph(model.graph).encode()) % len(states)].outputs
-    return model.with_graph(outputs), [Step(("a law",), model.graph.outputs, outputs)]
+    return model.with_graph(outputs), [RewriteStep(("a law",), model.graph.outputs, outputs)]
 
 
 @functools.cache

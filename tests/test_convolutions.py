@@ -20,30 +20,30 @@ from test_codegen_cpp import STRICT, check, values
 
 import op_specs.winograd as spec
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
-from taso_mirage.codegen.cpu.native import FLAGS, Kernel, build
+from taso_mirage.codegen.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.fuse import fused, stage
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.regions import fragments
-from taso_mirage.kernels.search import Found
-from taso_mirage.kernels.verify import SINGLE, Evidence, verified
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import SINGLE, MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.measure.timing import compared
+from taso_mirage.measure.timing import compared_times
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.runtime import register
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
-from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.targets.cpu.compiler import compiler
-from taso_mirage.targets.cpu.device import CPU
-from taso_mirage.verify.refused import Refused
+from taso_mirage.targets.cpu.device import CPU_DEVICE
+from taso_mirage.verify.refused import Refusal
 
 PADS = (1, 1, 1, 1)
 
@@ -103,7 +103,7 @@ def tiles(made: Convolution) -> list[tuple[int, int]]:
 QUICK = ("-march=native", "-O1", "-Wall", "-Wextra", "-Werror")
 
 
-def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[Kernel, Graph]]:
+def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[NativeKernel, Graph]]:
     """All cases, each with a tile and blocks of its own, from one file; and their goals."""
     graphs, goals = {}, {}
     for i, given in enumerate(CASES):
@@ -114,7 +114,7 @@ def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[Kernel, G
             goals[f"case_{i}_{k}"] = goal
     library = build(generate_all(graphs), None, flags)
     for name, graph in graphs.items():
-        yield Kernel(graph, name, threads=threads, library=library), goals[name]
+        yield NativeKernel(graph, name, threads=threads, library=library), goals[name]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
 def test_the_kernel_as_models_have_it() -> None:
     made, goal = case((2, 19, 13, 17), 33, PADS, "bias, sum, relu")
     graph = Graph(goal.inputs, (made.mugraph((4, 4), (32, 2)),))
-    check(Kernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
+    check(NativeKernel(graph, flags=STRICT, threads=2), goal, values(graph), 4e-6)
 
 
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
@@ -167,16 +167,16 @@ def test_a_value_that_is_no_number_stays_one() -> None:
     given = values(goal)
     next(iter(given.values()))[0, 0, 1, 1] = np.nan
     graph = Graph(goal.inputs, (made.mugraph((2, 2), (16, 1)),))
-    (found,) = Kernel(graph, flags=QUICK)(*given.values())
+    (found,) = NativeKernel(graph, flags=QUICK)(*given.values())
     assert np.isnan(found[0, :, 1, 1]).all()
 
 
 # ---------------------------------------------------------------- evidence
 
 
-def mugraphs(goal: Graph) -> list[Found]:
+def mugraphs(goal: Graph) -> list[FoundMuGraph]:
     made = convolution(goal)
-    return [] if made is None else made.mugraphs(goal, CPU)
+    return [] if made is None else made.mugraphs(goal, CPU_DEVICE)
 
 
 def test_muGraphs_come_with_evidence_and_the_fewest_multiplications_first() -> None:
@@ -258,10 +258,10 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
     made, _ = case(*CASES[0])
     monkeypatch.setattr(spec, "transforms", wrong)
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Refused)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Refusal)
     monkeypatch.undo()
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Evidence)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), MuGraphEvidence)
 
 
 def test_other_operands_are_refused() -> None:
@@ -270,7 +270,7 @@ def test_other_operands_are_refused() -> None:
 
     def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
         mine = term("winograd", *operands, pads=pads, tile=(2, 2), block=(16, 1), relu=relu)
-        return isinstance(verified(Graph(goal.inputs, (mine,)), goal), Refused)
+        return isinstance(verified_mugraph(Graph(goal.inputs, (mine,)), goal), Refusal)
 
     operands = made.x, made.w, made.b, made.z
     assert not refused(*operands)
@@ -298,7 +298,9 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
 def model(*outputs: Node) -> Model:
     leaves = Graph((), outputs)
     rng = np.random.default_rng(0)
-    arrays = {n.attr("name"): Array(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"}
+    arrays = {
+        n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"
+    }
     made = standalone(Graph(tuple(n for n in leaves if n.op == "input"), outputs), {"": 20}, arrays)
     return from_ir(from_proto(onnx.load_from_string(serialize(made))))
 
@@ -381,7 +383,7 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
     leaves = tuple(x(f"i{k}", *[int(d) for d in n.shape]) for k, n in enumerate(inputs))
     mapping = dict(zip((n.attr("name") for n in inputs), leaves, strict=True))
     made = Convolution(*(mapping[name] for name in "xwbz"), PADS, True)
-    fused = embed(plain, [Region(inputs, (goal,), cpu_kernel(Graph(leaves, (made.mugraph((4, 4), (16, 1)),))))])
+    fused = embed(plain, [EmbeddedRegion(inputs, (goal,), cpu_kernel(Graph(leaves, (made.mugraph((4, 4), (16, 1)),))))])
     ours, without, wanted = session(fused, True), session(fused, False), session(plain, False)
     for seed in range(3):
         feed = dict(random_inputs(plain, seed, {}))
@@ -396,8 +398,8 @@ def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monk
     first = conv(data, w("v", 8, 8, 3, 3))
     normal = term("batch_norm", first, *channels, term("abs", w("variance", 8)))
     second = term("relu", conv(term("relu", normal), w("w", 9, 8, 3, 3)))
-    result = optimize(model(second), Config(measure=False, budget=0.0))
-    passed = Candidate("passes", result.model, result.steps, result.cost_after, result.target)
+    result = optimize_model(model(second), Config(measure=False, budget=0.0))
+    passed = ModelCandidate("passes", result.model, result.steps, result.cost_after, result.target)
     kept = replace(result, model=result.original, steps=(), changed=False, normal=passed)
     tried: list[int] = []
     monkeypatch.setattr(stage, "interleaved", counted(stage.interleaved, tried))
@@ -430,7 +432,7 @@ def test_a_free_batch_runs_its_kernel_at_one_size_and_its_operators_at_others() 
     plain = model(goal)
     ((graph, (spot,)),) = fragments(plain, {"n": 2}, prepared=True).items()
     (best, *_) = mugraphs(graph)
-    fused = embed(plain, [Region(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
+    fused = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(best.graph))], {"n": 2})
     ours, wanted = session(fused, True), session(plain, False)
     for n in (2, 3, 2):
         feed = dict(random_inputs(plain, n, {"n": n}))
@@ -463,4 +465,4 @@ def test_a_convolution_of_data_whose_size_hangs_on_its_values_is_in_no_region() 
     ("others", "slower"), [([1.02] * 16, True), ([1.02, 0.99] * 8, False), ([1.005] * 16, False), ([0.9] * 16, False)]
 )
 def test_what_noise_explains_is_no_slower(others: list[float], slower: bool) -> None:
-    assert compared([[1.0] * 16], [others], [1.0]).slower is slower
+    assert compared_times([[1.0] * 16], [others], [1.0]).slower is slower

@@ -24,16 +24,16 @@ from taso_mirage.ir.terms import Node, Tensor, constant, variable, weight
 from taso_mirage.measure import tasks as measure
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.remote import executor
-from taso_mirage.measure.target import CPU, CUDA, Target, running
+from taso_mirage.measure.target import CPU, CUDA, Target, target_for
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.explanations import explained
 from taso_mirage.search import settings
 from taso_mirage.search.config import Config
-from taso_mirage.search.cost import Cost, Measured, Roofline, Weighted
+from taso_mirage.search.cost import Cost, MeasuredCost, Roofline, Weighted
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import Setting
+from taso_mirage.search.settings import FusionContext
 
 
 class Here(Executor):
@@ -78,8 +78,8 @@ def _operators(content: bytes) -> list[str]:
     return sorted({n.op_type for n in onnx.load_from_string(content).graph.node})
 
 
-def measured(where: Executor | None = None, cache: CostCache | None = None) -> Measured:
-    return Measured(CONTEXT, cache or CostCache(None), where)
+def measured(where: Executor | None = None, cache: CostCache | None = None) -> MeasuredCost:
+    return MeasuredCost(CONTEXT, cache or CostCache(None), where)
 
 
 def weighted(where: Executor | None = None, cache: CostCache | None = None, context: Context = CONTEXT) -> Weighted:
@@ -101,9 +101,9 @@ def convolved(operand: Node, channels: int = 16) -> Node:
 def test_the_runtime_says_what_it_runs_as_one() -> None:
     cost = measured()
     conv, product = convolved(image()), term("matmul", x(64, 64), w(64, 64))
-    assert cost.joined(Setting(conv), term("relu", conv))
-    assert not cost.joined(Setting(product), term("softmax", product, axis=1))
-    assert not cost.joined(Setting(conv), term("max", conv, constant(np.full((16, 1, 1), 0.5, np.float32))))
+    assert cost.joined(FusionContext(conv), term("relu", conv))
+    assert not cost.joined(FusionContext(product), term("softmax", product, axis=1))
+    assert not cost.joined(FusionContext(conv), term("max", conv, constant(np.full((16, 1, 1), 0.5, np.float32))))
 
 
 def test_a_setting_costs_what_its_term_adds_to_the_producers() -> None:
@@ -155,9 +155,9 @@ def test_equal_terms_are_measured_once_whatever_their_names() -> None:
 def test_what_cannot_be_measured_is_estimated() -> None:
     gelu = term("gelu", x(4, 4), approximate="none")
     lacking = Context({"": 17}, {})  # Gelu came with opset 20
-    cost = Measured(lacking, CostCache(None))
-    assert cost.seconds(Setting(gelu)) == Roofline(lacking).seconds(Setting(gelu)) > 0
-    assert not cost.joined(Setting(gelu), term("relu", gelu))
+    cost = MeasuredCost(lacking, CostCache(None))
+    assert cost.seconds(FusionContext(gelu)) == Roofline(lacking).seconds(FusionContext(gelu)) > 0
+    assert not cost.joined(FusionContext(gelu), term("relu", gelu))
 
 
 # ---------------------------------------------------------------- states
@@ -200,7 +200,7 @@ def test_states_that_cannot_be_run_leave_the_first() -> None:
 
 @pytest.mark.parametrize(("rows", "distinct"), [(8, 8 * 64), (2048, DRAWN)])
 def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> None:
-    built = settings.alone(Setting(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
+    built = settings.context_model(FusionContext(term("matmul", x(4, rows), w(rows, 64))), CONTEXT)
     (weight,) = built.weights.values()
     values = weight.numpy()
     assert (values.shape, values.dtype) == ((rows, 64), np.float32)
@@ -234,7 +234,7 @@ def _named(name: str) -> Callable[..., Any]:
 def test_measurements_elsewhere_are_kept_apart(tmp_path: Path) -> None:
     cache = CostCache(tmp_path / "costs.sqlite")
     here, there = measured(cache=cache), measured(Elsewhere({"Tanh": 1.0}, {}), cache)
-    tanh = Setting(term("tanh", x(4)))
+    tanh = FusionContext(term("tanh", x(4)))
     assert here.seconds(tanh) < 0.5
     assert there.seconds(tanh) == 1.0
 
@@ -248,16 +248,19 @@ def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPa
         return 1.0
 
     monkeypatch.setattr("taso_mirage.search.cost.in_child", lambda function, *args: function(*args))
-    monkeypatch.setattr(measure, "seconds", seconds)
+    monkeypatch.setattr(measure, "operator_seconds", seconds)
     monkeypatch.setattr(measure, "device_key", lambda target: str(target.options))
     cache = CostCache(None)
     conv = term("conv", x(1, 4, 512, 512), w(4, 4, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
     for target in (CUDA, *CUDA.variants):
-        cost = Measured(replace(CONTEXT, target=target), cache)
-        assert [cost.seconds(Setting(each)) for each in (term("softmax", x(512, 512), axis=1), conv)] == [1.0, 1.0]
+        cost = MeasuredCost(replace(CONTEXT, target=target), cache)
+        assert [cost.seconds(FusionContext(each)) for each in (term("softmax", x(512, 512), axis=1), conv)] == [
+            1.0,
+            1.0,
+        ]
     assert [each for each in asked if "Softmax" in each[0]] == [("Softmax", CUDA)]
     assert [target for name, target in asked if "Conv" in name] == [CUDA, *CUDA.variants]
-    assert running(CPU, ["tanh"]) == CPU
+    assert target_for(CPU, ["tanh"]) == CPU
 
 
 QUIET = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
@@ -272,8 +275,8 @@ def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
     outputs = tuple(term("relu", term("matmul", a, w(64, 64, name=n))) for n in "qk")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, resources=resources, **QUIET) as cluster:
         config = Config(scheduler=cluster.scheduler_address, cache=tmp_path / "costs.sqlite", seconds=0.2, budget=20)
-        result = optimize(model((a,), outputs), config)
-        changed = optimize(model((a,), (term("relu", term("relu", a)),)), Config(measure=False))
+        result = optimize_model(model((a,), outputs), config)
+        changed = optimize_model(model((a,), (term("relu", term("relu", a)),)), Config(measure=False))
         listed = explained(changed, config, lambda stage, done, total: None)
         with distributed.Client(cluster) as client:
             tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
@@ -356,7 +359,7 @@ def test_a_large_weight_is_measured_as_a_block_that_repeats(opset: int, target: 
     """Writing and reading 400 MB took most of VGG's search; the runtime makes an initializer of it. On a GPU some
     kernels ask for one."""
     rows, kernel = variable("x", Tensor(F, (1, shape[0]))), weight("w", Tensor(F, shape))
-    made = settings.alone(Setting(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target))
+    made = settings.context_model(FusionContext(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target))
     (product,) = made.graph.outputs
     content = serialize(made)
     if target.gpu or opset == 5 or shape != (4096, 512):
@@ -365,4 +368,4 @@ def test_a_large_weight_is_measured_as_a_block_that_repeats(opset: int, target: 
         assert product.args[1].op == "tile"
         assert len(content) < shape[0] * shape[1]
     assert product.args[1].shape == shape
-    assert measure.kernels(content, CPU) == 1
+    assert measure.counted_nodes(content, CPU) == 1

@@ -17,11 +17,11 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
 from taso_mirage.kernels import derivations
-from taso_mirage.kernels.derivations.base import Body, Edge, Written
-from taso_mirage.kernels.derivations.folds import Fold
-from taso_mirage.kernels.derivations.overflow import Bare, Signs
-from taso_mirage.kernels.search import Found, superoptimize
-from taso_mirage.kernels.verify import SINGLE, verified
+from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, Written
+from taso_mirage.kernels.derivations.folds import FoldKind
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
+from taso_mirage.kernels.search import FoundMuGraph, superoptimize
+from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, load_specs, term
 
@@ -127,24 +127,24 @@ def test_modules_import_each_other_one_way() -> None:
 # ---------------------------------------------------------------- one object more
 
 
-class Product(Fold):
+class Product(FoldKind):
     """No accumulator multiplies, so no loop may cut its label."""
 
     __slots__ = ()
     name, fold, operator = "product", np.multiply, "reduce_prod"
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, False
 
 
-class Least(Fold):
+class Least(FoldKind):
     """In a loop it is the maximum of what is negated."""
 
     __slots__ = ()
     name, fold, operator, accumulates = "least", np.minimum, "reduce_min", True
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
-        least, axes = Fold.write(self, made, edge, body)
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
+        least, axes = FoldKind.write(self, made, edge, body)
         if not body.looped(made, edge):
             return least, axes
         return term("neg", body.accumulated(made, edge, term("neg", least), "max")), axes
@@ -161,7 +161,7 @@ def operators(kernel: Node) -> set[str]:
     return {node.op for node in topological(kernel.attr("body").outputs)}
 
 
-def assert_right(found: list[Found]) -> None:
+def assert_right(found: list[FoundMuGraph]) -> None:
     """At the goal's own sizes, in the field and in numbers."""
     rng = np.random.default_rng(0)
     for each in found:
@@ -187,7 +187,7 @@ def test_a_product_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("reduce_prod" in operators(kernels(each.graph.outputs)[0]) for each in found)
     assert {k.attr("loop") for each in found for k in kernels(each.graph.outputs)} == {1}
     assert_right(found)
-    assert verified(found[0].graph, PRODUCT)
+    assert verified_mugraph(found[0].graph, PRODUCT)
 
 
 def test_a_least_sum_is_one_object_and_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.measure.session import working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import load
-from taso_mirage.report.diff import as_data, failure, number_lines, numbers, structure, structure_lines
+from taso_mirage.report.diff import diff_data, failure, number_lines, numbers, structure, structure_lines
 
 F = TensorProto.FLOAT
 Build = Callable[..., Path]
@@ -109,7 +109,7 @@ def test_numbers_that_differ(build: Build) -> None:
     problem = failure(differences)
     assert isinstance(problem, CheckFailed)
     assert "above the bound" in str(problem)
-    assert as_data(structure(a, b), differences)["equal"] is False
+    assert diff_data(structure(a, b), differences)["equal"] is False
 
 
 def test_outputs_in_another_order_are_compared_by_name(build: Build) -> None:

@@ -16,10 +16,10 @@ from taso_mirage.ir.dims import (
     bind,
     broadcast_dims,
     broadcast_shapes,
+    dim_product,
     evaluate,
     floor_divide,
     parse_dim,
-    product,
     show_shape,
     symbol,
     symbols,
@@ -67,7 +67,7 @@ def test_arithmetic_is_that_of_integers(a: Any, b: Any, sizes: dict[str, int]) -
     assert evaluate(a - b, sizes) == x - y
     assert evaluate(a * b, sizes) == x * y
     assert evaluate(-a, sizes) == -x
-    assert evaluate(product([a, b, 2]), sizes) == x * y * 2
+    assert evaluate(dim_product([a, b, 2]), sizes) == x * y * 2
 
 
 @quick

@@ -17,12 +17,12 @@ from onnx import helper as h
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.kernels.regions import regions
+from taso_mirage.kernels.regions import kernel_regions
 from taso_mirage.measure import check
 from taso_mirage.measure.draws import feed
 from taso_mirage.onnx_io import from_ir, load
 from taso_mirage.onnx_io.protos import from_proto
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.search.config import Config
 
 V = h.make_tensor_value_info
@@ -46,7 +46,7 @@ def read(made: onnx.ModelProto) -> Model:
 
 
 def run(made: onnx.ModelProto, **options: Any) -> Any:
-    return optimize(read(made), Config(budget=1, measure=False, **options))
+    return optimize_model(read(made), Config(budget=1, measure=False, **options))
 
 
 def command(*arguments: str | Path) -> tuple[int, str]:
@@ -215,7 +215,7 @@ def test_dims_without_a_name_are_each_a_dim_of_their_own(name: str | int) -> Non
     model = read(made)
     assert len(model.symbols()) == 2
     given = {"x": np.random.default_rng(0).normal(size=(1, 3, 4, 6)).astype(np.float32)}
-    result = optimize(model, Config(budget=1, measure=False, inputs=(given,)))
+    result = optimize_model(model, Config(budget=1, measure=False, inputs=(given,)))
     assert result.changed
     assert all(d.passed for d in result.differences)
 
@@ -244,7 +244,7 @@ def test_a_slice_to_far_beyond_the_end_is_no_dim_of_that_size(end: int) -> None:
     model = read(sliced(end))
     dims = [d for n in model.nodes() if isinstance(n.type, Tensor) for d in n.tensor.shape or ()]
     assert end not in dims
-    assert optimize(model, Config(budget=1, measure=False)).cases
+    assert optimize_model(model, Config(budget=1, measure=False)).cases
 
 
 def test_a_slice_to_a_billion_is_no_slice() -> None:
@@ -360,7 +360,7 @@ def test_models_of_sequences_and_maps_are_kept(make: Callable[[], onnx.ModelProt
     path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
     onnx.save(make(), path)
     model = load(path)
-    result = optimize(model, Config(budget=0.5, seconds=0.1, kernels="search"))
+    result = optimize_model(model, Config(budget=0.5, seconds=0.1, kernels="search"))
     assert not result.changed
     assert result.notes
     code, said = command("optimize", path, "-o", out, "--kernels", "off", "--no-measure", "--budget", "1")
@@ -411,6 +411,6 @@ def test_terms_without_a_known_rank_are_in_no_region() -> None:
     )
     model = read(made)
     assert any(n.op == "opaque" and n.tensor.shape is None for n in model.nodes())
-    assert regions(model, {})
-    result = optimize(model, Config(budget=1, seconds=0.1, kernels="cached"))
+    assert kernel_regions(model, {})
+    result = optimize_model(model, Config(budget=1, seconds=0.1, kernels="cached"))
     assert not any("internal" in note for note in result.notes)

@@ -15,14 +15,14 @@ from commandline import run, run_apart
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.measure.session import Session, opened
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.plugin import python_plugin
-from taso_mirage.plugin.kernels import Image, Kernel, Launch
+from taso_mirage.plugin.kernels import LaunchImage, PluginKernel, PluginLaunch
 from taso_mirage.plugin.plan import kernel
-from taso_mirage.runtime.register import FORMAT, metadata
+from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def hostile(mark: Path) -> onnx.ModelProto:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) { a = Relu(x) y = Relu(a) }'
     )
-    proto.metadata_props.add(key="taso_mirage.format", value=str(FORMAT))
+    proto.metadata_props.add(key="taso_mirage.format", value=str(PLAN_FORMAT))
     proto.metadata_props.add(key="taso_mirage.cpp.kernel_0", value=PAYLOAD.format(mark=mark))
     return proto
 
@@ -78,8 +78,8 @@ def test_trusted_kernels_are_compiled_and_run(model: Path, mark: Path) -> None:
 
 def test_the_python_interface_drops_them_too(model: Path, mark: Path) -> None:
     read = from_ir(ir.from_proto(hostile(mark)))
-    optimize(read, Config(measure=False))
-    opened(load(model)).run({"x": np.ones((2, 3), np.float32)})
+    optimize_model(read, Config(measure=False))
+    open_in_child(load(model)).run({"x": np.ones((2, 3), np.float32)})
     Session(model.read_bytes()).run({"x": np.ones((2, 3), np.float32)})
     Session(str(model)).run({"x": np.ones((2, 3), np.float32)})
     assert not mark.exists()
@@ -130,10 +130,10 @@ r"""\\
 '''
 
 
-def exported(symbol: str = "go") -> Kernel:
-    image = Image(80, True, symbol, PTX.encode(), 1, 0, 0)
+def exported(symbol: str = "go") -> PluginKernel:
+    image = LaunchImage(80, True, symbol, PTX.encode(), 1, 0, 0)
     tensor = Tensor("float32", (4,))
-    return Kernel("plan", ("x",), (tensor,), (tensor,), (Launch((1, 1, 1), ("i0", "o0"), (image,)),))
+    return PluginKernel("plan", ("x",), (tensor,), (tensor,), (PluginLaunch((1, 1, 1), ("i0", "o0"), (image,)),))
 
 
 def test_ptx_stays_text_in_the_generated_module() -> None:
@@ -153,7 +153,7 @@ def test_a_symbol_that_is_no_name_is_refused(symbol: str) -> None:
     code = b"code"
     row = f"image 0 80 ptx {symbol} 1 0 0 0 {len(code)} {zlib.crc32(code):08x}"
     above = "\n".join(
-        [f"taso_mirage {FORMAT} cuda", "input float32 4", "output float32 4", row, "kernel 1 1 1 i0 o0", ""]
+        [f"taso_mirage {PLAN_FORMAT} cuda", "input float32 4", "output float32 4", row, "kernel 1 1 1 i0 o0", ""]
     )
     plan = f"{above}check {zlib.crc32(above.encode()):08x}\n"
     with pytest.raises(InvalidModel, match="no plan that can be read"):

@@ -16,14 +16,14 @@ import pytest
 
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.codegen.cpu.native import Kernel
+from taso_mirage.codegen.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.meanings.field import Field, agree
-from taso_mirage.meanings.functions import FUNCTIONS, Fact, Function, declare, function_of, record
+from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Fact, Function, declare_function, function_of, record
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.residues import exact
-from taso_mirage.operators.ops import REGISTRY, interpret, load_specs, op, run, term
+from taso_mirage.operators.ops import REGISTRY, interpret, interpret_term, load_specs, op, term
 from taso_mirage.prove.axioms import AXIOMS
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 
@@ -60,7 +60,7 @@ def declared() -> Iterator[None]:
         triton="{0} * {0} * {0}",
     )
     for each in (bell, cube):
-        declare(each)
+        declare_function(each)
         op()(_mapping(each))
     yield
     for each in (bell, cube):
@@ -99,7 +99,7 @@ def test_the_field_has_an_oracle_or_what_the_record_says() -> None:
     xp = Field(8)
     x, y = (xp.fresh(Tensor("float32", (3,))) for _ in range(2))
     leaf = variable("x", Tensor("float32", (3,)))
-    bell, cube, tanh = (lambda v, n=n: run(term(n, leaf), xp, [v]) for n in ("bell", "cube", "tanh"))
+    bell, cube, tanh = (lambda v, n=n: interpret_term(term(n, leaf), xp, [v]) for n in ("bell", "cube", "tanh"))
     assert agree(bell(x), bell(x))
     assert not agree(bell(x), bell(y))
     assert not agree(bell(x), tanh(x))
@@ -120,7 +120,7 @@ def test_c_computes_it() -> None:
     graph, goal = mugraph()
     assert "exponential(-(v0 * v0))" in generate_cpp(graph)
     value = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
-    np.testing.assert_allclose(Kernel(graph)(value)[0], wanted(goal, value), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(NativeKernel(graph)(value)[0], wanted(goal, value), rtol=1e-5, atol=1e-6)
 
 
 def test_triton_computes_it(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_search_takes_it() -> None:
 
 
 def test_every_record_is_found_by_what_definitions_map() -> None:
-    for name, each in FUNCTIONS.items():
+    for name, each in SCALAR_FUNCTIONS.items():
         assert function_of(each) is function_of(each.real) is each
         assert each.name == name
     assert function_of(np.arccos).name == "arccos"
@@ -154,5 +154,5 @@ def test_every_record_is_found_by_what_definitions_map() -> None:
 
 def test_two_functions_have_two_names() -> None:
     with pytest.raises(ValueError, match="two scalar functions are called exp"):
-        declare(Function("exp", np.exp2))
+        declare_function(Function("exp", np.exp2))
     assert len({(a.function, a.statement) for a in AXIOMS}) == len(AXIOMS)

@@ -22,14 +22,14 @@ from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.child import child
 from taso_mirage.measure.cost_cache import cache_path
-from taso_mirage.measure.session import Session, opened
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CUDA, TARGETS
 from taso_mirage.onnx_io import load, save, serialize
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
 from taso_mirage.runtime.embed import DOMAIN
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.runtime.register import carries_kernels
 from taso_mirage.search.config import Stop
 from taso_mirage.search.search import Budget
@@ -72,7 +72,7 @@ def test_the_model_runs_with_its_kernels_and_without_them(
     assert all(d.passed for d in found.differences)
     inputs = dict(random_inputs(result.original, 0, {}))
     wanted = run(serialize(result.original), inputs)
-    for got in (opened(found.model).run(inputs), run(content, inputs)):
+    for got in (open_in_child(found.model).run(inputs), run(content, inputs)):
         np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
     save(found.model, tmp_path / "fused.onnx")
     again = load(tmp_path / "fused.onnx", trust_kernels=True)
@@ -111,7 +111,7 @@ def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
 def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cpu.cpu_kernel
 
-    def wrong(graph: Graph) -> Kernel:
+    def wrong(graph: Graph) -> PlannedNode:
         kernel = made(graph)
         return replace(kernel, source=kernel.source.replace("* 0.5f", "* 0.25f").replace("0.5f *", "0.25f *"))
 
@@ -206,7 +206,7 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
-    monkeypatch.setattr(stage, "kinds", broken)
+    monkeypatch.setattr(stage, "equal_regions", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]
@@ -273,7 +273,7 @@ def test_without_a_compiler_the_model_is_optimized_all_the_same(
     monkeypatch.setattr(compilers, "find_spec", lambda name: None)
     compilers.compiler.cache_clear()
     try:
-        found = optimize(plain().original, replace(CONFIG, budget=1.0, kernels=usual_mode(CONFIG)))
+        found = optimize_model(plain().original, replace(CONFIG, budget=1.0, kernels=usual_mode(CONFIG)))
         assert any(note.startswith("no kernels: there is no C++ compiler") for note in found.notes)
         with pytest.raises(RuntimeUnavailable, match=r"no C\+\+ compiler"):
             check_mode("search", True, "cpu")
@@ -295,7 +295,7 @@ def test_kernels_are_for_the_given_sizes_and_the_models_operators_for_all_others
     assert all(d.passed for d in found.differences)
     content = serialize(found.model)
     onnx.checker.check_model(content)
-    session = opened(found.model)
+    session = open_in_child(found.model)
     for rows in (1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS):
         inputs = {"x": np.random.default_rng(rows).normal(size=(rows, WIDTH)).astype(np.float32)}
         (wanted,) = run(serialize(before.original), inputs)
@@ -345,7 +345,7 @@ def test_without_a_gpu_a_note_says_what_to_install(monkeypatch: pytest.MonkeyPat
     def none() -> str:
         raise RuntimeUnavailable("torch is not installed")
 
-    monkeypatch.setattr(tune, "gpu", none)
+    monkeypatch.setattr(tune, "gpu_and_versions", none)
     result = replace(plain(), target=CUDA)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model

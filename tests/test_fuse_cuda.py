@@ -23,14 +23,14 @@ from mugraphs import leaf
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.codegen.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.fuse import fused, searches, stage
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, constant, substitute, variable
-from taso_mirage.kernels.batches import kinds
+from taso_mirage.kernels.batches import equal_regions
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CUDA
@@ -40,15 +40,15 @@ from taso_mirage.operators.ops import term
 from taso_mirage.plugin.export import export
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import library
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel
 from taso_mirage.targets import lowering
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100, Gpu
-from taso_mirage.targets.cuda.lowering import SHIPPED, Cuda, Right, everywhere
+from taso_mirage.targets.cuda.lowering import SHIPPED, CudaLowering, Right, everywhere
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
-GPU = Cuda(H100, "a stand-in for an H100", 90)
+GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result,
         quick(patch)
         result = replace(plain(), target=CUDA)
         patch.setattr(stage, "here", lambda target: GPU)
-        patch.setattr(runtime, "opened", on_the_cpu)
+        patch.setattr(runtime, "open_in_child", on_the_cpu)
         found = fused(result, CONFIG, "search")
         patch.setattr(searches, "Search", None)
         assert serialize(fused(result, CONFIG, "cached").model) == serialize(found.model)
@@ -146,10 +146,13 @@ def test_a_kernel_that_tensorrt_cannot_take_stays_operators(tmp_path: Path) -> N
     goals = [Graph((mask, x), (term("where", mask, x, zero),)), Graph((x,), (term("exp", term("mul", x, x)),))]
     kernels = []
     for goal in goals:
-        program = codegen.program(Search(goal, Options(), H100).run(1, 100.0)[0].graph)
+        program = codegen.program(Search(goal, SearchOptions(), H100).run(1, 100.0)[0].graph)
         kernels.append(cuda_kernel(program, everywhere(program, 90, ())))
     (last,) = substitute(goals[1].outputs, {x: goals[0].outputs[0]})
-    regions = [Region((mask, x), goals[0].outputs, kernels[0]), Region(goals[0].outputs, (last,), kernels[1])]
+    regions = [
+        EmbeddedRegion((mask, x), goals[0].outputs, kernels[0]),
+        EmbeddedRegion(goals[0].outputs, (last,), kernels[1]),
+    ]
     save(embed(standalone(Graph((x, mask), (last,)), {"": 17}), regions), tmp_path / "both.onnx")
     made = export(tmp_path / "both.onnx", tmp_path / "plugin", {})
     assert len(made.kernels) == 1
@@ -170,7 +173,7 @@ def test_with_free_rows_kernels_run_for_any_number_of_them(
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))
-    monkeypatch.setattr(runtime, "opened", on_the_cpu)
+    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     result = replace(plain("rows"), target=CUDA)
     found = fused(result, CONFIG, "search")
     assert kernels(found) == 2
@@ -201,7 +204,7 @@ def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
     for count in (1, 8):
         regions, last = [], x
         for _ in range(count):
-            regions.append(Region.of(goal, (last, *others), kernel))
+            regions.append(EmbeddedRegion.of(goal, (last, *others), kernel))
             (last,) = regions[-1].outputs
         sizes.append(len(serialize(embed(standalone(Graph(goal.inputs, (last,)), {"": 17}), regions))))
     assert sizes[1] - sizes[0] < 7 * 300 < sizes[0] / 20
@@ -210,7 +213,7 @@ def test_code_is_in_the_file_once_however_often_it_is_called() -> None:
 # ---------------------------------------------------------------- what is shipped
 
 
-def looped(stages: int) -> Program:
+def looped(stages: int) -> TritonProgram:
     """A program whose loop keeps `stages` iterations' tiles in shared memory."""
     graph = mugraphs.rmsnorm_linear(rows=32, inner=4096, cols=256, grid=2, loop=32)[0]
     schedules = [replace(launch.schedule, stages=stages) for launch in codegen.program(graph).launches]
@@ -233,7 +236,7 @@ def test_what_fits_on_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_gpu_that_nothing_compiles_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the one that the kernel was made on."""
 
-    def failing(program: Program, capability: int, schedules: Any = None) -> Any:
+    def failing(program: TritonProgram, capability: int, schedules: Any = None) -> Any:
         if capability == broken:
             raise RuntimeError("PassManager::run failed")
         return compiled(program, capability, schedules)
@@ -287,7 +290,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load
+from taso_mirage.codegen.compile import load_source as load
 from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
@@ -306,10 +309,10 @@ def test_programs_of_a_models_regions_pass_the_check_in_tritons_interpreter(rows
     """Of five rows with the kernels of one, where they are free."""
     pytest.importorskip("torch")
     chosen = []
-    regions, out = kinds(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)
+    regions, out = equal_regions(plain(rows).original, {} if rows == ROWS else {"rows": 5}, 4, True)
     assert not out
     for kind in regions:
-        found = Search(kind.goal, Options(), H100).run(2, 100.0)
+        found = Search(kind.goal, SearchOptions(), H100).run(2, 100.0)
         record = dict(GPU.fastest(kind.goal, found, math.inf))
         batch = {} if kind.batch is None else {"batch": asdict(kind.batch)}
         chosen.append((to_json(kind.whole), record | batch))
@@ -335,9 +338,9 @@ def test_results_are_compared_with_the_goal_in_float64(dtype: str, off: float, r
 
 def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tuner itself, with a clock that says how long what it launches takes: two warps are the best."""
-    seen: list[Program] = []
+    seen: list[TritonProgram] = []
 
-    def seconds(module: Any, program: Program, sets: Any, check: Any) -> float:
+    def seconds(module: Any, program: TritonProgram, sets: Any, check: Any) -> float:
         seen.append(program)
         return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
 
@@ -347,7 +350,7 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
     monkeypatch.setattr(cuda.tune, "_seconds", seconds)
     monkeypatch.setattr(cuda.tune._Bench, "overlaps", lambda self: True)
     goal = mugraphs.ntrans(rows=512, inner=256, grid=64)[1]
-    found = Search(goal, Options(), H100).run(4, 100.0)
+    found = Search(goal, SearchOptions(), H100).run(4, 100.0)
     record = GPU.fastest(goal, found, math.inf)
     assert [x["warps"] for x in record["schedules"]] == [2]
     assert all(x["overlap"] for x in record["schedules"])
@@ -376,11 +379,11 @@ def test_processes_find_what_a_search_here_finds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(graph: Graph) -> Program:
+    def refused(graph: Graph) -> TritonProgram:
         raise Unsupported("made up")
 
     goal = mugraphs.ntrans(dtype="float32")[1]
-    found = Search(goal, Options(), H100).run(1, 100.0)
+    found = Search(goal, SearchOptions(), H100).run(1, 100.0)
     monkeypatch.setattr(cuda.triton, "program", refused)
     with pytest.raises(Unsupported, match="none of 1 muGraphs has a form in Triton"):
         GPU.fastest(goal, found, math.inf)

@@ -20,14 +20,14 @@ from taso_mirage.codegen.compile import compiled
 from taso_mirage.fuse import alone, fused, searches, stage
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.regions import fragments
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.measure import timing
 from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import serialize
 from taso_mirage.report.result import Result
 from taso_mirage.runtime import register
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cuda_kernel, images
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
@@ -165,10 +165,10 @@ def test_ptx_alone_runs_too() -> None:
     """What a GPU that is newer than all cubins does: the driver compiles the PTX when the session is created."""
     model = plain().original
     graph, (spot,) = next(iter(fragments(model, {}).items()))
-    program = codegen.program(Search(graph, Options(), H100).run(1, 100.0)[0].graph)
+    program = codegen.program(Search(graph, SearchOptions(), H100).run(1, 100.0)[0].graph)
     made = compiled(program, cuda.PORTABLE)
     kernel = cuda_kernel(program, [i.with_ptx(c.ptx) for i, c in zip(images(made), made, strict=True)])
-    content = serialize(embed(model, [Region(spot.inputs, spot.outputs, kernel)]))
+    content = serialize(embed(model, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)]))
     (got,) = Session(content, CUDA).run(feed(0))
     np.testing.assert_allclose(got, run(content, feed(0))[0], rtol=1e-4, atol=1e-5)
 

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.onnx_io import from_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import match, work_terms
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.search.config import Config
-from taso_mirage.search.passes import Context, joint, merge, simplify, stages
+from taso_mirage.search.passes import Context, joint, merge, pass_order, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.weights import split_halves
 
@@ -40,7 +40,7 @@ def ops(outputs: tuple[Node, ...]) -> list[str]:
 
 
 def merged(outputs: tuple[Node, ...]) -> tuple[Node, ...]:
-    last = stages(rules())[-1]
+    last = pass_order(rules())[-1]
     for _ in range(2):
         outputs, _ = merge(outputs, joint(last), CONTEXT)
     return outputs
@@ -79,7 +79,7 @@ def test_a_sum_that_only_the_norm_uses_is_left_to_the_smaller_fusion() -> None:
 
 
 def written(graph: Graph, weights: dict[str, np.ndarray]) -> Model:
-    built = standalone(graph, {"": 20}, {k: Array(v) for k, v in weights.items()})
+    built = standalone(graph, {"": 20}, {k: StoredWeight(v) for k, v in weights.items()})
     return from_ir(to_ir(built))
 
 
@@ -130,7 +130,7 @@ def llama_attention(equal: bool) -> Model:
 
 @pytest.fixture(scope="module")
 def attention() -> Result:
-    return optimize(llama_attention(True), Config(measure=False, budget=5))
+    return optimize_model(llama_attention(True), Config(measure=False, budget=5))
 
 
 def test_shared_heads_and_angles_become_the_runtimes_operators(attention: Result) -> None:
@@ -147,7 +147,7 @@ def test_halves_are_told_apart_bit_by_bit() -> None:
     assert len(steps[0].old) == 2
     _, steps = split_halves(llama_attention(False), {})
     assert [n.attr("name") for n in steps[0].old] == ["sin"]
-    found = optimize(llama_attention(False), Config(measure=False, budget=2))
+    found = optimize_model(llama_attention(False), Config(measure=False, budget=2))
     assert "contrib_rotary_embedding" not in ops(found.model.graph.outputs)
 
 
@@ -157,7 +157,7 @@ def test_half_precision_is_fused_too() -> None:
     total = term("add", a, x(2, 3, 8, name="y", dtype="float16"))
     scale, offset = (weight(n, Tensor("float16", (8,))) for n in "go")
     outputs = (term("layer_norm", total, scale, offset, axis=2, epsilon=1e-5),)
-    found, _ = simplify(outputs, stages(rules())[-1], replace(CONTEXT, available=lambda node: True))
+    found, _ = simplify(outputs, pass_order(rules())[-1], replace(CONTEXT, available=lambda node: True))
     assert ops(found) == ["skip_layer_norm"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.generate.enumeration import INPUT, Table, evaluate_here
-from taso_mirage.generate.equations import Classes, Trees, common_supergraph, recheck, sharing
+from taso_mirage.generate.equations import Classes, Trees, common_supergraph, recheck_equations, sharing
 from taso_mirage.generate.family import FOLDER, Family, families, load_family, read_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation
@@ -439,7 +439,7 @@ def test_equations_have_no_common_parts_and_hold_elsewhere(three: Table) -> None
     right = classes.nodes[[place[int(i)] for i in pairs.right]]
     assert not sharing(left, right).any()
     pairs = pairs.where(~common_supergraph(three, pairs))
-    assert recheck(three, pairs, three.family.recheck, 5).all()
+    assert recheck_equations(three, pairs, three.family.recheck, 5).all()
 
 
 def test_canonical_forms_forget_names(three: Table) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from test_optimize import CONTEXT, F, graphs, w, x
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import product, symbol
-from taso_mirage.ir.model import Array, Model, random_array, random_inputs
+from taso_mirage.ir.dims import dim_product, symbol
+from taso_mirage.ir.model import Model, StoredWeight, random_array, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, topological, variable
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.reals import EXACT
@@ -32,8 +32,8 @@ from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context, merge, simplify
 from taso_mirage.search.saturate import saturate_part
-from taso_mirage.search.search import Budget, State, directions, rewrites, search_part
-from taso_mirage.search.settings import Setting
+from taso_mirage.search.search import Budget, SearchState, directions, rewrites, search_part
+from taso_mirage.search.settings import FusionContext
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.fuzz import ILLEGAL, typings
 
@@ -53,13 +53,13 @@ CLOSE = 1e-3
 
 @cache
 def every() -> tuple[Equation, ...]:
-    return (*laws(), *(r.equation for r in library.load()))
+    return (*laws(), *(r.equation for r in library.load_rules()))
 
 
 @cache
-def _planted(index: int, seed: int) -> State | None:
+def _planted(index: int, seed: int) -> SearchState | None:
     """The left side of a rule at a random legal typing over small tensors; None where there is none."""
-    rule = (*(None for _ in laws()), *library.load())[index]
+    rule = (*(None for _ in laws()), *library.load_rules())[index]
     given, attributes = (rule.given, rule.attributes) if rule is not None else ((), ())
     found = typings(every()[index], seed, 40, given, attributes)
     return next((t.lhs for t in found if t.elements < 2 * LARGEST), None)
@@ -134,14 +134,14 @@ def _grow(draw: Any, pool: list[Node], steps: int) -> None:
             pool.append(new)
 
 
-def _outputs(pool: Sequence[Node]) -> State:
+def _outputs(pool: Sequence[Node]) -> SearchState:
     """Up to three terms that no other of the pool is made of."""
     used = {a for n in pool for a in n.args}
     return tuple(n for n in dict.fromkeys(pool) if n not in used and n.args and isinstance(n.type, Tensor))[-3:]
 
 
 @st.composite
-def planted(draw: Any) -> tuple[int | None, State]:
+def planted(draw: Any) -> tuple[int | None, SearchState]:
     """A rule, and terms around its left side."""
     index = draw(st.integers(0, len(every()) - 1))
     lhs = _planted(index, draw(st.integers(0, 9)))
@@ -152,12 +152,12 @@ def planted(draw: Any) -> tuple[int | None, State]:
     if inside:
         _grow(draw, pool, draw(st.integers(0, 5)))
     outputs = _outputs(pool)
-    assume(outputs and all(product(n.shape) <= LARGEST for n in topological(outputs) if isinstance(n.type, Tensor)))
+    assume(outputs and all(dim_product(n.shape) <= LARGEST for n in topological(outputs) if isinstance(n.type, Tensor)))
     return index, outputs
 
 
 @st.composite
-def images(draw: Any) -> tuple[None, State]:
+def images(draw: Any) -> tuple[None, SearchState]:
     """Convolutions, pools and what is between them."""
     pool: list[Node] = [x(1, 4, 5, 5), x(1, 4, 5, 5, name="y"), w(4, 1, 1, name="s"), constant(0.5, F)]
     _grow(draw, pool, draw(st.integers(3, 12)))
@@ -167,7 +167,7 @@ def images(draw: Any) -> tuple[None, State]:
 
 
 @st.composite
-def dynamic(draw: Any) -> tuple[None, State]:
+def dynamic(draw: Any) -> tuple[None, SearchState]:
     """Terms over inputs whose first dim has a name for a size."""
     n = symbol("n")
     a, b = (variable(name, Tensor(F, (n, 4))) for name in "ab")
@@ -179,7 +179,7 @@ def dynamic(draw: Any) -> tuple[None, State]:
     return None, outputs
 
 
-def hostile() -> st.SearchStrategy[tuple[int | None, State]]:
+def hostile() -> st.SearchStrategy[tuple[int | None, SearchState]]:
     return st.one_of(planted(), planted(), images(), graphs().map(lambda drawn: (None, drawn[1])))
 
 
@@ -191,7 +191,7 @@ class Seen(Cost):
 
     def __init__(self, term: Any) -> None:
         super().__init__(term)
-        self.states: dict[State, None] = {}
+        self.states: dict[SearchState, None] = {}
 
     def __call__(self, outputs: Sequence[Node]) -> float:
         self.states[tuple(outputs)] = None
@@ -205,11 +205,13 @@ class Whim(Roofline):
         super().__init__(context)
         self.rng, self.prices = rng, dict[str, float]()
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         return self.prices.setdefault(setting.node.op, self.rng.random())
 
 
-def _explored(outputs: State, chosen: int | None, rng: Random, context: Context) -> tuple[list[State], State, Rules]:
+def _explored(
+    outputs: SearchState, chosen: int | None, rng: Random, context: Context
+) -> tuple[list[SearchState], SearchState, Rules]:
     """All states that a short search with a random subset of the rules asks for, and its result."""
     count = rng.choice((4, 40, 400, len(every())))
     indices = {*rng.sample(range(len(every())), count), *(() if chosen is None else (chosen,))}
@@ -226,11 +228,13 @@ def _explored(outputs: State, chosen: int | None, rng: Random, context: Context)
     return [*list(cost.states)[:60], best, done], done, both
 
 
-def _inputs(outputs: State) -> tuple[Node, ...]:
+def _inputs(outputs: SearchState) -> tuple[Node, ...]:
     return tuple(n for n in topological(outputs) if n.op == "input")
 
 
-def _equal(outputs: State, states: Sequence[State], rules: Rules, context: Context, sizes: dict[str, int]) -> None:
+def _equal(
+    outputs: SearchState, states: Sequence[SearchState], rules: Rules, context: Context, sizes: dict[str, int]
+) -> None:
     """Every state has the types of the outputs, and their residues wherever a trial decides."""
     for state in states:
         assert [n.type for n in state] == [n.type for n in outputs], _culprit(state, states, rules, context)
@@ -246,7 +250,7 @@ def _equal(outputs: State, states: Sequence[State], rules: Rules, context: Conte
             raise AssertionError(_culprit(state, states, rules, context))
 
 
-def _rounded(outputs: State, state: State, sizes: dict[str, int]) -> bool:
+def _rounded(outputs: SearchState, state: SearchState, sizes: dict[str, int]) -> bool:
     """Whether the state differs by what the field does not know, and the reals find no difference: numbers that may have been folded (it
     knows 1/9, not the float32 nearest to it, and no order of numbers: its relu(0.5) may be 0), and an exp of a tensor of which
     another part is behind an exp (its exponents are lost for all of the tensor where the two are concatenated)."""
@@ -269,7 +273,7 @@ def _twice(node: Node) -> bool:
     return node.op == "exp" and any(n.op == "exp" for n in topological(node.args))
 
 
-def _numbers(outputs: State) -> set[float]:
+def _numbers(outputs: SearchState) -> set[float]:
     constants = [n for n in topological(outputs) if n.op == "constant" and is_float(n.dtype)]
     return {float(v) for n in constants for v in np.unique(EXACT.load(n.attr("value").numpy()))}
 
@@ -282,7 +286,7 @@ def _at(type: Tensor, sizes: dict[str, int]) -> Tensor:
     return found
 
 
-def _culprit(bad: State, states: Sequence[State], rules: Rules, context: Context) -> str:
+def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, context: Context) -> str:
     """Which equations lead to a state."""
     for state in states:
         for rewrite in rewrites(state, rules, Rules(()), context):
@@ -291,11 +295,11 @@ def _culprit(bad: State, states: Sequence[State], rules: Rules, context: Context
     return f"{bad}"
 
 
-def _runs_alike(outputs: State, done: State, sizes: dict[str, int]) -> None:
+def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) -> None:
     """ONNX Runtime's outputs of what was found against the original's evaluation in float64, as far as that can be told."""
     rng = np.random.default_rng(1)
     leaves = [n for n in topological((*outputs, *done)) if n.op == "weight"]
-    weights = {n.attr("name"): Array(random_array(n, rng, {})) for n in leaves}
+    weights = {n.attr("name"): StoredWeight(random_array(n, rng, {})) for n in leaves}
     original = standalone(Graph(_inputs(outputs), outputs), CONTEXT.opsets, weights)
     folded, _ = fold_weights(original.with_graph(done))
     try:
@@ -326,7 +330,7 @@ def _evaluated(original: Model, inputs: Any, sizes: dict[str, int]) -> tuple[lis
 # ---------------------------------------------------------------- tests
 
 
-def _static(drawn: tuple[int | None, State], seed: int, runs: bool) -> None:
+def _static(drawn: tuple[int | None, SearchState], seed: int, runs: bool) -> None:
     chosen, outputs = drawn
     context = CONTEXT
     if runs:
@@ -337,7 +341,7 @@ def _static(drawn: tuple[int | None, State], seed: int, runs: bool) -> None:
         _runs_alike(outputs, done, {})
 
 
-def _symbolic(drawn: tuple[None, State], seed: int, runs: bool) -> None:
+def _symbolic(drawn: tuple[None, SearchState], seed: int, runs: bool) -> None:
     context = Context(CONTEXT.opsets, {"n": 3})
     context.available = Available([], context) if runs else context.available
     states, done, rules = _explored(drawn[1], None, Random(seed), context)
@@ -357,31 +361,31 @@ SEED = st.integers(0, 2**32)
 
 @QUICK
 @given(hostile(), SEED)
-def test_what_a_search_meets_equals_the_original(drawn: tuple[int | None, State], seed: int) -> None:
+def test_what_a_search_meets_equals_the_original(drawn: tuple[int | None, SearchState], seed: int) -> None:
     _static(drawn, seed, runs=False)
 
 
 @FEW
 @given(hostile(), SEED)
-def test_what_a_search_finds_runs_alike(drawn: tuple[int | None, State], seed: int) -> None:
+def test_what_a_search_finds_runs_alike(drawn: tuple[int | None, SearchState], seed: int) -> None:
     _static(drawn, seed, runs=True)
 
 
 @FEW
 @given(dynamic(), SEED)
-def test_with_a_dynamic_dim_other_sizes_agree(drawn: tuple[None, State], seed: int) -> None:
+def test_with_a_dynamic_dim_other_sizes_agree(drawn: tuple[None, SearchState], seed: int) -> None:
     _symbolic(drawn, seed, runs=seed % 3 == 0)
 
 
 @pytest.mark.slow
 @MANY
 @given(hostile(), SEED)
-def test_2000_hostile_graphs(drawn: tuple[int | None, State], seed: int) -> None:
+def test_2000_hostile_graphs(drawn: tuple[int | None, SearchState], seed: int) -> None:
     _static(drawn, seed, runs=seed % 10 == 0)
 
 
 @pytest.mark.slow
 @settings(MANY, max_examples=500)
 @given(dynamic(), SEED)
-def test_500_hostile_graphs_with_a_dynamic_dim(drawn: tuple[None, State], seed: int) -> None:
+def test_500_hostile_graphs_with_a_dynamic_dim(drawn: tuple[None, SearchState], seed: int) -> None:
     _symbolic(drawn, seed, runs=seed % 10 == 0)

@@ -13,15 +13,15 @@ import pytest
 from commandline import one_line, run
 
 from taso_mirage.errors import InvalidOption, SyntaxProblem
-from taso_mirage.generate.pipeline import Options, _Partial
+from taso_mirage.generate.pipeline import GenerateOptions, _Partial
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import Checkpoint, to_json
-from taso_mirage.kernels.regions import Region
+from taso_mirage.kernels.regions import KernelRegion
 from taso_mirage.kernels.survey import _from_data
 from taso_mirage.onnx_io.files import check_writable
 from taso_mirage.operators.ops import term
 from taso_mirage.rewriting.library import parse_rules
-from taso_mirage.search.mutations import Store
+from taso_mirage.search.mutations import MutationStore
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json
 
@@ -55,14 +55,14 @@ def test_a_checkpoint_that_is_damaged_is_named(model: Path, tmp_path: Path) -> N
 
 
 def test_a_cache_that_is_damaged_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_path", lambda self, program, folder: folder / "tried.json")
+    monkeypatch.setattr(MutationStore, "_path", lambda self, program, folder: folder / "tried.json")
     (tmp_path / "tried.json").write_text(DEEP)
-    assert Store(tmp_path, "here").read(None) is None  # type: ignore[arg-type]
+    assert MutationStore(tmp_path, "here").read(None) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("line", [DEEP, "[]", '["a", {"no": "field"}]', '["a", 1]', "\udcff"])
 def test_what_a_generation_kept_may_be_damaged(tmp_path: Path, line: str) -> None:
-    partial = _Partial(Options(output=tmp_path, resume=True))
+    partial = _Partial(GenerateOptions(output=tmp_path, resume=True))
     (partial.folder / f"outcomes-{partial.key}.jsonl").write_bytes(line.encode(errors="surrogateescape") + b"\n")
     assert partial.outcomes() == {}
 
@@ -82,7 +82,7 @@ def test_a_pipe_in_a_library_is_not_waited_for(tmp_path: Path) -> None:
 def test_seconds_of_a_checkpoint_are_numbers(seconds: object) -> None:
     x = variable("x", Tensor("float32", (4,)))
     graph = Graph((x,), (term("relu", x),))
-    region = Region(graph, (), 0, 0, 0)
+    region = KernelRegion(graph, (), 0, 0, 0)
     row = {
         "mugraph": to_json(graph),
         "device": "H100",

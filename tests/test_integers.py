@@ -15,18 +15,18 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from taso_mirage.errors import RunFailed
-from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable, weight
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure import check
-from taso_mirage.measure.reference import Reference
+from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_ir, load, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.operators import exactness
 from taso_mirage.operators.ops import get, interpret, load_specs, term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.equation import instantiate
@@ -271,13 +271,13 @@ def test_what_is_proved_about_integers_wraps_as_numpy_does(law: str, dtype: str)
 
 
 def names_of(model: Model) -> list[str]:
-    return [c.name for c in check.cases(model, Session(serialize(model)), {})]
+    return [c.name for c in check.check_cases(model, Session(serialize(model)), {})]
 
 
 def test_the_check_draws_the_least_and_the_greatest_integers() -> None:
     x, y = ints("x", "int32", 40), ints("y", "int32", 40)
     model = built((term("add", x, y),), x, y)
-    found = {c.name: c for c in check.cases(model, Session(serialize(model)), {})}
+    found = {c.name: c for c in check.check_cases(model, Session(serialize(model)), {})}
     case = found["random inputs with extreme integers in x, y"]
     assert {-(2**31), 2**31 - 1, -1, 0} <= set(case.inputs["x"].tolist())
     assert np.array_equal(case.original[0], case.reference[0])
@@ -311,7 +311,7 @@ def test_extreme_integers_never_reach_a_node_whose_work_hangs_on_them() -> None:
 def test_a_model_of_integers_is_optimized_and_its_overflows_stay() -> None:
     x = ints("x", "int64", 4, 8)
     model = built((term("reduce_sum", term("neg", term("neg", x)), axes=(1,)),), x)
-    result = optimize(model, Config(budget=1, measure=False))
+    result = optimize_model(model, Config(budget=1, measure=False))
     assert result.changed
     assert any("extreme" in c.name for c in result.cases)
     old, new = Session(serialize(model, source=True)), Session(serialize(result.model))
@@ -356,13 +356,13 @@ def of_scalars(dtype: str) -> Model:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scalars_of_every_dtype_pass(dtype: str) -> None:
     model = of_scalars(dtype)
-    result = optimize(model, Config(budget=1, measure=False))
+    result = optimize_model(model, Config(budget=1, measure=False))
     assert all(d.passed for d in result.differences)
     assert result.cases
     for seed in range(3):
         inputs = random_inputs(model, seed)
         assert all(isinstance(v, np.ndarray) for v in inputs.values())
-        outputs = Reference(model)(inputs)
+        outputs = FloatReference(model)(inputs)
         assert all(isinstance(o, np.ndarray) for o in outputs)
         assert np.array_equal(outputs[0], inputs["s"])
         assert outputs[0].shape == ()
@@ -378,21 +378,21 @@ def test_numpys_numbers_are_scalars_too(dtype: str, tmp_path: Path) -> None:
     given = read_inputs(model, path)
     assert isinstance(given["s"], np.ndarray)
     assert given["s"].shape == ()
-    result = optimize(model, Config(budget=1, measure=False, inputs=(given,)))
+    result = optimize_model(model, Config(budget=1, measure=False, inputs=(given,)))
     assert result.cases
     assert result.cases[0].name == "the given inputs 1"
-    assert np.array_equal(Reference(model)({"s": number, "v": vector})[0], number)
+    assert np.array_equal(FloatReference(model)({"s": number, "v": vector})[0], number)
 
 
 def test_a_table_of_weights_gives_scalars(tmp_path: Path) -> None:
     """A scalar that is picked from a weight, by the meaning alone."""
-    w = Array(np.arange(5000, dtype=np.float32))
+    w = StoredWeight(np.arange(5000, dtype=np.float32))
     x = variable("x", Tensor("int64", ()))
     leaf = weight("w", Tensor("float32", (5000,)))
     model = standalone(Graph((x,), (term("gather", leaf, x, axis=0),)), {"": 17}, {"w": w})
-    (found,) = Reference(model)({"x": np.array(3)})
+    (found,) = FloatReference(model)({"x": np.array(3)})
     assert isinstance(found, np.ndarray)
     assert found == 3
     path = tmp_path / "m.onnx"
     path.write_bytes(serialize(model))
-    assert optimize(load(path), Config(budget=1, measure=False)).cases
+    assert optimize_model(load(path), Config(budget=1, measure=False)).cases

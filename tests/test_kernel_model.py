@@ -10,10 +10,10 @@ import pytest
 from scripts import script
 
 from models.workloads import PAPER
-from taso_mirage.codegen.gpu.program import Schedule, guessed
+from taso_mirage.codegen.gpu.program import LaunchSchedule, guessed
 from taso_mirage.kernels.closure import close
-from taso_mirage.kernels.search import Options, Search
-from taso_mirage.kernels.structures import Kernel, Limits, plans
+from taso_mirage.kernels.search import Search, SearchOptions
+from taso_mirage.kernels.structures import Limits, PlannedKernel, plans
 from taso_mirage.kernels.tiles import tiled
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -24,7 +24,7 @@ def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
     sizes = {"a": 2, "b": 256, "e": 64}  # heads, queries, columns
 
     def second(device: Device) -> tuple[int, int]:
-        plan = Search(PAPER["gqa"](batch=1).graph(), Options(), device).candidates()[0].plan
+        plan = Search(PAPER["gqa"](batch=1).graph(), SearchOptions(), device).candidates()[0].plan
         assert [each.kernel.loop is None for each in plan] == [False, True]
         return prod(n // plan[1].tiles[x] for x, n in sizes.items()), plan[1].tiles["e"]
 
@@ -42,10 +42,10 @@ def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine() -> None
 
 def test_a_loop_of_one_iteration_costs_what_none_does() -> None:
     """It is the same code."""
-    closure = close(Search(PAPER["lora"](batch=16).graph(), Options()).labelled)
+    closure = close(Search(PAPER["lora"](batch=16).graph(), SearchOptions()).labelled)
     sizes, compared = closure.goal.sizes, 0
     for (kernel,) in plans(closure, Limits(kernels=1)):
-        alone = tiled(Kernel(kernel.body, None), closure, sizes, 2, H100, 1000)
+        alone = tiled(PlannedKernel(kernel.body, None), closure, sizes, 2, H100, 1000)
         seconds = {tuple(each.tiles.items()): each.seconds for each in alone}
         for each in tiled(kernel, closure, sizes, 2, H100, 1000) if kernel.loop is not None else ():
             if each.tiles[kernel.loop] == sizes[kernel.loop] and tuple(each.tiles.items()) in seconds:
@@ -56,12 +56,12 @@ def test_a_loop_of_one_iteration_costs_what_none_does() -> None:
 
 def test_the_first_schedule_of_a_loop_leaves_room_for_a_second_block() -> None:
     deep = 32 * 1024
-    assert guessed(128, 8, 8192, deep, False) == Schedule(4, 4)
-    assert guessed(256, 8, 8192, deep, False) == Schedule(4, 3)
-    assert guessed(256, 2, 8192, deep, False) == Schedule(4, 2)
+    assert guessed(128, 8, 8192, deep, False) == LaunchSchedule(4, 4)
+    assert guessed(256, 8, 8192, deep, False) == LaunchSchedule(4, 3)
+    assert guessed(256, 2, 8192, deep, False) == LaunchSchedule(4, 2)
 
 
 def test_a_kernel_that_comes_later_has_few_warps() -> None:
-    assert guessed(128, 1, 4096, 0, False) == Schedule(8)
-    assert guessed(128, 1, 4096, 0, True) == Schedule(2)
-    assert guessed(128, 1, 64, 0, True) == Schedule(1)
+    assert guessed(128, 1, 4096, 0, False) == LaunchSchedule(8)
+    assert guessed(128, 1, 4096, 0, True) == LaunchSchedule(2)
+    assert guessed(128, 1, 64, 0, True) == LaunchSchedule(1)

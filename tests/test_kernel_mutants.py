@@ -16,10 +16,10 @@ import pytest
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir.mugraph import tile
 from taso_mirage.ir.terms import Graph, Node, constant, topological, variable
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 Make: TypeAlias = Callable[..., Node]
 """A term over the (mutated) operands of the term that it stands for."""
@@ -274,8 +274,8 @@ def judge(mugraph: Graph, goal: Graph) -> Counted:
         if mutant in seen:
             continue
         seen.add(mutant)
-        found = verified(mutant, goal)
-        assert isinstance(found, Evidence | Refused)
+        found = verified_mugraph(mutant, goal)
+        assert isinstance(found, MuGraphEvidence | Refusal)
         if equal(mutant, goal):
             counted.equal[mutation.kind] += 1
         else:
@@ -315,7 +315,7 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
 def test_every_mutant_is_refused(name: str) -> None:
     make, least = CASES[name]
     mugraph, goal = make()
-    assert verified(mugraph, goal)
+    assert verified_mugraph(mugraph, goal)
     counted = judge(mugraph, goal)
     assert counted.accepted == Counter()
     assert counted.refused.total() >= least

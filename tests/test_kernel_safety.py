@@ -9,7 +9,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels import search as searching
 from taso_mirage.kernels import tiles
-from taso_mirage.kernels.search import Found, Options, Search, superoptimize
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.verify import SINGLE
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
@@ -37,7 +37,7 @@ def apart(*shape: int) -> np.ndarray:
     return values
 
 
-def assert_right(found: list[Found], values: dict[Node, np.ndarray]) -> None:
+def assert_right(found: list[FoundMuGraph], values: dict[Node, np.ndarray]) -> None:
     """At the goal's own sizes every muGraph gives what float64 gives, computed in float32."""
     for each in found:
         single = {n: v.astype(np.float32) for n, v in values.items()}
@@ -137,7 +137,7 @@ def test_attention_with_its_logsumexp_in_one_loop() -> None:
     k, v = x("k", 4096, 32), x("v", 4096, 16)
     scores = matmul(Q, term("transpose", k, perm=(1, 0)))
     goal = Graph((Q, k, v), (matmul(softmax(scores, 1), v), term("reduce_log_sum_exp", scores, axes=(1,))))
-    searching = Search(goal, Options(max_kernels=1))
+    searching = Search(goal, SearchOptions(max_kernels=1))
     looped = [c for c in searching.candidates() if c.plan[0].kernel.loop is not None]
     found = next(f for c in looped if (f := searching.accepted(c)) is not None)
     assert_right([found], {n: 3 * RNG.normal(size=n.shape) for n in goal.inputs})
@@ -197,7 +197,7 @@ def test_four_dims_of_attention() -> None:
 
 
 def test_a_result_of_rank_0_is_of_one_block() -> None:
-    found = Search(Graph((A,), (term("reduce_sum", A, axes=(0, 1), keepdims=0),)), Options()).run(2, 30)
+    found = Search(Graph((A,), (term("reduce_sum", A, axes=(0, 1), keepdims=0),)), SearchOptions()).run(2, 30)
     assert found[0].graph.outputs[0].attr("omap") == ((-1,),)
     assert_right(found, {A: RNG.normal(size=(64, 128))})
 
@@ -205,7 +205,7 @@ def test_a_result_of_rank_0_is_of_one_block() -> None:
 def test_goals_without_muGraphs_end_quietly() -> None:
     assert superoptimize(Graph((A, x("unused", 4)), (softmax(A, 1),)), best=1)
     row = constant(np.arange(128, dtype=np.float32))
-    found = Search(Graph((A,), (term("add", A, row),)), Options()).run(2, 30)
+    found = Search(Graph((A,), (term("add", A, row),)), SearchOptions()).run(2, 30)
     assert_right(found, {A: RNG.normal(size=(64, 128))})
 
 

@@ -11,8 +11,8 @@ import pytest
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.terms import Graph, Node, topological
 from taso_mirage.kernels.graph import KernelGraph, new_graph
-from taso_mirage.kernels.search import Options, Search, superoptimize
-from taso_mirage.kernels.verify import verified
+from taso_mirage.kernels.search import Search, SearchOptions, superoptimize
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 
 Cut = tuple[str, tuple[int, ...], int]
@@ -37,7 +37,7 @@ def form(graph: Graph) -> list[tuple[frozenset[Cut], frozenset[str]]]:
 
 def found_as(graph: KernelGraph, wanted: Callable[[Graph], bool], kernels: int = 2) -> bool:
     """Whether one of the muGraphs of so many kernels or fewer is as wanted, and verified."""
-    searching = Search(graph.graph(), Options(max_kernels=kernels))
+    searching = Search(graph.graph(), SearchOptions(max_kernels=kernels))
     like = (c for c in searching.candidates() if (made := c.graph()) is not None and wanted(made))
     return any(searching.accepted(c) is not None for c in like)
 
@@ -225,7 +225,7 @@ def test_a_gated_mlp_whose_down_projection_is_split() -> None:
 
 
 def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
-    two, three = (Search(projected().graph(), Options(max_kernels=n)).candidates() for n in (2, 3))
+    two, three = (Search(projected().graph(), SearchOptions(max_kernels=n)).candidates() for n in (2, 3))
     short = [c.plan for c in three if len(c.plan) < 3]
     assert sorted(map(repr, short)) == sorted(repr(c.plan) for c in two)
     assert {len(c.plan) for c in three} == {1, 2, 3}
@@ -244,7 +244,7 @@ def test_what_is_found_equals_the_goal_at_its_own_sizes() -> None:
     x, w = g.new_input((4, 32), "float32", "X"), g.new_input((32, 48), "float32", "W")
     g.mark_output(g.matmul(g.rms_norm(x), w))
     for found in superoptimize(g.graph(), best=6):
-        assert verified(found.graph, g.graph())
+        assert verified_mugraph(found.graph, g.graph())
         assert found.evidence.tests >= 8
 
 
@@ -253,14 +253,14 @@ def test_a_residual_is_searched_with_its_reduction_split() -> None:
     g = new_graph()
     x, w = g.new_input((4, 256), name="X"), g.new_input((256, 256), name="W")
     g.mark_output(g.add(x, g.matmul(x, w)))
-    searching = Search(g.graph(), Options())
+    searching = Search(g.graph(), SearchOptions())
     splits = [c for c in searching.candidates() if c.closure.goal.split]
     assert splits
     assert searching.accepted(splits[0]) is not None
 
 
 def test_the_budget_ends_the_enumeration() -> None:
-    searching = Search(two_norms().graph(), Options())
+    searching = Search(two_norms().graph(), SearchOptions())
     assert searching.candidates(end=0.0) == []
     assert searching.run(4, 0.0) == []
 
@@ -281,7 +281,7 @@ def test_the_program_has_the_threads_that_were_asked_for(tmp_path: Path) -> None
 
 
 def test_the_search_is_deterministic() -> None:
-    first, second = (Search(lora().graph(), Options()) for _ in range(2))
+    first, second = (Search(lora().graph(), SearchOptions()) for _ in range(2))
     assert [f.graph for f in first.run(5, 60)] == [f.graph for f in second.run(5, 60)]
     assert first.statistics == second.statistics
 
@@ -297,7 +297,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         superoptimize(graph, best=4, checkpoint=file, progress=interrupt)
     assert len(json.loads(file.read_text())["found"]) == 2
-    resumed = Search(graph, Options())
+    resumed = Search(graph, SearchOptions())
     assert resumed.run(4, 60, checkpoint=file) == whole
     assert resumed.statistics.verified == 2
     before = file.read_text()

@@ -22,10 +22,10 @@ from taso_mirage.cli.kernels import normal
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.regions import INPUTS, OPERATORS, Region, regions
+from taso_mirage.kernels.regions import INPUTS, OPERATORS, KernelRegion, kernel_regions
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
 
@@ -70,7 +70,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def operators(region: Region) -> list[str]:
+def operators(region: KernelRegion) -> list[str]:
     return [n.op for n in region.operators]
 
 
@@ -87,7 +87,7 @@ def kernels(*arguments: object) -> dict[str, Any]:
 
 def test_mini_transformer_has_attention_norms_and_mlps() -> None:
     model = load(MINI)
-    found = regions(model, {})
+    found = kernel_regions(model, {})
     names = {tuple(operators(r)): r for r in found}
     attention = next(r for ops, r in names.items() if "softmax" in ops)
     mlp = next(r for ops, r in names.items() if "gelu" in ops)
@@ -99,7 +99,7 @@ def test_mini_transformer_has_attention_norms_and_mlps() -> None:
 
 
 def test_regions_are_disjoint_and_within_their_limits() -> None:
-    found = regions(load(MINI), {})
+    found = kernel_regions(load(MINI), {})
     places = [name for region in found for names in region.places for name in names]
     assert len(places) == len(set(places))
     for region in found:
@@ -109,7 +109,7 @@ def test_regions_are_disjoint_and_within_their_limits() -> None:
 
 
 def test_equal_layers_are_one_region(model: Path) -> None:
-    (found,) = regions(load(model), {})
+    (found,) = kernel_regions(load(model), {})
     assert operators(found) == [
         *("mul", "reduce_mean", "add", "sqrt", "div"),
         *("matmul", "sigmoid", "mul", "matmul", "mul", "matmul", "add"),
@@ -121,7 +121,7 @@ def test_equal_layers_are_one_region(model: Path) -> None:
 def test_a_linear_layer_of_many_rows_stays_outside(tmp_path: Path) -> None:
     onnx.save(gated("rows"), tmp_path / "gated.onnx")
     model = load(tmp_path / "gated.onnx")
-    few, many = regions(model, {"rows": 64}), regions(model, {"rows": 65})
+    few, many = kernel_regions(model, {"rows": 64}), kernel_regions(model, {"rows": 65})
     assert any("matmul" in operators(r) for r in few)
     assert many
     assert not any("matmul" in operators(r) for r in many)
@@ -137,7 +137,7 @@ def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path) -> Non
     goal, mugraph = from_json(row["goal"]), from_json(row["mugraph"])
     assert row["count"] == LAYERS
     assert len(row["places"][1]) == len(row["operators"]) == 12
-    assert isinstance(verified(mugraph, goal, seed=7), Evidence)
+    assert isinstance(verified_mugraph(mugraph, goal, seed=7), MuGraphEvidence)
     assert len(row["kernels"]) == sum(n.op == "kernel" for n in topological(mugraph.outputs))
     assert 0 < row["seconds"]["fused"] < row["seconds"]["apart"]
     assert row["bytes"]["fused"] < row["bytes"]["apart"]
@@ -190,7 +190,7 @@ def test_another_file_is_no_checkpoint(model: Path, tmp_path: Path, text: str) -
 
 
 def test_the_first_interrupt_keeps_what_was_found(model: Path) -> None:
-    (region,) = regions(load(model), {})
+    (region,) = kernel_regions(load(model), {})
     pressed = iter([False] * 1000)
     before = list(survey([region], 20, {}, lambda: next(pressed)))
     after = list(survey([region, region], 20, {}, lambda: True))
@@ -248,7 +248,7 @@ def attention(keys: int = 4096) -> onnx.ModelProto:
 def test_a_guard_and_a_known_mask_leave_attention_its_online_form(tmp_path: Path) -> None:
     path = tmp_path / "attention.onnx"
     onnx.save(attention(), path)
-    before = regions(load(path), {})
+    before = kernel_regions(load(path), {})
     assert any("isnan" in operators(r) for r in before)
     (row,) = kernels(path, "--budget", 30)["regions"]
     assert not {"isnan", "where"} & {*row["operators"]}
@@ -267,7 +267,7 @@ def test_attention_is_a_region_where_it_is_one_operator(tmp_path: Path) -> None:
     graph = helper.make_graph([node], "attention", inputs, [output])
     path = tmp_path / "attention.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11), path)
-    (found,) = regions(load(path), {})
+    (found,) = kernel_regions(load(path), {})
     assert (operators(found), found.places) == (["attention"], (("attention",),))
 
 
@@ -275,8 +275,8 @@ def test_laws_that_fuse_are_left_out_before_the_search(model: Path) -> None:
     """A root of a mean of squares is a norm only where it is one operator already; regions are the same as without laws."""
     loaded = load(model)
     after = normal(loaded, {})
-    assert [operators(r) for r in regions(after, {})] == [operators(r) for r in regions(loaded, {})]
-    assert [r.places for r in regions(after, {})] == [r.places for r in regions(loaded, {})]
+    assert [operators(r) for r in kernel_regions(after, {})] == [operators(r) for r in kernel_regions(loaded, {})]
+    assert [r.places for r in kernel_regions(after, {})] == [r.places for r in kernel_regions(loaded, {})]
 
 
 # ---------------------------------------------------------------- workloads
@@ -301,7 +301,7 @@ SMALL: dict[str, dict[str, int]] = {
 def test_a_workload_is_found(name: str) -> None:
     graph = {**PAPER, **BEYOND}[name](**SMALL[name]).graph()
     (found, *_) = superoptimize(graph, best=1, budget=20)
-    assert isinstance(verified(found.graph, graph, seed=5), Evidence)
+    assert isinstance(verified_mugraph(found.graph, graph, seed=5), MuGraphEvidence)
 
 
 def test_the_benchmark_runs_a_workload_in_a_process_of_its_own() -> None:

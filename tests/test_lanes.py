@@ -13,10 +13,10 @@ from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.fuse import fused, stage
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.horizontal import lanes, together
+from taso_mirage.kernels.horizontal import fused_goals, together
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import superoptimize
@@ -26,17 +26,17 @@ from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.result import Result
-from taso_mirage.targets.cpu.device import CPU
-from taso_mirage.targets.cpu.lowering import Cpu
+from taso_mirage.targets.cpu.device import CPU_DEVICE
+from taso_mirage.targets.cpu.lowering import CpuLowering
 from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.targets.cuda.lowering import Cuda
+from taso_mirage.targets.cuda.lowering import CudaLowering
 
 ROWS, WIDTH = 2, 32
 OPSETS = {"": 23, "com.microsoft": 1}
-GPU = Cuda(H100, "a stand-in for an H100", 90)
+GPU = CudaLowering(H100, "a stand-in for an H100", 90)
 
 
 def w(name: str, *shape: int) -> Node:
@@ -51,7 +51,9 @@ def model(*outputs: Node) -> Model:
     leaves = Graph((), outputs)
     rng = np.random.default_rng(0)
     arrays = {
-        n.attr("name"): Array((rng.normal(size=n.shape) / 4).astype(np.float32)) for n in leaves if n.op == "weight"
+        n.attr("name"): StoredWeight((rng.normal(size=n.shape) / 4).astype(np.float32))
+        for n in leaves
+        if n.op == "weight"
     }
     graph = Graph(tuple(n for n in leaves if n.op == "input"), outputs)
     return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, OPSETS, arrays)))))
@@ -81,7 +83,7 @@ def only(made: Model, count: int) -> Graph:
 
 def test_results_of_other_labels_are_lanes_of_one_region() -> None:
     goal = only(model(*projections()), 4)
-    parts = lanes(label(goal))
+    parts = fused_goals(label(goal))
     assert [operators(p.graph) for p in parts] == [["skip_rms_norm_sum", "matmul"]] * 3 + [["skip_rms_norm_sum"]]
     assert sorted(i for part in parts for i in part.results) == [0, 1, 2, 3]
     assert parts[1].graph == parts[2].graph != parts[0].graph  # so they are searched once
@@ -90,7 +92,7 @@ def test_results_of_other_labels_are_lanes_of_one_region() -> None:
 
 def test_where_nothing_runs_beside_anything_a_region_has_one_lane() -> None:
     for count, wanted in ((1, {1}), (3, {1, 3}), (4, {4})):
-        assert {len(lanes(label(goal))) for goal in fragments(model(*projections()), {}, count)} == wanted
+        assert {len(fused_goals(label(goal))) for goal in fragments(model(*projections()), {}, count)} == wanted
 
 
 def test_no_two_lanes_compute_the_same_product() -> None:
@@ -113,7 +115,7 @@ def test_a_chain_that_others_read_is_no_lane() -> None:
 
 def joined() -> tuple[Graph, dict[str, Any]]:
     goal = only(model(*projections()), 4)
-    parts = lanes(label(goal))
+    parts = fused_goals(label(goal))
     records = []
     for i, part in enumerate(parts):
         found = superoptimize(part.graph, best=1, budget=20, device=H100)[0].graph
@@ -142,7 +144,7 @@ def values(graph: Graph, given: list[Any]) -> list[Any]:
 
 def test_every_kernel_keeps_its_schedule() -> None:
     goal, record = joined()
-    graph, parts = from_json(record["mugraph"]), lanes(label(goal))
+    graph, parts = from_json(record["mugraph"]), fused_goals(label(goal))
     made = [n for n in graph if n.op == "kernel"]
     assert len(made) == 4
     for i, part in enumerate(parts):
@@ -155,7 +157,7 @@ def test_every_kernel_keeps_its_schedule() -> None:
 
 def test_lanes_of_other_goals_do_not_go_together() -> None:
     goal = only(model(*projections()), 4)
-    parts = lanes(label(goal))
+    parts = fused_goals(label(goal))
     with pytest.raises((TypeError, ValueError)):
         together(goal, parts, [parts[0].graph] * 4)
 
@@ -171,9 +173,9 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Result:
     quick(monkeypatch)
     monkeypatch.setattr(stage, "here", lambda target: GPU)
     monkeypatch.setattr(cuda, "SHIPPED", (90,))  # test_fuse_cuda.py has all of them
-    monkeypatch.setattr(runtime, "opened", on_the_cpu)
+    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
     made = model(*projections())
-    found = optimize(made, replace(CONFIG, measure=False, budget=0.0))
+    found = optimize_model(made, replace(CONFIG, measure=False, budget=0.0))
     return replace(found, model=made, steps=(), changed=False, target=CUDA)
 
 
@@ -203,11 +205,13 @@ def test_a_damaged_lane_is_searched_again(plain: Result, tmp_path: Path) -> None
 
 def test_every_back_end_joins_lanes() -> None:
     """One without any that run beside each other too: what asks for lanes need not ask which back end it has."""
-    assert (Cpu.lanes, GPU.lanes) == (1, 4)
+    assert (CpuLowering.lanes, GPU.lanes) == (1, 4)
     goal = only(model(*projections()), 4)
-    parts = lanes(label(goal))
-    records = [{"mugraph": to_json(superoptimize(p.graph, best=1, budget=20, device=CPU)[0].graph)} for p in parts]
-    graph = from_json(Cpu().joined(goal, parts, records)["mugraph"])
+    parts = fused_goals(label(goal))
+    records = [
+        {"mugraph": to_json(superoptimize(p.graph, best=1, budget=20, device=CPU_DEVICE)[0].graph)} for p in parts
+    ]
+    graph = from_json(CpuLowering().joined(goal, parts, records)["mugraph"])
     rng = np.random.default_rng(2)
     given = [rng.normal(size=n.shape) for n in goal.inputs]
     for got, wanted in zip(values(graph, given), values(goal, given), strict=True):

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taso_mirage.ir.model import Array
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get, term
 from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply, match
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, parse_equation, show_equation
 from taso_mirage.search.egraph import EGraph
-from taso_mirage.search.ematch import places
+from taso_mirage.search.ematch import ematches
 from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.search import directions
 from taso_mirage.search.weights import fold_weights
@@ -166,7 +166,7 @@ def test_a_bias_is_averaged_only_where_no_padding_is(included: int, pads: tuple[
     before = term("conv", term("average_pool", image, **window), kernel, bias, **pixel)
     found = match(law, before)
     assert found
-    verdict = fingerprint((before,), apply(law, found))
+    verdict = fingerprint((before,), apply_equation(law, found))
     assert isinstance(verdict, Agreed if allowed else Refuted)
     swapped = [a for a in Rules(laws()).applications(before) if a.results[0].op == "average_pool"]
     assert bool(swapped) == allowed
@@ -177,7 +177,7 @@ def test_relu_of_a_relu_matches_with_reasons() -> None:
     x = variable("x", Tensor("float32", (2, 3)))
     found = match(law, term("relu", term("relu", x)))
     assert found
-    assert apply(law, found) == (term("relu", x),)
+    assert apply_equation(law, found) == (term("relu", x),)
     missed = match(law, term("relu", term("neg", x)))
     assert isinstance(missed, NoMatch)
     assert "neg" in missed.reason
@@ -195,7 +195,7 @@ def test_guard_and_type_change_are_reasons() -> None:
     wider = parse_equation("relu(x) == concat(x, x, axis=0)")
     found = match(wider, term("relu", x))
     assert found
-    assert "type would change" in apply(wider, found).reason  # type: ignore[union-attr]
+    assert "type would change" in apply_equation(wider, found).reason  # type: ignore[union-attr]
 
 
 def test_commuted_operands_match_and_variables_unify() -> None:
@@ -203,7 +203,7 @@ def test_commuted_operands_match_and_variables_unify() -> None:
     x, y, z = (variable(n, Tensor("float32", (2, 3))) for n in "xyz")
     found = match(law, term("add", term("mul", y, x), term("mul", x, z)))
     assert found
-    assert apply(law, found) == (term("mul", x, term("add", y, z)),)
+    assert apply_equation(law, found) == (term("mul", x, term("add", y, z)),)
     assert not match(law, term("add", term("mul", y, x), term("mul", z, z)))
 
 
@@ -220,7 +220,7 @@ def test_a_variable_is_no_absent_operand() -> None:
     for each, found in ((full, 1), (without, 0)):
         graph = EGraph()
         graph.add(each)
-        assert len(list(places(law, graph, graph.find(each)))) == found
+        assert len(list(ematches(law, graph, graph.find(each)))) == found
 
 
 def test_several_outputs_are_found_through_what_they_share() -> None:
@@ -261,7 +261,10 @@ def test_a_window_in_the_padding_alone_is_no_mean() -> None:
     pooled = term("average_pool", x, count_include_pad=0, **pool)
     ones = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
     output = term("conv", pooled, weight("w", kernel), weight("b", bias), **ones)
-    values = {"w": Array(np.arange(6, dtype=np.float32).reshape(3, 2, 1, 1)), "b": Array(np.ones(3, np.float32))}
+    values = {
+        "w": StoredWeight(np.arange(6, dtype=np.float32).reshape(3, 2, 1, 1)),
+        "b": StoredWeight(np.ones(3, np.float32)),
+    }
 
     def run(result: Node) -> Any:
         model, _ = fold_weights(standalone(Graph((x,), (result,)), {"": 20}, values))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taso_mirage.ir.model import Array
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
-from taso_mirage.measure.target import CPU, CUDA, Target, running
+from taso_mirage.measure.target import CPU, CUDA, Target, target_for
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
@@ -15,12 +15,12 @@ from taso_mirage.pipeline.problem import after
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Roofline
-from taso_mirage.search.passes import Context, for_search, stages
-from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.passes import Context, for_search, pass_order
+from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.search import Budget, State, directions, search_model
-from taso_mirage.search.settings import Setting
-from taso_mirage.search.steps import Step
+from taso_mirage.search.search import Budget, SearchState, directions, search_model
+from taso_mirage.search.settings import FusionContext
+from taso_mirage.search.steps import RewriteStep
 
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {}, target=CUDA)
 CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants
@@ -33,7 +33,7 @@ class Machine(Roofline):
         super().__init__(CONTEXT)
         self.grouped = grouped
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         known = {"conv": 100e-6, "nhwc_conv": 60e-6, "transpose": 15e-6, "relu": 5e-6}
         grouped = setting.node.op == "conv" and setting.node.attr("group") > 1
         return self.grouped if grouped else known.get(setting.node.op, 1e-3)
@@ -49,17 +49,19 @@ def conv(image: Node, name: str, group: int = 1, pads: tuple[int, ...] = (1, 1, 
     return term("conv", image, kernel, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)
 
 
-def path(output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6) -> tuple[State, list[Step]]:
+def path(
+    output: Node, target: Target = CHANNELS_FIRST, grouped: float = 30e-6
+) -> tuple[SearchState, list[RewriteStep]]:
     equations = rules().equations
     every = Rules(directions(for_search(equations, target)))
-    return search_model((output,), every, stages(equations)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[:2]
+    return search_model((output,), every, pass_order(equations)[1], Cost(Machine(grouped)), CONTEXT, Budget(20))[:2]
 
 
-def searched(output: Node, target: Target = CHANNELS_FIRST) -> State:
+def searched(output: Node, target: Target = CHANNELS_FIRST) -> SearchState:
     return path(output, target)[0]
 
 
-def ops(outputs: State) -> list[str]:
+def ops(outputs: SearchState) -> list[str]:
     """Of what runs."""
     return sorted(n.op for n in topological(outputs) if n.args and not is_weight(n))
 
@@ -90,9 +92,9 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
     original = conv(inputs, "a", group=32)
     outputs, steps = path(original, grouped=300e-6)
     assert ops(outputs) == ["nhwc_conv", "transpose", "transpose"]
-    weights = {"a": Array(np.ones((64, 2, 3, 3), np.float16))}
+    weights = {"a": StoredWeight(np.ones((64, 2, 3, 3), np.float16))}
     model = standalone(Graph((inputs,), (original,)), {"": 20, "com.microsoft": 1}, weights)
-    chosen = Candidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
+    chosen = ModelCandidate("search", model, tuple(steps), 0.0, CHANNELS_FIRST)
     for k in range(len(steps) + 1):  # what bisection tries is as the runtime takes it
         made, steps_to_it = after(model, weights, chosen.steps[:k])
         assert [n.args[1].op for n in made.nodes() if n.op == "nhwc_conv"] in ([], ["weight"])
@@ -102,7 +104,7 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
 def test_both_layouts_are_measured_with_the_same_options() -> None:
     """A convolution was measured with cuDNN's own choice of algorithm, and the one with channels last without."""
     for target in CUDA.variants:
-        assert running(target, ["conv"]) == running(target, ["nhwc_conv", "transpose"]) == target
+        assert target_for(target, ["conv"]) == target_for(target, ["nhwc_conv", "transpose"]) == target
 
 
 def test_a_kernel_that_is_on_the_gpu_for_one_size_is_there_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

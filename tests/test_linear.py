@@ -13,25 +13,25 @@ from test_codegen_cpp import STRICT, check, values
 from test_convolutions import QUICK, model, sanitized, session, w, x
 
 from taso_mirage.codegen.cpp import generate_all
-from taso_mirage.codegen.cpu.native import Kernel, build
+from taso_mirage.codegen.cpu.native import NativeKernel, build
 from taso_mirage.errors import IllTyped
 from taso_mirage.fuse import fused
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import LEAST, Product, product
+from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, weight_product
 from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.regions import fragments
-from taso_mirage.kernels.verify import verified
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
-from taso_mirage.targets.cpu.device import CPU
-from taso_mirage.targets.cpu.lowering import Cpu
-from taso_mirage.verify.refused import Refused
+from taso_mirage.targets.cpu.device import CPU_DEVICE
+from taso_mirage.targets.cpu.lowering import CpuLowering
+from taso_mirage.verify.refused import Refusal
 
 CASES = (
     ((1, 1, 7), 33, ""),
@@ -44,12 +44,12 @@ CASES = (
 )
 
 
-def case(shape: tuple[int, ...], n: int, follows: str) -> tuple[Product, Graph]:
+def case(shape: tuple[int, ...], n: int, follows: str) -> tuple[WeightProduct, Graph]:
     """A product, followed by what is named, and its goal over inputs."""
     data, weights = x("x", *shape), x("w", shape[-1], n)
     bias = x("b", n) if "bias" in follows else ABSENT
     z = x("z", *shape[:-1], n) if "sum" in follows else ABSENT
-    made = Product(data, weights, bias, z)
+    made = WeightProduct(data, weights, bias, z)
     return made, Graph(tuple([leaf for leaf in (data, weights, bias, z) if leaf is not ABSENT]), (made.goal(),))
 
 
@@ -81,7 +81,7 @@ def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
             goals[f"case_{i}_{k}"] = goal
     library = build(generate_all(graphs), None, flags)
     for name, graph in graphs.items():
-        kernel = Kernel(graph, name, threads=2, library=library)
+        kernel = NativeKernel(graph, name, threads=2, library=library)
         given = values(goals[name])
         weights = graph.inputs[1]
         for make in FORMATS.values():
@@ -92,7 +92,7 @@ def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
 def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_results(format: str) -> None:
     """One number that is none of the format, and all lie as they are."""
     made, goal = case((2, 300), 40, "bias")
-    kernel = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=STRICT)
+    kernel = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=STRICT)
     given = values(goal)
     weights = given[goal.inputs[1]] = FORMATS[format](given[goal.inputs[1]])
     (narrow,), (wanted,) = kernel.prepared(list(given.values())), kernel(*given.values())
@@ -113,7 +113,7 @@ def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_result
 def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
     """A weight alone is what the product with one gives: largest, smallest, beyond the format, no number."""
     made, goal = case((1, 1), 1, "")
-    (found,) = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(
+    (found,) = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(
         np.ones((1, 1), np.float32), np.full((1, 1), value, np.float32)
     )
     np.testing.assert_array_equal(found, np.full((1, 1), value, np.float32))
@@ -132,7 +132,7 @@ def test_what_is_no_number_stays_none() -> None:
     made, goal = case((2, 9), 5, "")
     given = values(goal)
     given[goal.inputs[0]][1, 3] = np.nan
-    (found,) = Kernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(*given.values())
+    (found,) = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(*given.values())
     assert np.isfinite(found[0]).all()
     assert np.isnan(found[1]).all()
 
@@ -140,8 +140,8 @@ def test_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: tuple[tuple[int, ...], int, str]) -> None:
     made, goal = case(*given)
-    assert product(goal) == made
-    found = made.mugraphs(goal, CPU)
+    assert weight_product(goal) == made
+    found = made.mugraphs(goal, CPU_DEVICE)
     assert {f.graph.outputs[0].attr("block")[0] for f in found} == (
         {16, 32, 64} if np.prod(given[0][:-1]) <= 8 else {16, 32, 48, 64}
     )
@@ -152,7 +152,7 @@ def test_other_operands_are_refused() -> None:
     made, goal = case((2, 3), 3, "bias, sum")
 
     def refused(*operands: Node) -> bool:
-        return isinstance(verified(Graph(goal.inputs, (term("linear", *operands),)), goal), Refused)
+        return isinstance(verified_mugraph(Graph(goal.inputs, (term("linear", *operands),)), goal), Refusal)
 
     assert not refused(made.x, made.w, made.b, made.z)
     assert refused(made.x, made.w, made.b, ABSENT)
@@ -173,7 +173,7 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
 def found(*outputs: Node, **sizes: int) -> list[list[str]]:
     """The operators of the regions that are products."""
     made = fragments(model(*outputs), sizes, prepared=True)
-    return [[n.op for n in graph if n.args] for graph in made if product(graph) is not None]
+    return [[n.op for n in graph if n.args] for graph in made if weight_product(graph) is not None]
 
 
 def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
@@ -199,7 +199,7 @@ def test_rows_are_cut_where_there_are_few_strips(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(linear, "cores", lambda: 8)
     for rows, columns, parts in ((1, 64, 1), (16, 48, 2), (128, 48, 8)):
         made, goal = case((rows, 8), 192, "")
-        blocks = [f.graph.outputs[0].attr("block") for f in made.mugraphs(goal, CPU)]
+        blocks = [f.graph.outputs[0].attr("block") for f in made.mugraphs(goal, CPU_DEVICE)]
         assert blocks[0][::2] == (columns, parts)
 
 
@@ -225,8 +225,8 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
     made = prepared(graph, spot.inputs)
     assert made is not None
     assert prepared(graph, graph.inputs) is None, "weights of the run"
-    kernel = cpu_kernel(made.mugraphs(graph, CPU)[0].graph)
-    with_kernel = embed(plain, [Region(spot.inputs, spot.outputs, kernel)])
+    kernel = cpu_kernel(made.mugraphs(graph, CPU_DEVICE)[0].graph)
+    with_kernel = embed(plain, [EmbeddedRegion(spot.inputs, spot.outputs, kernel)])
     wanted = session(plain, False)
     for each in (session(with_kernel, True), session(with_kernel, False)):
         for seed in range(3):
@@ -238,11 +238,11 @@ def test_a_model_runs_its_product_with_the_library_and_without(monkeypatch: pyte
 def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others, a GPU's, search a product of few rows as they search everything."""
     quick(monkeypatch)
-    monkeypatch.setattr(Cpu, "prepared", prepares)
+    monkeypatch.setattr(CpuLowering, "prepared", prepares)
     asked: list[Any] = []
-    monkeypatch.setattr(Product, "mugraphs", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(WeightProduct, "mugraphs", lambda *given: asked.append(given) or [])
     made = model(term("add", term("matmul", x("x", 1, 1, 512), w("w", 512, 512)), w("b", 512)))
-    fused(optimize(made, Config(measure=False, budget=0.0)), Config(budget=1.0, seconds=0.0), "search")
+    fused(optimize_model(made, Config(measure=False, budget=0.0)), Config(budget=1.0, seconds=0.0), "search")
     assert bool(asked) == prepares
 
 

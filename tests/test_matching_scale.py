@@ -13,12 +13,12 @@ from scripts import script
 from taso_mirage.ir.terms import Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply, matches
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.index import Application, Rules
-from taso_mirage.rewriting.match_keys import canonical, depth, surroundings, upper
+from taso_mirage.rewriting.match_keys import canonical_terms, depth, match_key, upper
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.search.cost import Cost, Roofline
-from taso_mirage.search.passes import Context, for_search, simplify, stages
+from taso_mirage.search.passes import Context, for_search, pass_order, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import Budget, directions, rewrites, search_model
 
@@ -70,7 +70,7 @@ class Tried:
         for equation in self.at.get(node.op, ()):
             if joint == (len(equation.roots) > 1):
                 for found in matches(equation, node, used_by):
-                    results = apply(equation, found)
+                    results = apply_equation(equation, found)
                     if not isinstance(results, NoMatch) and results != found.outputs:
                         yield Application(equation, found, results)
 
@@ -83,7 +83,7 @@ def test_rules_find_what_trying_all_of_them_finds(
     model = load(tmp_path / "model.onnx")
     context = Context({"com.microsoft": 1, **model.opsets}, dict.fromkeys(model.symbols(), 8))
     every, tried = Rules(equations), Tried(equations)
-    normal, _ = simplify(model.graph.outputs, stages(rules())[1], context)
+    normal, _ = simplify(model.graph.outputs, pass_order(rules())[1], context)
     states = [model.graph.outputs, normal]
     states += [r.outputs for r, _ in zip(rewrites(normal, every, Rules(()), context), range(5), strict=False)]
     seen: set[Node] = set()
@@ -132,7 +132,7 @@ def test_after_a_rewrite_only_what_looks_new_is_matched(first: bool, equations: 
 def test_passes_over_equal_layers_try_no_equation_twice() -> None:
     trials = []
     for count in (4, 48):
-        context, stage = Context({"": 17, "com.microsoft": 1}, {}), stages(rules())[1]
+        context, stage = Context({"": 17, "com.microsoft": 1}, {}), pass_order(rules())[1]
         _, steps = simplify(layers(count), stage, context)
         assert len(steps) >= count
         trials.append(context.helpful(stage).trials)
@@ -150,7 +150,7 @@ def test_a_pass_keeps_only_applications_that_could_pay() -> None:
 
 
 def test_many_layers_are_searched_as_few(equations: tuple[Equation, ...]) -> None:
-    eager = stages(rules())[1]
+    eager = pass_order(rules())[1]
     found = []
     for count in (12, 48):
         outputs, _ = simplify(layers(count), eager, CONTEXT)
@@ -167,7 +167,7 @@ def test_surroundings_tell_all_that_a_rewrite_asks_for() -> None:
     x, y, w = value("x"), value("y"), parameter("w", 8, WIDTH)
 
     def key(node: Node) -> object:
-        return surroundings(node, 2)[0]
+        return match_key(node, 2)[0]
 
     assert key(term("add", x, y)) == key(term("add", y, x))
     assert key(term("add", x, x)) != key(term("add", x, y))
@@ -185,13 +185,13 @@ def test_a_term_that_is_near_and_far_is_one_canonical_term() -> None:
     x = value()
     shared = term("relu", x)
     both = term("add", term("neg", term("tanh", shared)), shared)
-    key, terms = surroundings(both, 2)
-    made = dict(zip(terms, canonical(key, terms), strict=True))
+    key, terms = match_key(both, 2)
+    made = dict(zip(terms, canonical_terms(key, terms), strict=True))
     assert made[shared].op == "relu"
     assert made[term("tanh", shared)].op == "input"
     assert made[both].args[1] is made[shared]
     other = term("add", term("neg", term("tanh", term("relu", value("y")))), term("relu", value("y")))
-    assert canonical(*surroundings(other, 2)) == tuple(made.values())
+    assert canonical_terms(*match_key(other, 2)) == tuple(made.values())
 
 
 def test_a_pattern_deeper_than_the_surroundings_is_tried_on_the_term() -> None:

@@ -14,14 +14,14 @@ import pytest
 from taso_mirage.errors import IllTyped, SyntaxProblem
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.ops import interpret, term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.rewriting.text import parse_graph, show_graph
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)
 
@@ -29,8 +29,8 @@ workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)
 @workloads
 def test_the_best_known_structures_are_their_goals(name: str) -> None:
     mugraph, goal = mugraphs.WORKLOADS[name]()
-    evidence = verified(mugraph, goal)
-    assert isinstance(evidence, Evidence), evidence
+    evidence = verified_mugraph(mugraph, goal)
+    assert isinstance(evidence, MuGraphEvidence), evidence
     assert evidence.tests == 8
     assert evidence.bound < 1e-33
     assert {m.dtype for m in evidence.measured} == {"float16", "bfloat16", "float32"}
@@ -130,7 +130,7 @@ def test_a_kernel_in_a_body_is_the_thread_level() -> None:
     folded = term("reshape", term("mul", x, x), shape=(3, 2, 5, 2, 2))  # the sum of both loops' iterations
     goal = term("reshape", term("reduce_sum", folded, axes=(0, 3), keepdims=0), shape=(2, 10))
     assert made.type == Tensor("float32", (2, 10))
-    assert verified(Graph((x,), (made,)), Graph((x,), (goal,)))
+    assert verified_mugraph(Graph((x,), (made,)), Graph((x,), (goal,)))
     assert parse_graph(show_graph(Graph((x,), (made,)))) == Graph((x,), (made,))
 
 
@@ -256,8 +256,8 @@ def _unsafe() -> tuple[Graph, Graph]:
 
 
 def test_an_unsafe_softmax_is_equal_in_the_field_and_refused_by_the_numbers() -> None:
-    found = verified(*_unsafe())
-    assert isinstance(found, Refused)
+    found = verified_mugraph(*_unsafe())
+    assert isinstance(found, Refusal)
     assert "output 0 is not finite where the goal is, with normal inputs in bfloat16 at scale 16" in found.reason
 
 
@@ -266,19 +266,19 @@ def test_a_goal_that_is_not_safe_itself_is_met_by_a_safe_kernel() -> None:
     q, k, v = safe.inputs
     p = term("exp", term("mul", term("matmul", q, k), constant(1 / np.sqrt(5), "float16")))
     goal = term("div", term("matmul", p, v), term("reduce_sum", p, axes=(2,)))
-    assert verified(safe, Graph(safe.inputs, (goal,)))
+    assert verified_mugraph(safe, Graph(safe.inputs, (goal,)))
 
 
 def test_tests_that_divide_by_zero_do_not_count() -> None:
     x = mugraphs.leaf("x", "float32", 3000)
     made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("reciprocal", t), (2,), 1, (0,))
-    evidence = verified(Graph((x,), (made,)), Graph((x,), (term("reciprocal", x),)), tests=20)
-    assert isinstance(evidence, Evidence)
+    evidence = verified_mugraph(Graph((x,), (made,)), Graph((x,), (term("reciprocal", x),)), tests=20)
+    assert isinstance(evidence, MuGraphEvidence)
     assert evidence.tests == 20
     assert evidence.undecided > 0
     nothing = Graph((x,), (term("reciprocal", term("sub", x, x)),))
-    found = verified(nothing, nothing)
-    assert isinstance(found, Refused)
+    found = verified_mugraph(nothing, nothing)
+    assert isinstance(found, Refusal)
     assert "0 of" not in found.reason
     assert "tests do not decide" in found.reason
 
@@ -286,8 +286,8 @@ def test_tests_that_divide_by_zero_do_not_count() -> None:
 def test_other_types_and_other_leaves_are_refused() -> None:
     mugraph, goal = mugraphs.gated_mlp()
     wide = Graph(goal.inputs, (term("neg", term("concat", *goal.outputs, *goal.outputs, axis=0)),))
-    assert "float16[4, 10], the goal's float16[8, 10]" in str(verified(mugraph, wide))
+    assert "float16[4, 10], the goal's float16[8, 10]" in str(verified_mugraph(mugraph, wide))
     alien = Graph(mugraph.inputs, (term("add", mugraph.outputs[0], mugraphs.leaf("Z", "float16", 10)),))
-    assert "it reads Z" in str(verified(alien, goal))
+    assert "it reads Z" in str(verified_mugraph(alien, goal))
     nowhere = Graph(goal.inputs, (term("sqrt", term("neg", term("exp", goal.outputs[0]))),))
-    assert "of the goal is finite nowhere" in str(verified(nowhere, nowhere))
+    assert "of the goal is finite nowhere" in str(verified_mugraph(nowhere, nowhere))

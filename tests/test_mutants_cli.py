@@ -27,16 +27,16 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.partial import candidates
-from taso_mirage.partial.agreement import Region
-from taso_mirage.partial.families import Mutant, mutants
-from taso_mirage.partial.parts import part, parts
+from taso_mirage.partial.agreement import AgreementRegion
+from taso_mirage.partial.families import Mutant, mutants_of
+from taso_mirage.partial.parts import costly_parts, part
 from taso_mirage.partial.picture import COLUMNS, LINES, picture
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.search import ranking
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context
-from taso_mirage.search.ranking import Ranked, costed, proved, ranked
-from taso_mirage.verify.refused import Refused
+from taso_mirage.search.ranking import Ranked, costed, proved, ranked_mutants
+from taso_mirage.verify.refused import Refusal
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 COST = Cost(Roofline(Context({"": 17}, {})))
@@ -170,7 +170,7 @@ def test_convolutions_of_each_other_beside_each_other() -> None:
     x = image(1, 4, 6, 6)
     inner = conv(x, kernel(4, 4, 3, 3, name="u"))
     output = term("concat", conv(inner, kernel(4, 4, 3, 3, name="v")), inner, axis=1)
-    last = parts(made(output), {})[-1].program
+    last = costly_parts(made(output), {})[-1].program
     assert [len(last.inputs), sum(n.op == "conv" for n in topological(last.outputs))] == [1, 2]
 
 
@@ -204,12 +204,12 @@ def test_an_interrupt_keeps_what_was_found(model: Path, monkeypatch: pytest.Monk
 
 def test_what_agrees_nowhere_has_no_correction(tmp_path: Path) -> None:
     original = graph(conv(image(4, 2, 2, 2), kernel(2, 2, 3, 3)))
-    found = ranked(list(costed(original, list(mutants(original)), COST)))
+    found = ranked_mutants(list(costed(original, list(mutants_of(original)), COST)))
     nowhere = [each for each in found if each.corrected is None]
     assert nowhere
     assert found[-len(nowhere) :] == nowhere, "they are last"
     assert {str(each.refused) for each in nowhere} == {
-        str(Refused("the programs agree nowhere; there is nothing to correct"))
+        str(Refusal("the programs agree nowhere; there is nothing to correct"))
     }
     assert all(each.evidence is None for each in proved(original, nowhere))
 
@@ -225,13 +225,13 @@ def test_a_wrong_correction_is_said(model: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_one_of_equal_corrected_programs_is_kept() -> None:
     original = graph(conv(image(2, 3, 6, 6), kernel(3, 3, 3, 3)))
-    found = list(costed(original, list(mutants(original)), COST))
-    assert len(ranked([*found, *found])) == len(ranked(found)) == len(found)
+    found = list(costed(original, list(mutants_of(original)), COST))
+    assert len(ranked_mutants([*found, *found])) == len(ranked_mutants(found)) == len(found)
 
 
 def test_it_stops_when_it_is_late() -> None:
     original = graph(conv(image(2, 3, 6, 6), kernel(3, 3, 3, 3)))
-    assert not list(costed(original, list(mutants(original)), COST, late=lambda: True))
+    assert not list(costed(original, list(mutants_of(original)), COST, late=lambda: True))
 
 
 # ---------------------------------------------------------------- parts and names
@@ -273,7 +273,7 @@ def test_dynamic_dims_are_fixed(tmp_path: Path) -> None:
 def test_equal_parts_are_one_and_convolutions_beside_each_other_are_one_more() -> None:
     x = variable("x", Tensor("float32", (symbol("n"), 4, 6, 6)))
     sides = [term("conv", x, kernel(4, 4, 3, 3, name=name), **CONV) for name in "uv"]
-    found = parts(made(term("concat", *sides, axis=1)), {"n": 2})
+    found = costly_parts(made(term("concat", *sides, axis=1)), {"n": 2})
     assert [(p.program.outputs[0].op, len(p.nodes)) for p in found] == [("conv", 2), ("concat", 1)]
     assert found[1].program.outputs[0].shape == (2, 8, 6, 6)
     assert {n.attr("name") for n in topological(found[1].program.outputs) if not n.args} == {"x0", "x1", "x2"}
@@ -317,8 +317,8 @@ def test_a_target_that_is_not_there(model: Path) -> None:
 # ---------------------------------------------------------------- pictures
 
 
-def region(grid: np.ndarray, *edges: tuple[int, ...]) -> Region:
-    return Region(edges, grid.astype(np.int64), 1)
+def region(grid: np.ndarray, *edges: tuple[int, ...]) -> AgreementRegion:
+    return AgreementRegion(edges, grid.astype(np.int64), 1)
 
 
 def test_a_seam_in_depth_is_drawn_once() -> None:

@@ -1,4 +1,4 @@
-"""Mutants in `optimize`: what pays is taken, corrected, explained, and kept on disk by its structure."""
+"""Mutants in `optimize_model`: what pays is taken, corrected, explained, and kept on disk by its structure."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.measure import session, tasks
 from taso_mirage.measure.cost_cache import CostCache
-from taso_mirage.measure.session import opened
+from taso_mirage.measure.session import open_in_child
 from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.partial import source
-from taso_mirage.partial.candidates import Candidate, made_whole
-from taso_mirage.partial.families import Mutant, mutants
+from taso_mirage.partial.candidates import CorrectedMutant, made_whole
+from taso_mirage.partial.families import Mutant, mutants_of
 from taso_mirage.partial.source import Tried, programs, tried
-from taso_mirage.pipeline import candidates, optimize
-from taso_mirage.report.explanations import as_data, as_lines, explained
+from taso_mirage.pipeline import candidates, optimize_model
+from taso_mirage.report.explanations import as_lines, explained, explanation_data
 from taso_mirage.report.html import page
 from taso_mirage.report.result import Result
-from taso_mirage.report.summary import as_dict, search_facts
+from taso_mirage.report.summary import result_data, search_facts
 from taso_mirage.search import mutations
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, Weighted
-from taso_mirage.search.mutations import Store
+from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.passes import Context
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 CONFIG = Config(measure=False, budget=20.0)
 
@@ -72,10 +72,10 @@ def batches_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
         dear = node.op == "conv" and node.args[0].shape[0] == 2
         return 1.0 if dear else plain(self, node)
 
-    def seams(program: Graph, mutant: Mutant) -> list[Candidate | Refused]:
+    def seams(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
         """Without the mutant that puts zeros between the images, which needs no correction."""
         found = made_whole(program, mutant)
-        return [c for c in found if isinstance(c, Refused) or not c.agreement.total]
+        return [c for c in found if isinstance(c, Refusal) or not c.agreement.total]
 
     monkeypatch.setattr(Context, "estimate", estimate)
     monkeypatch.setattr(source, "made_whole", seams)
@@ -83,7 +83,7 @@ def batches_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def result(batches_are_dear: None) -> Result:
-    return optimize(side_by_side(), CONFIG)
+    return optimize_model(side_by_side(), CONFIG)
 
 
 def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
@@ -94,19 +94,19 @@ def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
     assert "#" in taken[0].region
     assert all(d.passed for d in result.differences)
     inputs = random_inputs(result.original, 1, {})
-    wanted, got = (opened(m).run(inputs)[0] for m in (result.original, result.model))
+    wanted, got = (open_in_child(m).run(inputs)[0] for m in (result.original, result.model))
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     listed = explained(result, CONFIG, lambda stage, done, total: None)
     lines = list(as_lines(listed, result.mutations.by_name))
     assert any("corrected (#)" in line for line in lines)
     assert any("random field trials" in line for line in lines)
-    assert any(taken[0].region == e["right without correction"] for c in as_data(listed, result.mutations.by_name)
+    assert any(taken[0].region == e["right without correction"] for c in explanation_data(listed, result.mutations.by_name)
                for e in c["equations"] if "right without correction" in e)  # fmt: skip
     assert taken[0].region.splitlines()[0] in page(result, listed, Path("m.onnx"), [], [], {})
 
 
 def test_what_was_tried_is_reported(result: Result) -> None:
-    data = as_dict(result, Path("m.onnx"), [])["partial"]
+    data = result_data(result, Path("m.onnx"), [])["partial"]
     assert data["programs"] == 1
     assert data["mutants"] == 5
     assert [each["taken"] for each in data["paying"]].count(1) == 1
@@ -114,20 +114,20 @@ def test_what_was_tried_is_reported(result: Result) -> None:
 
 
 def test_it_can_be_switched_off(batches_are_dear: None) -> None:
-    result = optimize(side_by_side(), replace(CONFIG, partial=False))
+    result = optimize_model(side_by_side(), replace(CONFIG, partial=False))
     assert not result.mutations.programs
     assert not any(name.startswith("partial") for name in result.equations)
 
 
 def test_no_time_no_mutants(batches_are_dear: None) -> None:
-    result = optimize(side_by_side(), replace(CONFIG, budget=0.0))
+    result = optimize_model(side_by_side(), replace(CONFIG, budget=0.0))
     assert result.mutations.late == result.mutations.programs == 1
 
 
 def test_free_dims_have_no_mutants(batches_are_dear: None) -> None:
     x = variable("x", Tensor("float32", (2, 3, symbol("height"), 7)))
     attributes = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
-    free = optimize(model(x, term("conv", x, kernel(4, 3, 3, 3), **attributes)), CONFIG)
+    free = optimize_model(model(x, term("conv", x, kernel(4, 3, 3, 3), **attributes)), CONFIG)
     assert not free.mutations.programs
 
 
@@ -137,12 +137,12 @@ def test_other_options_measure_within_the_budget(monkeypatch: pytest.MonkeyPatch
 
     def seen(outputs: object, cost: object, term: Weighted, *others: object) -> mutations.Mutations:
         deadlines.extend(each.deadline for each in term.measured)
-        return mutations.NONE
+        return mutations.NO_MUTATIONS
 
     monkeypatch.setattr(candidates, "mutations", seen)
     monkeypatch.setattr(type(CPU), "variants", property(lambda self: (replace(self, options=(("one", "more"),)),)))
     start = time.monotonic()
-    optimize(side_by_side(), Config(budget=0.5, seconds=0.1))
+    optimize_model(side_by_side(), Config(budget=0.5, seconds=0.1))
     assert [start < each < math.inf for each in deadlines] == [True]
 
 
@@ -165,7 +165,7 @@ def halved(program: Graph) -> Tried:
 
 def test_what_was_found_is_kept_on_disk(tmp_path: Path) -> None:
     (program,) = programs(side_by_side().graph.outputs)
-    store, made = Store(tmp_path / "mutants", "this machine"), halved(program)
+    store, made = MutationStore(tmp_path / "mutants", "this machine"), halved(program)
     assert store.read(program) is None
     store.write(program, made)
     again = store.read(program)
@@ -174,16 +174,16 @@ def test_what_was_found_is_kept_on_disk(tmp_path: Path) -> None:
         (m.corrected, m.equation.name, m.region, m.seconds) for m in made.mutations
     ]
     assert [m.equation.rhs for m in again.mutations] == [m.equation.rhs for m in made.mutations]
-    assert Store(tmp_path / "mutants", "another").read(program) is None
+    assert MutationStore(tmp_path / "mutants", "another").read(program) is None
 
 
 def test_where_a_slow_mutant_agrees_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Corrections only add to it."""
     (program,) = programs(side_by_side().graph.outputs)
-    graphs = [m.graph for m in mutants(program)]
+    graphs = [m.graph for m in mutants_of(program)]
     asked: list[Graph] = []
 
-    def seen(program: Graph, mutant: Mutant) -> list[Candidate | Refused]:
+    def seen(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
         asked.append(mutant.graph)
         return made_whole(program, mutant)
 
@@ -200,7 +200,7 @@ def test_where_a_slow_mutant_agrees_is_not_asked(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_damaged_file_is_no_mutation(tmp_path: Path, old: str, new: str) -> None:
     (program,) = programs(side_by_side().graph.outputs)
-    store = Store(tmp_path, "here")
+    store = MutationStore(tmp_path, "here")
     store.write(program, halved(program))
     (file,) = tmp_path.glob("*.json")
     text = file.read_text()
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_no_mutation(tmp_path: Path, old: str, new: str) -> No
 def test_a_changed_program_is_no_mutation(tmp_path: Path) -> None:
     """A file that reads well, but of which the corrected program is another one."""
     (program,) = programs(side_by_side().graph.outputs)
-    store = Store(tmp_path, "here")
+    store = MutationStore(tmp_path, "here")
     store.write(program, halved(program))
     (file,) = tmp_path.glob("*.json")
     value = json.loads(file.read_text())

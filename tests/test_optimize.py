@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from taso_mirage.errors import (
     RunFailed,
 )
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.measure import check
 from taso_mirage.measure import session as runtime
@@ -31,7 +31,7 @@ from taso_mirage.measure.target import CPU, CUDA, Target
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get, term
-from taso_mirage.pipeline import choice, optimize, problem
+from taso_mirage.pipeline import choice, optimize_model, problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.prove.fingerprint import Agreed, Unknown, fingerprint
 from taso_mirage.rewriting.equation import work_terms
@@ -41,14 +41,23 @@ from taso_mirage.search import passes, search
 from taso_mirage.search.available import Available
 from taso_mirage.search.config import Config, Stop, measuring, quiet
 from taso_mirage.search.cost import Cost, CostCache, Roofline
-from taso_mirage.search.partition import LEAST, parts
+from taso_mirage.search.partition import LEAST, model_parts
 from taso_mirage.search.passes import Context, simplify
-from taso_mirage.search.rewriter import Candidate, Rewriter
+from taso_mirage.search.rewriter import ModelCandidate, Rewriter
 from taso_mirage.search.rulesets import RuleSet
 from taso_mirage.search.rulesets import rules as all_rules
-from taso_mirage.search.search import Budget, Found, Rewrite, State, contests, directions, search_model, search_part
-from taso_mirage.search.steps import Step, replay
-from taso_mirage.search.weights import fold_weights, holds
+from taso_mirage.search.search import (
+    BestState,
+    Budget,
+    SearchState,
+    StateRewrite,
+    contests,
+    directions,
+    search_model,
+    search_part,
+)
+from taso_mirage.search.steps import RewriteStep, replay
+from taso_mirage.search.weights import dtype_holds, fold_weights
 
 F = "float32"
 CONTEXT = Context({"": 20, "com.microsoft": 1}, {})
@@ -65,7 +74,7 @@ def w(*shape: int, name: str = "w") -> Node:
 def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...], seed: int = 0) -> Model:
     rng = np.random.default_rng(seed)
     weights = {
-        n.attr("name"): Array(rng.normal(size=[int(d) for d in n.shape]).astype(np.float32))
+        n.attr("name"): StoredWeight(rng.normal(size=[int(d) for d in n.shape]).astype(np.float32))
         for n in topological(outputs)
         if n.op == "weight"
     }
@@ -93,14 +102,14 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
     graphs = {name: Graph((leaf,), (term("neg", leaf),)) for name, leaf in parts_of.items()}
     gains, places = {"a": 1.0, "b": 3.0, "c": 2.0}, {"a": 5, "b": 1, "c": 1}
     found = {
-        graphs[name]: Found(path, 9.0, 9.0 - gain, 1, 1, "", finalists=((9.0, ()), (9.0 - gain, path)))
+        graphs[name]: BestState(path, 9.0, 9.0 - gain, 1, 1, "", finalists=((9.0, ()), (9.0 - gain, path)))
         for name, gain in gains.items()
-        for path in [(Rewrite(("law",), (term("abs", parts_of[name]),)),)]
+        for path in [(StateRewrite(("law",), (term("abs", parts_of[name]),)),)]
     }
     asked: list[Node] = []
     budget = Budget(100.0)
 
-    def choose(states: list[State]) -> int:
+    def choose(states: list[SearchState]) -> int:
         asked.append(states[0][0])
         budget.seconds = 0.0 if len(asked) == 2 else budget.seconds
         return 0
@@ -115,12 +124,12 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
 def test_a_part_is_not_measured_where_what_is_left_is_less_than_another_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three sizes, on a clock of the test: 4 of 10 seconds each, so that the third would go 2 over."""
     graphs = [Graph((x(4, n),), (term("neg", x(4, n)),)) for n in (1, 2, 3)]
-    found = {g: Found((), 9.0, 8.0, 1, 1, "", finalists=((8.0, ()), (8.0, ()))) for g in graphs}
+    found = {g: BestState((), 9.0, 8.0, 1, 1, "", finalists=((8.0, ()), (8.0, ()))) for g in graphs}
     now = [0.0]
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
     asked = []
 
-    def choose(states: list[State]) -> int:
+    def choose(states: list[SearchState]) -> int:
         asked.append(states)
         now[0] += 4.0
         return 0
@@ -170,7 +179,7 @@ def measured_again(
     a = x(8, 8)
     slow = model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),))
     monkeypatch.setattr(runtime, "interleaved", clock)
-    result = optimize(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
+    result = optimize_model(slow, Config(budget=2.0, cache=tmp_path / "costs", seconds=0.1), stop=stop)
     assert (len(seen), result.changed) == (asked, kept)
     assert len({id(s) for s in seen}) == asked
     assert result.changed or choice.KEPT in result.notes[-1]
@@ -196,7 +205,7 @@ def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The candidates of several sets of options have the same name."""
-    opened = runtime.opened
+    opened = runtime.open_in_child
 
     def refusing(model: Model, target: Target, **options: bool) -> Session:
         if not options.get("source"):
@@ -210,9 +219,9 @@ def test_what_the_runtime_does_not_load_is_dropped_with_its_options(
         job = Job(config, quiet, Stop(), cache, executor)
         posed = problem.pose(job, slow)
         other = replace(CPU, options=(("prefer_nhwc", "1"),))
-        candidates = [Candidate("search", slow, (), 1.0, where) for where in (CPU, other)]
+        candidates = [ModelCandidate("search", slow, (), 1.0, where) for where in (CPU, other)]
         cases, feeds = problem.refer(job, posed, opened(slow))
-        monkeypatch.setattr(runtime, "opened", refusing)
+        monkeypatch.setattr(runtime, "open_in_child", refusing)
         choosing = choice.Choosing(job, posed, candidates[0], cases[0].inputs, feeds)
         assert choosing.fastest(candidates, opened(slow)) == choice.Choice()
     assert job.remarks == [
@@ -258,7 +267,7 @@ def test_batch_norm_folds_into_the_convolution_before() -> None:
     variance = term("mul", parameters[0], parameters[0])
     conv = term("conv", image, kernel, strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1)
     outputs = (term("batch_norm", conv, *parameters, variance),)
-    result = optimize(model((image,), outputs), Config(measure=False))
+    result = optimize_model(model((image,), outputs), Config(measure=False))
     assert ops(result.model.graph.outputs) == ["conv"]
     assert all(d.passed for d in result.differences)
 
@@ -311,9 +320,9 @@ def test_search_stops_in_time_and_keeps_the_best() -> None:
 def test_the_passes_after_the_search_are_in_its_budget(passing: float, left: float) -> None:
     given: list[float] = []
 
-    def strategy(graph: Graph, *args: Any) -> Found:
+    def strategy(graph: Graph, *args: Any) -> BestState:
         given.append(args[-1].seconds)
-        return Found((), 0.0, 0.0, 0, 0, "")
+        return BestState((), 0.0, 0.0, 0, 0, "")
 
     a = x(8, 64)
     rewriter = Rewriter(model((a,), (term("relu", a),)), CPU, [({}, 1.0)], (), {}, None)
@@ -336,7 +345,7 @@ def test_repeated_layers_are_one_part() -> None:
         for _ in range(13):
             branch = term("tanh", term("neg", branch))
         state = term("add", term("mul", state, w(16, name=f"w{i}")), branch)
-    found = list(parts((state,)))
+    found = list(model_parts((state,)))
     assert len(found) == 40
     assert len({p.graph for p in found}) <= 3
 
@@ -350,9 +359,9 @@ def test_a_second_look_finds_what_a_cut_hid() -> None:
     first = term("neg", chain(x(8, 64), LEAST - 1))
     plain = chain(chain(x(8, 64), LEAST - 1), 50)
     hidden = chain(term("neg", first), 50)
-    cut, *_ = parts((hidden,))
+    cut, *_ = model_parts((hidden,))
     assert cut.place(cut.graph.outputs, cut.leaves) == (first,)
-    assert all(first not in p.place(p.graph.outputs, p.leaves) for p in parts((hidden,), [first]))
+    assert all(first not in p.place(p.graph.outputs, p.leaves) for p in model_parts((hidden,), [first]))
     assert searched((hidden,)) == (plain,)
 
 
@@ -362,7 +371,9 @@ def test_parts_rebuild_the_model() -> None:
     for i in range(100):
         state = term("add", term("tanh", state), w(16, name=f"w{i % 7}"))
     terms = set(topological((state, term("relu", a))))
-    placed = [n for piece in parts((state, term("relu", a))) for n in piece.place(piece.graph.outputs, piece.leaves)]
+    placed = [
+        n for piece in model_parts((state, term("relu", a))) for n in piece.place(piece.graph.outputs, piece.leaves)
+    ]
     assert state in placed
     assert term("relu", a) in placed
     assert set(placed) <= terms
@@ -373,7 +384,7 @@ def test_chain_of_20000_nodes_is_optimized() -> None:
     for _ in range(10_000):
         state = term("neg", term("abs", state))
     original = model((x(4, name="chain"),), (state,))
-    result = optimize(original, Config(measure=False, budget=20))
+    result = optimize_model(original, Config(measure=False, budget=20))
     assert all(d.passed for d in result.differences)
     assert result.terms_after <= 20_000
 
@@ -389,18 +400,18 @@ def test_other_options_of_the_provider_are_candidates(monkeypatch: pytest.Monkey
     )
     image = x(1, 4, 8, 8)
     conv = term("conv", image, w(4, 4, 3, 3), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1))
-    result = optimize(model((image,), (conv,)), Config(budget=1, seconds=0.1))
+    result = optimize_model(model((image,), (conv,)), Config(budget=1, seconds=0.1))
     assert result.target == other
     assert result.timing is not None
     assert result.timing.ratio == pytest.approx(2)
-    plain = optimize(model((image,), (term("relu", image),)), Config(budget=1, seconds=0.1))
+    plain = optimize_model(model((image,), (term("relu", image),)), Config(budget=1, seconds=0.1))
     assert plain.target == CPU  # nothing there is run in another way
 
 
 def test_the_original_is_kept_when_nothing_is_faster() -> None:
     a = x(4, 4)
     original = model((a,), (term("tanh", a),))
-    result = optimize(original, Config(measure=False))
+    result = optimize_model(original, Config(measure=False))
     assert not result.changed
     assert result.model.graph == original.graph
     assert "the original's graph is kept" in result.notes[0]
@@ -410,7 +421,7 @@ def test_measured_run_is_never_slower_and_says_so(monkeypatch: pytest.MonkeyPatc
     a = x(8, 8)
     original = model((a,), (term("relu", term("relu", a)),))
     monkeypatch.setattr(choice, "KEEP_BELOW", 1e9)
-    result = optimize(original, Config(seconds=0.1, budget=2))
+    result = optimize_model(original, Config(seconds=0.1, budget=2))
     assert not result.changed
     assert result.model.graph == original.graph
     assert "times as fast" in result.notes[0]
@@ -422,7 +433,7 @@ def test_a_wrong_rule_is_caught_named_and_left_out() -> None:
     good = parse_equation("relu(relu(x)) == relu(x)", name="good.0")
     a = x(4, 4)
     original = model((a,), (term("tanh", term("neg", term("relu", term("relu", a)))),))
-    result = optimize(original, Config(measure=False, budget=2, rules=RuleSet((good, wrong))))
+    result = optimize_model(original, Config(measure=False, budget=2, rules=RuleSet((good, wrong))))
     assert any("'wrong.0'" in note for note in result.notes)
     assert result.changed
     assert ops(result.model.graph.outputs) == ["neg", "relu", "tanh"]
@@ -433,7 +444,7 @@ def test_a_wrong_rule_is_caught_named_and_left_out() -> None:
 def test_a_wrong_rule_alone_leaves_the_original() -> None:
     wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
-    result = optimize(original, Config(measure=False, budget=2, rules=RuleSet((wrong,))))
+    result = optimize_model(original, Config(measure=False, budget=2, rules=RuleSet((wrong,))))
     assert not result.changed
     assert result.model.graph == original.graph
 
@@ -442,7 +453,7 @@ def test_a_wrong_law_does_not_apply() -> None:
     """It has no proof, so the check has nothing to find."""
     original = model((x(4, 4),), (term("tanh", term("neg", x(4, 4))),))
     wrong = RuleSet((parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0"),))
-    result = optimize(original, Config(measure=False, budget=2, rules=wrong))
+    result = optimize_model(original, Config(measure=False, budget=2, rules=wrong))
     assert not result.changed
     assert result.failure is None
 
@@ -456,7 +467,7 @@ def test_an_interrupt_keeps_the_best_found() -> None:
         if stage == "search" and total:
             stop()
 
-    result = optimize(model((a,), outputs), Config(measure=False), progress, stop)
+    result = optimize_model(model((a,), outputs), Config(measure=False), progress, stop)
     assert "interrupted" in result.notes[0]
     assert result.terms_after == 6  # what the passes found stays
     assert all(d.passed for d in result.differences)
@@ -467,7 +478,7 @@ def test_a_model_with_random_operators_is_kept() -> None:
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) '
         "{ r = RandomNormalLike(x) a = Relu(r) y = Relu(a) }"
     )
-    result = optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+    result = optimize_model(from_ir(ir.from_proto(proto)), Config(measure=False))
     assert not result.changed
     assert "other outputs at every run" in result.notes[0]
 
@@ -477,7 +488,7 @@ def test_a_model_whose_inputs_are_no_tensors_is_kept() -> None:
         '<ir_version: 8, opset_import: ["" : 17]> g (seq(float[2,3]) x, int64 i) => (float[2,3] y) '
         "{ a = SequenceAt(x, i) b = Relu(a) y = Relu(b) }"
     )
-    result = optimize(from_ir(ir.from_proto(proto)), Config(measure=False))
+    result = optimize_model(from_ir(ir.from_proto(proto)), Config(measure=False))
     assert not result.changed
     assert "the input 'x' is no tensor" in result.notes[0]
 
@@ -499,7 +510,7 @@ def test_laws_of_the_reals_are_not_applied_to_integer_quotients() -> None:
     a = variable("x", Tensor("int64", (10,)))
     three, two = constant(np.array([3])), constant(np.array([2]))
     original = model((a,), (term("div", term("mul", a, three), two),))
-    result = optimize(original, Config(measure=False))
+    result = optimize_model(original, Config(measure=False))
     values = np.arange(-3, 7)
     (found,) = Session(serialize(result.model)).run({"x": values})
     np.testing.assert_array_equal(found, np.trunc(values * 3 / 2).astype(np.int64))
@@ -519,7 +530,7 @@ def test_weights_are_not_combined_in_half_precision() -> None:
 def scaled_twice(factor: float) -> list[str]:
     """What is left of two products with scales in half precision, of which the values are known."""
     a = variable("x", Tensor("float16", (4,)))
-    context = replace(CONTEXT, weights={"s": Array(np.full(4, factor, np.float16))}, _legal={})
+    context = replace(CONTEXT, weights={"s": StoredWeight(np.full(4, factor, np.float16))}, _legal={})
     scaled = term("mul", term("mul", a, constant(factor, "float16")), weight("s", Tensor("float16", (4,))))
     return ops(simplify((scaled,), Rules(laws()), context)[0])
 
@@ -539,7 +550,7 @@ def test_many_weights_in_half_precision_are_not_looked_at(monkeypatch: pytest.Mo
 def test_only_the_passes_look_at_weights() -> None:
     """A part has names of its own for its weights, which may be the model's for others."""
     s = weight("s", Tensor("float16", (4,)))
-    a, values = variable("x", Tensor("float16", (4,))), {"s": Array(np.full(4, 0.5, np.float16))}
+    a, values = variable("x", Tensor("float16", (4,))), {"s": StoredWeight(np.full(4, 0.5, np.float16))}
     asked = from_ir(to_ir(standalone(Graph((a,), (term("mul", a, s),)), {"": 20}, values)))
     rewriter = Rewriter(asked, CPU, [({}, 1.0)], (), {**values}, None)
     assert rewriter.known.legal(term("mul", s, s))
@@ -551,10 +562,10 @@ def test_a_kernel_holds_where_every_channel_does() -> None:
     rng = np.random.default_rng(0)
     kernel = (1e-3 * rng.normal(size=(8, 4, 3, 3))).astype(np.float16)
     w, two = weight("w", Tensor("float16", kernel.shape)), constant(0.5, "float16")
-    assert holds(term("mul", w, two), {"w": Array(kernel)})
+    assert dtype_holds(term("mul", w, two), {"w": StoredWeight(kernel)})
     kernel[3] *= np.float16(1e-3)
-    assert not holds(term("mul", w, two), {"w": Array(kernel)})
-    assert not holds(term("mul", w, two), {})
+    assert not dtype_holds(term("mul", w, two), {"w": StoredWeight(kernel)})
+    assert not dtype_holds(term("mul", w, two), {})
 
 
 def test_a_scale_of_zero_is_not_written_as_the_runtimes_default() -> None:
@@ -619,7 +630,7 @@ def test_roundings_move_a_reference_where_they_turn_a_decision() -> None:
     asked = model((x(4),), (term("round", x(4)),))
     for first, moved in ((0.5, 1.0), (0.4, 0.0), (3.0, 0.0)):  # whole numbers are exact
         inputs = {"x": np.array([first, 1.2, 2.9, 6.4], np.float32)}
-        case = next(check.cases(asked, Session(serialize(asked)), {}, [inputs]))
+        case = next(check.check_cases(asked, Session(serialize(asked)), {}, [inputs]))
         assert case.moved() == [moved]
 
 
@@ -636,7 +647,7 @@ def test_where_rounding_turned_the_original_either_way_is_right(old: float, move
     """A quantized model: what lies between two steps may become either, but a rewrite does not turn what the original did not."""
     asked = model((x(4),), (term("round", x(4)),))
     original, exact = np.array([old, 1, 3, 6], np.float32), np.array([0.0, 1, 3, 6])
-    case = check.Case("c", {}, [original], [exact], lambda: [moved])
+    case = check.CheckCase("c", {}, [original], [exact], lambda: [moved])
     found = []
     for value in (0.0, 1.0, 2.0, 3.0, 5.0, 5.5, -4.0, np.nan):
         (one,) = check.compare(asked, cast(Session, _Fixed([value, 1, 3, 6])), [case])
@@ -667,7 +678,7 @@ class _Provider:
 @pytest.mark.parametrize("off", [0.0, 1.0])
 def test_where_a_gpu_is_off_the_original_of_the_check_is_the_cpus(off: float) -> None:
     asked = model((x(3, 4),), (term("tanh", x(3, 4)),))
-    found = list(check.cases(asked, cast(Session, _Provider(asked, off)), {}))
+    found = list(check.check_cases(asked, cast(Session, _Provider(asked, off)), {}))
     for case in found:
         assert ("by the CPU provider" in case.name) == (off > 0)
         assert np.array_equal(case.original[0], Session(serialize(asked)).run(case.inputs)[0])
@@ -679,9 +690,11 @@ def test_where_a_gpu_is_off_the_original_of_the_check_is_the_cpus(off: float) ->
 def test_where_a_definition_is_wrong_the_original_stays_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is as far from it as the GPU, so it says nothing about who is right."""
     asked = model((x(3, 4),), (term("tanh", x(3, 4)),))
-    definition = check.Reference.__call__
-    monkeypatch.setattr(check.Reference, "__call__", lambda self, inputs: [r + 5 for r in definition(self, inputs)])
-    found = list(check.cases(asked, cast(Session, _Provider(asked, 1.0)), {}))
+    definition = check.FloatReference.__call__
+    monkeypatch.setattr(
+        check.FloatReference, "__call__", lambda self, inputs: [r + 5 for r in definition(self, inputs)]
+    )
+    found = list(check.check_cases(asked, cast(Session, _Provider(asked, 1.0)), {}))
     assert found
     for case in found:
         assert "CPU" not in case.name
@@ -744,7 +757,7 @@ def test_bisection_finds_the_first_bad_step() -> None:
 def test_replay_follows_chains_of_steps() -> None:
     a = x(2, 2)
     first, second, third = term("relu", a), term("tanh", a), term("neg", a)
-    steps = [Step(("one",), (first,), (second,)), Step(("two",), (term("abs", second),), (third,))]
+    steps = [RewriteStep(("one",), (first,), (second,)), RewriteStep(("two",), (term("abs", second),), (third,))]
     assert replay((term("abs", first),), steps[:1]) == (term("abs", second),)
     assert replay((term("abs", first),), steps) == (third,)
 
@@ -809,7 +822,7 @@ def test_random_graphs_keep_type_and_fingerprint(drawn: tuple[tuple[Node, ...], 
 @given(graphs())
 def test_random_models_pass_the_check(drawn: tuple[tuple[Node, ...], tuple[Node, ...]]) -> None:
     inputs, outputs = drawn
-    result = optimize(model(inputs, outputs), Config(measure=False, budget=1))
+    result = optimize_model(model(inputs, outputs), Config(measure=False, budget=1))
     assert result.failure is None, result.notes
     Session(serialize(result.model))
 
@@ -818,19 +831,19 @@ def test_what_cannot_go_apart_goes_as_before(monkeypatch: pytest.MonkeyPatch) ->
     """Large weights go to a GPU from where they are; weights that stay inside may be more than protobuf holds, and that is no end."""
     opened: list[list[str]] = []
 
-    def session(source: runtime.Source, target: Target, **options: Any) -> object:
+    def session(source: runtime._Source, target: Target, **options: Any) -> object:
         with source() as (_, apart):
             opened.append(list(apart))
         return object()
 
     made = model((x(8, 1024),), (term("matmul", x(8, 1024), w(1024, 1024)),))
     monkeypatch.setattr(runtime, "Session", session)
-    runtime.opened(made, CUDA)
+    runtime.open_in_child(made, CUDA)
     assert list(map(len, opened)) == [1]
 
     def refused(*_: object) -> Any:
         raise ValueError("more than 2 GB")
 
     monkeypatch.setattr(runtime, "serialize_apart", refused)
-    runtime.opened(made, CUDA)
+    runtime.open_in_child(made, CUDA)
     assert list(map(len, opened)) == [1, 0]

@@ -22,13 +22,13 @@ from taso_mirage.ir.mugraph import overlaps
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.search import Found, Options, Search
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
 from taso_mirage.kernels.tiles import Tiled
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 
 TOKENS, HEADS, WIDTH = 37, 2, 16
@@ -103,7 +103,7 @@ def test_a_cpu_has_no_blocks_that_overlap() -> None:
     graph = Graph((x("x", 10, 6),), (squares(),))
     with pytest.raises(Unsupported, match="overlap"):
         generate_cpp(graph)
-    for found in Search(attention(), Options(), CPU).run(8, 20.0):
+    for found in Search(attention(), SearchOptions(), CPU_DEVICE).run(8, 20.0):
         assert not any(overlapping(found.graph))
 
 
@@ -121,22 +121,22 @@ def overlapping(graph: Graph) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Found]:
-    return Search(attention(), Options(), H100).run(12, 60.0)
+def found() -> list[FoundMuGraph]:
+    return Search(attention(), SearchOptions(), H100).run(12, 60.0)
 
 
-def test_queries_of_a_prime_number_are_cut(found: list[Found]) -> None:
+def test_queries_of_a_prime_number_are_cut(found: list[FoundMuGraph]) -> None:
     some = [f.graph for f in found if overlapping(f.graph)]
     assert some
     for graph in some[:3]:
-        assert isinstance(verified(graph, attention(), seed=3), Evidence)
+        assert isinstance(verified_mugraph(graph, attention(), seed=3), MuGraphEvidence)
         rng = np.random.default_rng(0)
         given = [rng.normal(size=n.shape) for n in graph.inputs]
         np.testing.assert_allclose(values(graph, given)[0], values(attention(), given)[0], rtol=1e-9)
 
 
 def test_sizes_that_powers_of_two_divide_are_cut_equally() -> None:
-    assert not any(overlapping(f.graph) for f in Search(attention(64), Options(), H100).run(12, 60.0))
+    assert not any(overlapping(f.graph) for f in Search(attention(64), SearchOptions(), H100).run(12, 60.0))
 
 
 def test_a_sum_over_tiles_that_overlap_is_refused() -> None:
@@ -174,7 +174,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load
+from taso_mirage.codegen.compile import load_source as load
 from taso_mirage.codegen import triton
 from taso_mirage.targets.cuda.lowering import Right
 from taso_mirage.kernels.checkpoint import from_json
@@ -189,7 +189,9 @@ for i, graph in enumerate(graphs):
 """
 
 
-def test_programs_with_tiles_that_overlap_are_right_in_tritons_interpreter(found: list[Found], tmp_path: Path) -> None:
+def test_programs_with_tiles_that_overlap_are_right_in_tritons_interpreter(
+    found: list[FoundMuGraph], tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     graphs = [f.graph for f in found if overlapping(f.graph)][:3]
     (tmp_path / "graphs.json").write_text(json.dumps([to_json(attention()), *map(to_json, graphs)]))
@@ -198,7 +200,7 @@ def test_programs_with_tiles_that_overlap_are_right_in_tritons_interpreter(found
     assert (done.returncode, done.stdout.split()) == (0, [str(i) for i in range(len(graphs))]), done.stderr[-2000:]
 
 
-def test_they_compile(found: list[Found]) -> None:
+def test_they_compile(found: list[FoundMuGraph]) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     program = codegen.program(next(f.graph for f in found if overlapping(f.graph)))
     assert "tl.minimum(g" in program.source

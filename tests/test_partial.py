@@ -19,21 +19,21 @@ from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import Op, get, term
 from taso_mirage.operators.traits import Box, Inner
 from taso_mirage.partial import agreement as partial_agreement
-from taso_mirage.partial.agreement import Agreement, agreement, compared, leaves_of
+from taso_mirage.partial.agreement import Agreement, agreement, differing_elements, program_leaves
 from taso_mirage.partial.cells import splits
 from taso_mirage.partial.correct import correct
-from taso_mirage.partial.pieces import merged, pieces
+from taso_mirage.partial.pieces import merged_boxes, pieces
 from taso_mirage.partial.restrict import Restriction
-from taso_mirage.partial.whole import Total, total, verified
-from taso_mirage.rewriting.equation import apply, match
+from taso_mirage.partial.whole import Total, total, verified_program
+from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.text import parse_equation, show_equation
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 
 def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:
     """Which elements of the one output differ in any of four trials."""
-    leaves = leaves_of(left.outputs)
-    return np.any([w.any(axis=0) for _, w in compared(left.outputs, right.outputs, leaves, 4, seed)], axis=0)
+    leaves = program_leaves(left.outputs)
+    return np.any([w.any(axis=0) for _, w in differing_elements(left.outputs, right.outputs, leaves, 4, seed)], axis=0)
 
 
 def inside(box: Box) -> tuple[slice, ...]:
@@ -65,7 +65,7 @@ def test_two_images_side_by_side() -> None:
     found = agreement(original, other)
     assert found.whole
     assert not found.total
-    assert merged(found.regions[0], False) == [((0, 1), (0, 3), (0, 6), (5, 6)), ((1, 2), (0, 3), (0, 6), (0, 1))]
+    assert merged_boxes(found.regions[0], False) == [((0, 1), (0, 3), (0, 6), (5, 6)), ((1, 2), (0, 3), (0, 6), (0, 1))]
     assert found.regions[0].share == pytest.approx(10 / 12)
     assert_region(original, other, found)
     made = total(original, other)
@@ -93,7 +93,7 @@ def test_the_equation_applies_at_these_sizes_alone() -> None:
     assert isinstance(made, Total)
     found = match(made.equation, original.outputs[0])
     assert found
-    assert apply(made.equation, found) == made.corrected.outputs
+    assert apply_equation(made.equation, found) == made.corrected.outputs
     assert not match(made.equation, conv(image(2, 3, 6, 8), W))
     halves = (variable(n, Tensor("float16", leaf.shape)) for n, leaf in (("x", X), ("w", W)))
     assert not match(made.equation, conv(*halves))
@@ -157,8 +157,8 @@ def test_the_bound_is_stored() -> None:
 
 
 def test_without_a_correction_it_is_not_verified() -> None:
-    refused = verified(graph(conv(X, W)), graph(side_by_side(X, W)))
-    assert isinstance(refused, Refused)
+    refused = verified_program(graph(conv(X, W)), graph(side_by_side(X, W)))
+    assert isinstance(refused, Refusal)
     assert "in the field" in refused.reason
 
 
@@ -166,8 +166,8 @@ def test_what_rounds_otherwise_is_not_verified() -> None:
     """Equal in the field, but a large number comes and goes."""
     big = constant(1e7, "float32")
     lossy = term("sub", term("add", conv(X, W), big), big)
-    refused = verified(graph(conv(X, W)), graph(lossy))
-    assert isinstance(refused, Refused)
+    refused = verified_program(graph(conv(X, W)), graph(lossy))
+    assert isinstance(refused, Refusal)
     assert "is off by" in refused.reason
 
 
@@ -213,7 +213,7 @@ def test_summands_that_move_apart_need_all_elements() -> None:
     still = term("expand", term("add", part(x, 0, 5, 6), part(x, 0, 6, 7)), shape=(4,))
     assert agreement(graph(apart), graph(still), limit=0).total
     assert not agreement(graph(apart), graph(still)).total
-    assert not verified(graph(apart), graph(still))
+    assert not verified_program(graph(apart), graph(still))
 
 
 def test_points_draw_what_is_read_with_steps() -> None:
@@ -235,7 +235,7 @@ def test_a_wrong_restriction_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert conv_rule is not None
     monkeypatch.setattr(get("conv").traits, "restrict", without_border)
     made = total(graph(conv(X, W)), graph(side_by_side(X, W)))
-    assert isinstance(made, Refused)
+    assert isinstance(made, Refusal)
     assert "in the field" in made.reason
 
 
@@ -280,7 +280,7 @@ def test_every_linear_operator_has_a_restriction(op: Op, i: int) -> None:
         shape = [int(n) for n in output.shape]
     except Unsupported:
         return
-    if not is_float(output.dtype) or 0 in shape or not any(is_float(n.dtype) for n in leaves_of([output])):
+    if not is_float(output.dtype) or 0 in shape or not any(is_float(n.dtype) for n in program_leaves([output])):
         return
     draw = np.random.default_rng(i)
     for _ in range(3):
@@ -377,5 +377,5 @@ def outcome(seed: int) -> str:
         return "right, but refused" if found.total else "refused"
     for each in range(3):
         assert not differing(original, corrected, seed=each).any()
-    assert verified(original, corrected)
+    assert verified_program(original, corrected)
     return "right" if found.total else "corrected"

@@ -10,11 +10,11 @@ from test_partial import assert_region, side_by_side
 from taso_mirage.ir.terms import Node, constant, topological
 from taso_mirage.operators.ops import term
 from taso_mirage.partial.agreement import agreement
-from taso_mirage.partial.candidates import Candidate, candidates
-from taso_mirage.partial.families import families, mutants, variants
+from taso_mirage.partial.candidates import CorrectedMutant, candidates
+from taso_mirage.partial.families import families, mutants_of, variants
 from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import Total, total, verified
-from taso_mirage.verify.refused import Refused
+from taso_mirage.partial.whole import Total, total, verified_program
+from taso_mirage.verify.refused import Refusal
 
 
 def pool(x: Node, count: int, stride: int = 1) -> Node:
@@ -127,7 +127,7 @@ def test_parallel_convolutions_with_a_bias() -> None:
 def test_groups_and_back() -> None:
     """Dense, then grouped again: what one family makes another undoes."""
     output = conv(image(2, 4, 6, 6), W, group=2)
-    found = [m.graph for m in mutants(graph(output), 2) if m.families == ("fewer groups", "more groups")]
+    found = [m.graph for m in mutants_of(graph(output), 2) if m.families == ("fewer groups", "more groups")]
     (back,) = [each for each in found if each.outputs[0].attr("group") == 2]
     assert agreement(graph(output), back).total
 
@@ -135,14 +135,14 @@ def test_groups_and_back() -> None:
 def test_two_steps_of_a_dilated_convolution() -> None:
     """Dilated to dense, then the images of the batch side by side: partially right, and corrected."""
     original = graph(conv(image(2, 2, 8, 8), W, pad=2, dilation=2))
-    found = [m for m in mutants(original, 2) if m.families == ("dilated to dense", "batch into axis 3")]
+    found = [m for m in mutants_of(original, 2) if m.families == ("dilated to dense", "batch into axis 3")]
     shares = [agreement(original, m.graph).regions[0].share for m in found]
     assert {round(s, 6) for s in shares} > {1.0}
     assert all(isinstance(total(original, m.graph), Total) for m, s in zip(found, shares, strict=True) if s > 0.5)
 
 
 def test_no_mutant_comes_twice() -> None:
-    found = [m.graph.outputs for m in mutants(graph(conv(image(2, 2, 4, 4), W)), 2)]
+    found = [m.graph.outputs for m in mutants_of(graph(conv(image(2, 2, 4, 4), W)), 2)]
     assert len(set(found)) == len(found) > 10
 
 
@@ -150,10 +150,10 @@ def test_candidates_come_with_both_ways_to_correct() -> None:
     """And every one of them is equal to the original, verified."""
     original = graph(conv(image(2, 2, 6, 6), W))
     found = list(candidates(original))
-    made = [c for c in found if isinstance(c, Candidate)]
+    made = [c for c in found if isinstance(c, CorrectedMutant)]
     assert {c.joined for c in made} == {False, True}
-    assert all(verified(original, c.corrected) for c in made)
-    refused = [c.reason for c in found if isinstance(c, Refused)]
+    assert all(verified_program(original, c.corrected) for c in made)
+    refused = [c.reason for c in found if isinstance(c, Refusal)]
     assert all("no part of it is smaller" in reason for reason in refused)
 
 

@@ -11,7 +11,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.partial import source
 from taso_mirage.partial.source import Tried, counted, programs, tried
-from taso_mirage.partial.whole import verified
+from taso_mirage.partial.whole import verified_program
 from taso_mirage.rewriting.index import Rules
 
 X = image(2, 4, 6, 6)
@@ -64,7 +64,7 @@ def test_every_equation_applies_and_keeps_the_program(monkeypatch: object) -> No
     assert len(applied) > 10
     for application in rules.applications(linear.outputs[0]):
         replaced = substitute(linear.outputs, {linear.outputs[0]: application.results[0]})
-        assert verified(linear, Graph(linear.inputs, replaced))
+        assert verified_program(linear, Graph(linear.inputs, replaced))
 
 
 def test_only_what_pays_is_kept() -> None:

@@ -13,7 +13,7 @@ from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.fuzz import Typing
-from taso_mirage.verify.guard_numbers import pinned
+from taso_mirage.verify.guard_numbers import number_guards
 from taso_mirage.verify.ladder import refutation
 
 
@@ -23,7 +23,7 @@ def test_a_kernel_of_any_size_is_not_pinned() -> None:
     )
     given = parse_given("x: (n, c, h, w), y: (b, c, 3, 3), z: (d, c, 3, 3)")
     attributes = parse_attributes("a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}")
-    found = pinned(Rule("r", 3, given, attributes, equation))
+    found = number_guards(Rule("r", 3, given, attributes, equation))
     assert isinstance(found, Rule)
     assert found.equation.where is None or "== 3" not in found.equation.where.source
 
@@ -110,7 +110,7 @@ def test_a_wrong_rule_is_stopped_by_its_guard(wrong: Wrong) -> None:
     assert left[0].type == right[0].type
     assert isinstance(fingerprint(left, right), Refuted)
 
-    found = pinned(rule)
+    found = number_guards(rule)
     assert isinstance(found, Rule)
     guard = found.equation.where
     assert guard is not None
@@ -150,6 +150,6 @@ def test_a_right_rule_needs_no_more_guard() -> None:
             "attention(x, mul(y, 0.5), z, q_num_heads=None, kv_num_heads=None, softmax_precision=None, **a)"
         ),
     )
-    found = pinned(rule)
+    found = number_guards(rule)
     assert isinstance(found, Rule)
     assert found.equation.where is None

@@ -16,20 +16,20 @@ from typer.testing import CliRunner
 
 from taso_mirage.cli.substitutions import app
 from taso_mirage.errors import InvalidOption
-from taso_mirage.generate.candidates import Candidate, propose
-from taso_mirage.generate.pipeline import Counts, Options, _Partial, _Run, generate
-from taso_mirage.generate.settling import Needed, Outcome, TooLong, settle, time_limit
-from taso_mirage.rewriting.library import Rule, load, parse_given, parse_rules, read
+from taso_mirage.generate.candidates import RuleCandidate, propose
+from taso_mirage.generate.pipeline import GenerateOptions, _Counts, _Partial, _Run, generate
+from taso_mirage.generate.settling import Needed, Outcome, TooLong, settle_candidate, time_limit
+from taso_mirage.rewriting.library import Rule, load_rules, parse_given, parse_rules, read
 from taso_mirage.verify.recheck import verdict_of
 
 FILES = ("elementwise.toml", "rejected.toml", "counts.json", "README.md")
 
 
-def options(folder: Path, workers: int = 1, resume: bool = False) -> Options:
-    return Options(1, ("elementwise",), 0, workers, None, resume, folder)
+def options(folder: Path, workers: int = 1, resume: bool = False) -> GenerateOptions:
+    return GenerateOptions(1, ("elementwise",), 0, workers, None, resume, folder)
 
 
-def few(folder: Path, workers: int = 1) -> Options:
+def few(folder: Path, workers: int = 1) -> GenerateOptions:
     """To go on in a folder where the first candidates of the family are proposed: the others take two thirds of the time."""
     going_on = options(folder, workers, resume=True)
     proposed = propose("elementwise", 1, 0)
@@ -93,7 +93,7 @@ def interrupt_at(number: int) -> Callable[..., None]:
     """`_Run._take`, which is interrupted at an outcome."""
     take, taken = _Run._take, list[str]()
 
-    def stop(self: _Run, family: str, text: str, outcome: Outcome, counts: Counts) -> None:
+    def stop(self: _Run, family: str, text: str, outcome: Outcome, counts: _Counts) -> None:
         taken.append(text)
         if len(taken) == number:
             raise KeyboardInterrupt
@@ -104,14 +104,14 @@ def interrupt_at(number: int) -> Callable[..., None]:
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="1 to 4"):
-        generate(Options(5, (), 0, 1, None, False, tmp_path))
+        generate(GenerateOptions(5, (), 0, 1, None, False, tmp_path))
     with pytest.raises(InvalidOption, match="no family 'tasso'"):
-        generate(Options(2, ("tasso",), 0, 1, None, False, tmp_path))
+        generate(GenerateOptions(2, ("tasso",), 0, 1, None, False, tmp_path))
 
 
 def test_a_false_candidate_is_refuted_with_values() -> None:
-    wrong = Candidate("relu(neg(x)) == neg(relu(x))", "x: (m, k)", 2)
-    outcome = settle(wrong, "elementwise", 0)
+    wrong = RuleCandidate("relu(neg(x)) == neg(relu(x))", "x: (m, k)", 2)
+    outcome = settle_candidate(wrong, "elementwise", 0)
     assert outcome.rule is None
     assert outcome.rejected is not None
     assert outcome.rejected[2]
@@ -120,14 +120,16 @@ def test_a_false_candidate_is_refuted_with_values() -> None:
 def test_what_the_rules_derive_is_superfluous() -> None:
     needed = Needed(0)
     texts = ("add(add(x, y), z) == add(x, add(y, z))", "relu(add(add(x, y), z)) == relu(add(x, add(y, z)))")
-    first, second = (settle(Candidate(t, "x: (m, k), y: (m, k), z: (m, k)", n), "f", 0) for n, t in enumerate(texts, 2))
+    first, second = (
+        settle_candidate(RuleCandidate(t, "x: (m, k), y: (m, k), z: (m, k)", n), "f", 0) for n, t in enumerate(texts, 2)
+    )
     assert isinstance(first, Outcome)
     assert first.rule
     assert second.rule
     assert needed.offer(parse_rules(first.rule)[0])
     assert not needed.offer(parse_rules(second.rule)[0])
-    assert needed.derives(Candidate(texts[1], "x: (m, k), y: (m, k), z: (m, k)", 3))
-    assert not needed.derives(Candidate("relu(x) == x", "x: (m, k)", 1))
+    assert needed.derives(RuleCandidate(texts[1], "x: (m, k), y: (m, k), z: (m, k)", 3))
+    assert not needed.derives(RuleCandidate("relu(x) == x", "x: (m, k)", 1))
 
 
 def test_sixteen_merges_of_three_operators() -> None:
@@ -167,7 +169,7 @@ def test_given_of_a_candidate_reads_back() -> None:
 
 # ---------------------------------------------------------------- the shipped library
 
-SHIPPED = load()
+SHIPPED = load_rules()
 
 
 @pytest.mark.parametrize("rule", SHIPPED[:: max(1, len(SHIPPED) // 30)], ids=lambda r: r.name)

@@ -24,9 +24,9 @@ from commandline import one_line, run, run_apart
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.codegen.gpu.program import TritonProgram
 from taso_mirage.errors import InvalidModel, Unsupported
-from taso_mirage.ir.model import Array
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.onnx_io import save
@@ -35,8 +35,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.plugin.export import Exported, export
 from taso_mirage.plugin.plan import kernel as kernel_of
 from taso_mirage.plugin.python_plugin import reordered
-from taso_mirage.runtime.embed import Region, embed
-from taso_mirage.runtime.plan import Kernel, cuda_kernel, images, sealed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import PlannedNode, cuda_kernel, images, sealed
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
@@ -62,7 +62,7 @@ def column_sums() -> tuple[Graph, Graph]:
 
 
 @cache
-def kernel(make: Callable[[], tuple[Graph, Graph]]) -> tuple[Kernel, Graph]:
+def kernel(make: Callable[[], tuple[Graph, Graph]]) -> tuple[PlannedNode, Graph]:
     """A case's kernel, compiled for three architectures and as PTX, and its goal."""
     found, goal = make()
     program = codegen.program(found)
@@ -71,7 +71,7 @@ def kernel(make: Callable[[], tuple[Graph, Graph]]) -> tuple[Kernel, Graph]:
     return cuda_kernel(program, codes), goal
 
 
-def ptx(program: Program, capability: int = 80) -> list[str]:
+def ptx(program: TritonProgram, capability: int = 80) -> list[str]:
     """The PTX of each launch, as the compiler makes it on the way to a cubin."""
     import triton
 
@@ -100,12 +100,12 @@ def write_model(path: Path) -> None:
     third = placed(columns, (c,))
     outputs = term("add", term("relu", first), second), third
     rng = np.random.default_rng(0)
-    values = {w.attr("name"): Array(rng.normal(size=(64, 96), scale=0.1).astype(np.float16)) for w in weights}
+    values = {w.attr("name"): StoredWeight(rng.normal(size=(64, 96), scale=0.1).astype(np.float16)) for w in weights}
     model = standalone(Graph((a, b, c), outputs), {"": 17}, values)
     regions = [
-        Region((a, weights[0]), (first,), norm),
-        Region((b, weights[1]), (second,), norm),
-        Region((c,), (third,), sums),
+        EmbeddedRegion((a, weights[0]), (first,), norm),
+        EmbeddedRegion((b, weights[1]), (second,), norm),
+        EmbeddedRegion((c,), (third,), sums),
     ]
     save(embed(model, regions), path)
 

@@ -22,7 +22,7 @@ import pytest
 from test_plugin import exported, optimized
 
 from taso_mirage.plugin.export import Exported
-from taso_mirage.plugin.kernels import Kernel
+from taso_mirage.plugin.kernels import PluginKernel
 
 __all__ = ["exported", "optimized"]
 TESTS = Path(__file__).parent
@@ -125,7 +125,7 @@ def test_plugin_launches_its_kernels(exported: Exported, built: Built, tmp_path:
     assert len(said) == len(wanted) * (1 + 1 + 2 * 5)  # once, captured, in two threads
 
 
-def tensors(kernel: Kernel, folder: Path) -> list[str]:
+def tensors(kernel: PluginKernel, folder: Path) -> list[str]:
     """A kernel's tensors as test_plugin_device.cpp takes them, with random inputs in files."""
     rng, made = np.random.default_rng(3), []
     for role, types in (("in", kernel.inputs), ("out", kernel.outputs)):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from test_laws import WRONG, stated
 
-from taso_mirage.ir.dims import Dim, parse_dim, product
+from taso_mirage.ir.dims import Dim, dim_product, parse_dim
 from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable, weight
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.fingerprint import Agreed, Refuted, fingerprint
 from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Evidence, Rejected, Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.library import RejectedRule, Rule, RuleEvidence, parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.verify.fuzz import Typing, typings
 from taso_mirage.verify.ladder import climb, different, proved_at
@@ -372,7 +372,7 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
     )
     assert isinstance(prove_symbolic(*merge.instance()), Proved)
     found = climb(merge, 1, 60)
-    assert isinstance(found, Evidence)
+    assert isinstance(found, RuleEvidence)
     assert found.proof is not None
     assert found.proof.steps > 0
     agreed = list(islice(typings(merge.equation, 1, 400, merge.given, merge.attributes), 60))
@@ -381,7 +381,7 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
     assert found.typings == 60
     assert found == climb(merge, 1, 60)
     wrong = climb(rule("x: (n, m), y: (n, m)", "", "relu(add(x, y)) == add(relu(x), relu(y))"), 1, 60)
-    assert isinstance(wrong, Rejected)
+    assert isinstance(wrong, RejectedRule)
     assert wrong.counterexample["left"] != wrong.counterexample["right"]
 
 
@@ -390,4 +390,4 @@ def test_agreeing_typings_of_a_wrong_law_may_be_proved() -> None:
     one = [t("transpose", v("s", 1, 1), perm=(1, 0))], [v("s", 1, 1)]
     assert isinstance(fingerprint(*one), Agreed)
     assert isinstance(prove_symbolic(*one), Proved)
-    assert product(one[1][0].shape) == 1
+    assert dim_product(one[1][0].shape) == 1

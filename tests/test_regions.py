@@ -11,26 +11,26 @@ import onnx
 import pytest
 from onnxruntime import InferenceSession
 
-from taso_mirage.codegen.cpu.native import Kernel as Compiled
+from taso_mirage.codegen.cpu.native import NativeKernel as Compiled
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.model import Array, Model, random_inputs
+from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.closure import close
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import Spot, fragments, regions
-from taso_mirage.kernels.search import PLANS, Options, Search, superoptimize
+from taso_mirage.kernels.regions import RegionSite, fragments, kernel_regions
+from taso_mirage.kernels.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.structures import Limits, plans
 from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 ROWS, WIDTH = 66, 12
 OPSETS = {"": 20, "com.microsoft": 1}
@@ -48,12 +48,14 @@ def model(*outputs: Node) -> Model:
     """The model of these terms as it is read from a file, with random weights."""
     leaves = Graph((), outputs)
     rng = np.random.default_rng(0)
-    arrays = {n.attr("name"): Array(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"}
+    arrays = {
+        n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves if n.op == "weight"
+    }
     graph = Graph(tuple(n for n in leaves if n.op == "input"), outputs)
     return from_ir(from_proto(onnx.load_from_string(serialize(standalone(graph, OPSETS, arrays)))))
 
 
-def found(*outputs: Node) -> tuple[Model, list[tuple[Graph, list[Spot]]]]:
+def found(*outputs: Node) -> tuple[Model, list[tuple[Graph, list[RegionSite]]]]:
     made = model(*outputs)
     return made, list(fragments(made, {}).items())
 
@@ -76,8 +78,8 @@ def items(node: Node) -> tuple[Node, ...]:
 def test_a_norm_with_its_sum_is_a_region_where_it_is_one_operator(op: str) -> None:
     _, ((goal, (spot,)),) = found(skip_norm(op))
     assert (operators(goal), len(spot.inputs)) == ([op], 4 + ("layer" in op))
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
-    assert isinstance(verified(best.graph, goal, seed=5), Evidence)
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
 
 
 @pytest.mark.parametrize("op", ["skip_layer_norm_sum", "skip_rms_norm_sum"])
@@ -85,9 +87,9 @@ def test_both_results_of_one_operator_are_results_of_its_region(op: str) -> None
     made, ((goal, (spot,)),) = found(*items(skip_norm(op)))
     assert operators(goal) == [op, "item", "item"]
     assert spot.outputs == made.graph.outputs
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
-    assert isinstance(verified(best.graph, goal, seed=5), Evidence)
-    (region,) = regions(made, {})
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
+    (region,) = kernel_regions(made, {})
     assert [n.op for n in region.operators] == [op]
     assert [len(names) for names in region.places] == [1]
 
@@ -97,8 +99,8 @@ def test_a_kernel_of_several_results_takes_their_place_in_the_model() -> None:
     linear = term("matmul", normal, w("w", WIDTH, WIDTH))
     made, ((goal, (spot,)),) = found(term("add", linear, total))
     assert operators(goal) == ["skip_layer_norm_sum", "item", "item"]  # the linear layer has too many rows for a region
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
-    fused = embed(made, [Region(spot.inputs, spot.outputs, cpu_kernel(best.graph))])
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
+    fused = embed(made, [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(best.graph))])
     assert "skip_layer_norm_sum" not in [n.op for n in fused.nodes()]
     inputs = random_inputs(made, 0)
     ours, wanted = (InferenceSession(serialize(each)).run(None, inputs) for each in (fused, made))
@@ -115,9 +117,9 @@ def test_a_wrong_sum_is_refused() -> None:
     (normal, total), other = items(skip_norm("skip_rms_norm_sum")), skip_norm("skip_rms_norm")
     inputs = tuple(n for n in Graph((), (normal,)) if n.op == "input")
     goal = Graph(inputs, (normal, total))
-    assert isinstance(verified(Graph(inputs, (other, term("add", *inputs))), goal), Refused)
+    assert isinstance(verified_mugraph(Graph(inputs, (other, term("add", *inputs))), goal), Refusal)
     summed = term("add", term("add", inputs[0], w("bias", WIDTH)), inputs[1])
-    assert isinstance(verified(Graph(inputs, (other, summed)), goal), Evidence)
+    assert isinstance(verified_mugraph(Graph(inputs, (other, summed)), goal), MuGraphEvidence)
 
 
 def test_what_several_results_come_back_to_is_no_part_of_their_region() -> None:
@@ -147,8 +149,8 @@ def test_attention_reads_heads_that_queries_share_once(queries: int) -> None:
     _, ((goal, _),) = found(grouped(queries, 9))
     assert operators(goal).count("expand") == 2
     assert sorted(i.shape for i in goal.inputs)[-2:] == [(1, 2, 9, 4), (1, 8, queries, 4)]
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
-    assert isinstance(verified(best.graph, goal, seed=5), Evidence)
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
 
 
 def test_what_only_repeats_elements_is_no_region() -> None:
@@ -160,8 +162,8 @@ def test_attention_of_the_runtime_with_a_mask_and_no_bias_is_a_region() -> None:
     q, k, v = (x(name, 1, n, 8) for name, n in (("q", 4), ("k", 6), ("v", 6)))
     _, ((goal, _),) = found(term("multi_head_attention", q, k, v, None, x("mask", 1, 1, 4, 6), num_heads=2))
     assert (operators(goal), len(goal.inputs)) == (["multi_head_attention"], 4)
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
-    assert isinstance(verified(best.graph, goal, seed=5), Evidence)
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
 
 
 def test_attention_with_a_mask_that_is_known_is_a_region_of_as_many_rows_as_there_are() -> None:
@@ -177,7 +179,7 @@ def test_a_guard_against_what_is_no_number_runs_on_a_cpu() -> None:
     data = x("x", 3, 20)
     made = term("mul", data, data)
     goal = Graph((data,), (term("where", term("isnan", made), constant(np.float32(0)), made),))
-    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU)
+    (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
     given = np.linspace(-3, 3, 60, dtype=np.float32).reshape(3, 20)
     given[1, 7] = np.nan
     (result,) = Compiled(best.graph)(given)
@@ -192,7 +194,7 @@ def test_one_value_alone_is_no_region() -> None:
 def test_a_survey_has_a_time_for_every_operator() -> None:
     """What has labels only beside others, or several results, takes what a roofline says, or its own kernel."""
     made = [model(grouped(2, 6)), model(*items(skip_norm("skip_rms_norm_sum")))]
-    for region in (r for each in made for r in regions(each, {})):
+    for region in (r for each in made for r in kernel_regions(each, {})):
         (each,) = survey([region], 10, {})
         assert each.problem == ""
         assert each.apart > 0
@@ -219,8 +221,8 @@ def test_every_hand_over_has_its_turn_before_the_cap() -> None:
 
 def test_a_split_on_few_threads_has_to_promise_more_than_the_model_can_tell() -> None:
     goal = Graph((x("x", 4, 8), x("w", 8, 6)), (term("matmul", x("x", 4, 8), x("w", 8, 6)),))
-    for device, behind in ((CPU, True), (H100, False)):
-        search = Search(goal, Options(), device)
+    for device, behind in ((CPU_DEVICE, True), (H100, False)):
+        search = Search(goal, SearchOptions(), device)
         plain = search.candidates()[0]
         split = replace(plain, closure=close(label(goal, *search.labelled.reduced)))
         assert (search.order(split) > search.order(plain)) is behind

@@ -20,16 +20,16 @@ from commandline import one_line, run
 from onnx import TensorProto, helper
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Array, Model, random_array
+from taso_mirage.ir.model import Model, StoredWeight, random_array
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
-from taso_mirage.report.changes import FOLDING, Change, changes
+from taso_mirage.report.changes import FOLDING, ReportedChange, changes
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, statement
@@ -40,7 +40,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.steps import Step
+from taso_mirage.search.steps import RewriteStep
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -57,7 +57,7 @@ def w(*shape: int, name: str = "w") -> Node:
 def model(inputs: tuple[Node, ...], outputs: tuple[Node, ...]) -> Model:
     rng = np.random.default_rng(0)
     leaves = [n for n in topological(outputs) if n.op == "weight"]
-    weights = {n.attr("name"): Array(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
+    weights = {n.attr("name"): StoredWeight(rng.normal(size=n.shape).astype(np.float32)) for n in leaves}
     return from_ir(to_ir(standalone(Graph(inputs, outputs), {"": 20}, weights)))
 
 
@@ -76,7 +76,7 @@ def test_equal_rewrites_are_one_change_of_several_places() -> None:
     a, b = x(2, 3), x(2, 3, name="y")
     olds = tuple(term("relu", term("relu", n)) for n in (a, b))
     made = model((a, b), olds)
-    steps = [Step(("twice",), (old,), (old.args[0],)) for old in olds]
+    steps = [RewriteStep(("twice",), (old,), (old.args[0],)) for old in olds]
     (found,) = changes(made, steps, TWICE)
     assert (found.after, found.count, found.places) == (RELU, 2, ("output_0", "output_1"))
     assert found.before.outputs == (term("relu", RELU.outputs[0]),)
@@ -86,7 +86,7 @@ def test_the_context_of_a_rewrite_is_no_part_of_it() -> None:
     """Three terms stand above the rewrite, one of them with the rewrite's own operator."""
     a, b = x(2, 3), x(2, 3, name="y")
     old, new = (term("tanh", term("relu", term("add", n, b))) for n in (term("relu", term("relu", a)), term("relu", a)))
-    (found,) = changes(model((a, b), (old,)), [Step(("twice",), (old,), (new,))], TWICE)
+    (found,) = changes(model((a, b), (old,)), [RewriteStep(("twice",), (old,), (new,))], TWICE)
     assert (found.after, found.before.outputs) == (RELU, (term("relu", RELU.outputs[0]),))
 
 
@@ -100,7 +100,7 @@ def test_an_operand_that_is_dropped_is_cut_off() -> None:
     equation = named(
         "part: item(split(concat(x, y, axis=i), axis=i, split=s), index=0) == x where s[0] == dim(x, i) and len(s) == 2"
     )
-    (found,) = changes(model((a, b), (old,)), [Step(("part",), (old,), (a,))], equation)
+    (found,) = changes(model((a, b), (old,)), [RewriteStep(("part",), (old,), (a,))], equation)
     assert found.after.outputs == (x(2, 3, name="x1"),)
     assert len(found.before.inputs) == 2
     assert [n.op for n in found.before if n.args] == ["concat", "split", "item"]
@@ -110,7 +110,7 @@ def test_steps_that_follow_at_one_place_are_one_change() -> None:
     a = x(2, 3)
     first, second, third = term("neg", term("neg", term("relu", a))), term("relu", a), term("max", a, term("neg", a))
     equations = named("double: neg(neg(x)) == x", "odd: relu(x) == max(x, neg(x))")
-    steps = [Step(("double",), (first,), (second,), 7), Step(("odd",), (second,), (third,), 7)]
+    steps = [RewriteStep(("double",), (first,), (second,), 7), RewriteStep(("odd",), (second,), (third,), 7)]
     (found,) = changes(model((a,), (first,)), steps, equations)
     assert found.equations == ("double", "odd")
     assert [n.op for n in found.after if n.args] == ["neg", "max"]
@@ -127,8 +127,8 @@ def test_several_outputs_are_one_change_and_folded_weights_are_one_each() -> Non
     made = model((a,), tops)
     sums = (term("add", u, v), term("add", v, u))
     steps = [
-        Step(("joint",), tops, above),
-        Step((FOLDING,), sums, (w(3, 4, name="f"), w(3, 4, name="g"))),
+        RewriteStep(("joint",), tops, above),
+        RewriteStep((FOLDING,), sums, (w(3, 4, name="f"), w(3, 4, name="g"))),
     ]
     equations = named(
         "joint: (matmul(x, u), matmul(x, v)) == (item(split(matmul(x, concat(u, v, axis=1)), axis=1, "
@@ -148,7 +148,7 @@ def test_both_sides_of_every_change_compute_the_same(
 ) -> None:
     """On the real thing: whatever was cut out, over free operands, is an equality in float64."""
     onnx.save(small(name, **({"dynamic": True} if name == "bert" else {})), tmp_path / "m.onnx")
-    result = optimize(load(tmp_path / "m.onnx"), Config(budget=5, measure=False))
+    result = optimize_model(load(tmp_path / "m.onnx"), Config(budget=5, measure=False))
     found = changes(result.original, result.steps, {e.name: e for e in rules()})
     compared = [c for c in found if c.equations != (FOLDING,)]
     assert len(compared) >= 5
@@ -158,7 +158,7 @@ def test_both_sides_of_every_change_compute_the_same(
         assert_equal(change, result.original.sizes)
 
 
-def assert_equal(change: Change, sizes: dict[str, int]) -> None:
+def assert_equal(change: ReportedChange, sizes: dict[str, int]) -> None:
     rng = np.random.default_rng(3)
     sides = (change.before, change.after)
     leaves = dict.fromkeys(n for side in sides for n in (*side, *side.inputs) if n.op in ("input", "weight"))
@@ -179,7 +179,7 @@ def assert_equal(change: Change, sizes: dict[str, int]) -> None:
 
 @pytest.fixture(scope="session")
 def mini() -> Result:
-    return optimize(load(MINI), Config(budget=5, measure=False))
+    return optimize_model(load(MINI), Config(budget=5, measure=False))
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +208,7 @@ def test_explain_as_json(written: tuple[dict[str, Any], Path]) -> None:
 
 def test_explain_as_text_states_an_equation_once(mini: Result) -> None:
     graph = Graph(RELU.inputs, (term("relu", RELU.outputs[0]),))
-    change = Change(("relu.0", "relu.0"), graph, RELU, ("a", "b", ""))
+    change = ReportedChange(("relu.0", "relu.0"), graph, RELU, ("a", "b", ""))
     lines = list(as_lines([Explanation(change, (3e-6, 1e-6), (2e-6, 1e-6)), Explanation(change, (1e-6, 1e-6), None)]))
     assert lines[0] == "2 distinct changes at 6 places, the largest predicted gain first"
     assert lines[2:5] == [
@@ -237,7 +237,7 @@ def test_a_change_is_measured_at_the_sizes_of_the_model() -> None:
     term_cost = Weighted(Context({"": 20}, {}), workloads, CostCache(None))
 
     def measured(before: Graph, after: Graph) -> tuple[float, float] | None:
-        return measured_seconds(Change(("e",), before, after, ("",)), term_cost, workloads)
+        return measured_seconds(ReportedChange(("e",), before, after, ("",)), term_cost, workloads)
 
     product = term("matmul", a, n)
     found = measured(Graph((a,), (term("relu", term("relu", product)),)), Graph((a,), (term("relu", product),)))
@@ -326,12 +326,12 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
 def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]) -> None:
     a = x(2, 3)
     small = model((a,), (term("relu", term("relu", term("tanh", a))),))
-    exact = optimize(small, Config(budget=5, measure=False, strategy="saturate"))
+    exact = optimize_model(small, Config(budget=5, measure=False, strategy="saturate"))
     assert exact.statistics.ended == {"saturated": 1}
     statistics = replace(exact.statistics, ended={"saturated": 2, "time": 1}, gaps=(0.0, 0.25, 0.0))
     saturated = replace(exact, statistics=statistics)
     expected = {"parts": 3, "exact": 2, "gap": 0.25}
-    data = [summary.as_dict(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
+    data = [summary.result_data(r, Path("m.onnx"), [])["search"] for r in (exact, saturated, mini)]
     assert [d["extraction"] for d in data] == [{"parts": 1, "exact": 1, "gap": 0.0}, expected, None]
     assert data[1]["ended"] == {"saturated": 2, "time": 1}
     assert sum(data[2]["ended"].values()) == data[2]["distinct_parts"]
@@ -372,7 +372,7 @@ def many(count: int) -> list[Explanation]:
         old = term("relu", a)
         for _ in range(60 if i == count else 3):
             old = term("tanh", old)
-        change = Change((f"law.{i}",), Graph((a,), (old,)), Graph((a,), (term("relu", a),)), tuple("abc") * 50)
+        change = ReportedChange((f"law.{i}",), Graph((a,), (old,)), Graph((a,), (term("relu", a),)), tuple("abc") * 50)
         made.append(Explanation(change, (1e-3, 1e-4), None))
     return made
 

@@ -20,7 +20,7 @@ from mugraphs import Pair, kernel, leaf
 
 from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Array, Model
+from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.onnx_io import from_proto, load, save, serialize
@@ -28,11 +28,11 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime import build, build_kernels, carries_kernels, library, register
-from taso_mirage.runtime.embed import NAMES, Region, embed
-from taso_mirage.runtime.plan import Kernel, cpu_kernel, sealed
-from taso_mirage.runtime.register import FORMAT, metadata
+from taso_mirage.runtime.embed import NAMES, EmbeddedRegion, embed
+from taso_mirage.runtime.plan import PlannedNode, cpu_kernel, sealed
+from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.targets.cpu import compiler as compilers
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 Arrays = Mapping[str, Any]
 
@@ -58,11 +58,11 @@ CASES: dict[str, Callable[..., Pair]] = {
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3}
 
 
-def model_of(pair: Pair) -> tuple[Model, Region]:
+def model_of(pair: Pair) -> tuple[Model, EmbeddedRegion]:
     """relu of what a muGraph computes, and the muGraph's region in it."""
     graph, goal = pair
     around = Graph(goal.inputs, tuple(term("relu", o) for o in goal.outputs))
-    return standalone(around, {"": 20}), Region.of(goal, goal.inputs, cpu_kernel(graph))
+    return standalone(around, {"": 20}), EmbeddedRegion.of(goal, goal.inputs, cpu_kernel(graph))
 
 
 def embedded(pair: Pair) -> bytes:
@@ -164,10 +164,10 @@ extern "C" void kernel_both(const void** inputs, void** outputs, void*, parallel
 def test_blocks_run_on_several_of_the_runtimes_threads() -> None:
     two = Tensor("float32", (2,))
     lines = ["taso_mirage 1 cpu", "input float32 2", "output float32 2", "entry kernel_both"]
-    made = Kernel("cpu", "kernel_both", (two,), (two,), sealed(lines), SHARED)
+    made = PlannedNode("cpu", "kernel_both", (two,), (two,), sealed(lines), SHARED)
     x = leaf("X", "float32", 2)
     double = term("add", x, x)
-    content = serialize(embed(standalone(Graph((x,), (double,)), {"": 17}), [Region((x,), (double,), made)]))
+    content = serialize(embed(standalone(Graph((x,), (double,)), {"": 17}), [EmbeddedRegion((x,), (double,), made)]))
     (found,) = opened(content, threads=2).run(None, {"X": np.array([1, 2], np.float32)})
     np.testing.assert_array_equal(found, [2, 4])
 
@@ -187,9 +187,9 @@ extern "C" void kernel_scalar(const void** inputs, void** outputs, void* scratch
 def test_scalars_and_scratch_memory_with_and_without_an_arena(arena: bool) -> None:
     x = leaf("X", "float32")
     lines = ["taso_mirage 1 cpu", "input float32", "output float32", "entry kernel_scalar"]
-    made = Kernel("cpu", "kernel_scalar", (x.tensor,), (x.tensor,), sealed(lines), SCALAR)
+    made = PlannedNode("cpu", "kernel_scalar", (x.tensor,), (x.tensor,), sealed(lines), SCALAR)
     double = term("add", x, x)
-    content = serialize(embed(standalone(Graph((x,), (double,)), {"": 17}), [Region((x,), (double,), made)]))
+    content = serialize(embed(standalone(Graph((x,), (double,)), {"": 17}), [EmbeddedRegion((x,), (double,), made)]))
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = arena
     register(options, content)
@@ -225,7 +225,7 @@ def test_a_chain_of_equal_regions_has_one_function() -> None:
     x, *others = goal.inputs
     regions, last = [], x
     for _ in range(3):
-        regions.append(Region.of(goal, (last, *others), cpu_kernel(graph)))
+        regions.append(EmbeddedRegion.of(goal, (last, *others), cpu_kernel(graph)))
         (last,) = regions[-1].outputs
     model = standalone(Graph(goal.inputs, (last,)), {"": 17})
     made = embed(model, regions[::-1])
@@ -265,8 +265,8 @@ def test_what_the_search_finds_runs_in_a_model_with_names_and_weights() -> None:
     mask = model.graph.inputs[1]
     leaves = leaf("S", "float32", 6, 40), leaf("M", "float32", 6, 40)
     goal = Graph(leaves, substitute((weights,), {scores: leaves[0], mask: leaves[1]}))
-    found = superoptimize(goal, best=1, device=CPU)[0]
-    made = embed(model, [Region.of(found.goal, (scores, mask), cpu_kernel(found.graph))])
+    found = superoptimize(goal, best=1, device=CPU_DEVICE)[0]
+    made = embed(model, [EmbeddedRegion.of(found.goal, (scores, mask), cpu_kernel(found.graph))])
     content = serialize(made)
     written = onnx.load_from_string(content)
     assert [n.op_type for n in written.graph.node] == ["Relu", "MatMul", "Add", "CpuKernel0"]
@@ -289,7 +289,7 @@ def test_regions_that_differ_in_a_constant_have_their_own_kernels() -> None:
         factor = constant(table)
         made = kernel([(x, (0,), -1)], partial(term, "mul", factor), (2,), 1, (0,))
         goal = Graph((x,), (term("mul", x, factor),))
-        regions.append(Region.of(goal, (x,), cpu_kernel(Graph((x,), (made,)))))
+        regions.append(EmbeddedRegion.of(goal, (x,), cpu_kernel(Graph((x,), (made,)))))
     model = standalone(Graph((x,), tuple(r.outputs[0] for r in regions)), {"": 17})
     content, feed = serialize(embed(model, regions)), feed_of((x,))
     assert len(onnx.load_from_string(content).functions) == 2
@@ -311,8 +311,8 @@ def test_several_outputs_and_regions_that_differ() -> None:
     s, p = variable("S", total.tensor), variable("P", product.tensor)
     ratio = kernel([(s, (0,), -1), (p, (0,), -1)], lambda s, p: term("div", s, p), (4,), 1, (0,))
     regions = [
-        Region((total, product), (last,), cpu_kernel(Graph((s, p), (ratio,)))),
-        Region((x, y), (total, product), cpu_kernel(Graph((x, y), tuple(both)))),
+        EmbeddedRegion((total, product), (last,), cpu_kernel(Graph((s, p), (ratio,)))),
+        EmbeddedRegion((x, y), (total, product), cpu_kernel(Graph((x, y), tuple(both)))),
     ]
     content, feed = serialize(embed(model, regions)), feed_of((x, y))
     assert sorted(f.name for f in onnx.load_from_string(content).functions) == ["CpuKernel0", "CpuKernel1"]
@@ -341,7 +341,7 @@ def mixed(rows: str | int, around: str) -> bytes:
     """A kernel of fixed sizes beside a relu over `around` rows; no shape but the inputs' is declared."""
     graph, goal = mugraphs.ntrans(dtype="float32")
     proto = onnx.load_from_string(
-        serialize(embed(standalone(goal, {"": 17}), [Region(goal.inputs, goal.outputs, cpu_kernel(graph))]))
+        serialize(embed(standalone(goal, {"": 17}), [EmbeddedRegion(goal.inputs, goal.outputs, cpu_kernel(graph))]))
     )
     proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     dim = proto.graph.input[0].type.tensor_type.shape.dim[0]
@@ -374,7 +374,7 @@ def test_a_size_that_the_kernel_was_not_made_for_is_refused_when_it_runs() -> No
         opened(content).run(None, feed)
 
 
-def free(*shapes: tuple[int | str, ...]) -> tuple[Model, Region]:
+def free(*shapes: tuple[int | str, ...]) -> tuple[Model, EmbeddedRegion]:
     """exp(X + Y) and X * Y, whose shapes may have names, and a kernel for both at six rows."""
     x, y = (
         variable(n, Tensor("float32", tuple(symbol(d) if isinstance(d, str) else d for d in s)))
@@ -387,7 +387,9 @@ def free(*shapes: tuple[int | str, ...]) -> tuple[Model, Region]:
     a, b = leaf("X", "float32", 6, 4), leaf("Y", "float32", 6, 4)
     both = mugraphs.parts(kernel([(a, (0,), -1), (b, (0,), -1)], body, (2,), 1, (0,), (0,)))
     outputs = body(x, y)
-    return standalone(Graph((x, y), outputs), {"": 17}), Region((x, y), outputs, cpu_kernel(Graph((a, b), tuple(both))))
+    return standalone(Graph((x, y), outputs), {"": 17}), EmbeddedRegion(
+        (x, y), outputs, cpu_kernel(Graph((a, b), tuple(both)))
+    )
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -507,7 +509,7 @@ def test_a_node_with_other_inputs_or_outputs_is_refused(field: str) -> None:
 
 
 def test_the_library_reads_what_is_written_and_has_a_name_for_every_kernel() -> None:
-    assert ctypes.CDLL(str(library())).taso_mirage_format() == FORMAT
+    assert ctypes.CDLL(str(library())).taso_mirage_format() == PLAN_FORMAT
     proto = onnx.load_from_string(embedded(CASES["half"]()))
     for name, known in ((f"CpuKernel{NAMES - 1}", True), (f"CpuKernel{NAMES}", False)):
         proto.graph.node[0].op_type = name
@@ -613,26 +615,26 @@ def test_regions_without_a_function_are_refused() -> None:
     made = cpu_kernel(
         Graph((x, b), (kernel([(x, (0,), -1), (b, (0,), -1)], lambda x, b: term("add", x, b), (2,), 1, (0,)),))
     )
-    model = standalone(Graph((x,), (total,)), {"": 17}, {"W": Array(np.ones((6, 5), np.float32))})
-    embed(model, [Region((x, inner), (total,), made)])
+    model = standalone(Graph((x,), (total,)), {"": 17}, {"W": StoredWeight(np.ones((6, 5), np.float32))})
+    embed(model, [EmbeddedRegion((x, inner), (total,), made)])
     with pytest.raises(IllTyped, match="a region of 1 inputs, its kernel has 2"):
-        embed(model, [Region((x,), (total,), made)])
+        embed(model, [EmbeddedRegion((x,), (total,), made)])
     one = replace(made, inputs=made.inputs[:1])
     with pytest.raises(Unsupported, match="the weight 'W' inside a region; it must be one of the kernel's inputs"):
-        embed(model, [Region((x,), (total,), one)])
+        embed(model, [EmbeddedRegion((x,), (total,), one)])
     with pytest.raises(
         IllTyped, match=r"output 0 of a region, add, is float32\[6, ?5\], its kernel's float32\[5, ?6\]"
     ):
-        embed(model, [Region((x, inner), (total,), replace(made, outputs=(Tensor("float32", (5, 6)),)))])
+        embed(model, [EmbeddedRegion((x, inner), (total,), replace(made, outputs=(Tensor("float32", (5, 6)),)))])
     with pytest.raises(Unsupported, match="two regions that give the same term"):
-        embed(model, [Region((x, inner), (total,), made)] * 2)
+        embed(model, [EmbeddedRegion((x, inner), (total,), made)] * 2)
 
 
 def test_a_region_must_be_in_the_model() -> None:
     graph, goal = mugraphs.ntrans(dtype="float32")
     other = standalone(Graph(goal.inputs, (term("relu", goal.inputs[0]),)), {"": 17})
     with pytest.raises(Unsupported, match="the model has no term that is output div of a region"):
-        embed(other, [Region.of(goal, goal.inputs, cpu_kernel(graph))])
+        embed(other, [EmbeddedRegion.of(goal, goal.inputs, cpu_kernel(graph))])
 
 
 def test_an_old_model_gets_the_version_that_has_functions() -> None:
@@ -657,7 +659,9 @@ def test_names_end() -> None:
     model = standalone(Graph((x,), tuple(terms)), {"": 17})
     lines = ["taso_mirage 1 cpu", "input float32 2", "output float32 2"]
     regions = [
-        Region((x,), (t,), Kernel("cpu", f"k{i}", (x.tensor,), (t.tensor,), sealed([*lines, f"entry k{i}"]), ""))
+        EmbeddedRegion(
+            (x,), (t,), PlannedNode("cpu", f"k{i}", (x.tensor,), (t.tensor,), sealed([*lines, f"entry k{i}"]), "")
+        )
         for i, t in enumerate(terms)
     ]
     assert len(onnx.load_from_string(serialize(embed(model, regions[:-1]))).functions) == NAMES

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from taso_mirage.codegen import triton
 from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import Program
+from taso_mirage.codegen.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph
 from taso_mirage.operators.ops import term
 from taso_mirage.runtime import library
-from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images, sealed
+from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
 CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
@@ -47,21 +47,21 @@ PTX = ".version 8.4\n.target sm_80\n"
 SPLIT = triton.program(mugraphs.attention_split_safe()[0])
 
 
-def split_images(program: Program = SPLIT) -> list[Image]:
+def split_images(program: TritonProgram = SPLIT) -> list[KernelImage]:
     """Stand-ins for what Triton would compile: launches of both kinds, for two architectures and as PTX."""
     found = []
     for capability in (80, 90):
         for i, launch in enumerate(program.launches):
             later = capability == 90 and i == 1
             found.append(
-                Image(
+                KernelImage(
                     i, capability, cubin(body=launch.name.encode()), launch.name, 4, 60_000 if later else 1024, 2, later
                 )
             )
     return found + [image.with_ptx(PTX) for image in found[:2]]
 
 
-def split_kernel() -> Kernel:
+def split_kernel() -> PlannedNode:
     return cuda_kernel(SPLIT, split_images())
 
 
@@ -79,7 +79,7 @@ def check(plan: str | bytes, contents: Sequence[bytes] = ()) -> str:
     return message.value.decode(errors="replace")
 
 
-def encoded(kernel: Kernel) -> list[bytes]:
+def encoded(kernel: PlannedNode) -> list[bytes]:
     return [b64encode(x) for x in kernel.images]
 
 
@@ -404,7 +404,12 @@ def test_no_plan_and_no_image_makes_a_sanitizer_complain(driver: Path) -> None:
 
 
 def launched(
-    driver: Path, folder: Path, kernel: Kernel, capability: int = 90, sizes: Sequence[int] = (2, 6, 5), **env: object
+    driver: Path,
+    folder: Path,
+    kernel: PlannedNode,
+    capability: int = 90,
+    sizes: Sequence[int] = (2, 6, 5),
+    **env: object,
 ) -> list[str]:
     for name, text in kernel.attributes.items():
         (folder / name).write_text(text)
@@ -449,7 +454,7 @@ def test_every_sample_has_its_blocks(driver: Path, tmp_path: Path, samples: int)
     x = mugraphs.leaf("x", "float16", 1, 6, 4)
     node = mugraphs.kernel([(x, (1,), -1)], lambda t: term("exp", t), (3,), 1, (1,))
     program = triton.program(Graph((x,), (node,)), None, Batch(1, (True,)))
-    kernel = cuda_kernel(program, [Image(0, 90, cubin(body=b"kernel_0"), "kernel_0", 4, 1024, 0, False)])
+    kernel = cuda_kernel(program, [KernelImage(0, 90, cubin(body=b"kernel_0"), "kernel_0", 4, 1024, 0, False)])
     assert check(kernel.plan, encoded(kernel)) == ""
     found = launched(driver, tmp_path, kernel, sizes=(samples, 6, 4), kernel_0=2, ARGUMENTS=2)
     launch = f"launch kernel_0 {3 * samples} 1 1 threads 128 shared 1024 stream 0x55 overlap 0: 100 200"
@@ -463,7 +468,7 @@ def test_every_sample_has_its_blocks(driver: Path, tmp_path: Path, samples: int)
     ]
 
 
-def lanes_kernel() -> Kernel:
+def lanes_kernel() -> PlannedNode:
     """Two kernels with scratch memory between, and beside them two more of the same inputs."""
     first, second = SPLIT.launches
     names = {b.name: f"{b.name}_beside" for b in SPLIT.buffers if b.role != "input"}
@@ -478,7 +483,7 @@ def lanes_kernel() -> Kernel:
         results=(*SPLIT.results, *(names[r] for r in SPLIT.results)),
     )
     images = [
-        Image(i, 90, cubin(body=launch.name.encode()), launch.name, 4, 1024, 0, True)
+        KernelImage(i, 90, cubin(body=launch.name.encode()), launch.name, 4, 1024, 0, True)
         for i, launch in enumerate(program.launches)
     ]
     return cuda_kernel(program, images)
@@ -545,7 +550,7 @@ def test_what_the_device_cannot_do_is_said(driver: Path, tmp_path: Path) -> None
 def test_named_sizes_give_grids_and_outputs(driver: Path, tmp_path: Path) -> None:
     """A kernel whose blocks are rows runs for any number of rows."""
     code = cubin(body=b"kernel_0")
-    image = Image(0, 90, code, "kernel_0", 4, 0, 2, False)
+    image = KernelImage(0, 90, code, "kernel_0", 4, 0, 2, False)
     lines = ["taso_mirage 1 cuda", "input float16 rows 5", *["input float16 5"] * 4]
     lines += ["output float16 rows/2 (rows+1)*3-3", "kernel rows/2 1 1 i0 i1 i2 i3 i4 o0", image.line]
     kernel = replace(split_kernel(), plan=sealed(lines), images=(code,))

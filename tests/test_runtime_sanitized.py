@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from taso_mirage.runtime.build import LIBRARY
-from taso_mirage.runtime.plan import Image, sealed
+from taso_mirage.runtime.plan import KernelImage, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
 CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
@@ -187,7 +187,7 @@ int main(int count, char** words) {
 
 
 def plan_of(content: bytes) -> str:
-    image = Image(0, 50, content, "k", 1, 0, 0, False, ptx=True)
+    image = KernelImage(0, 50, content, "k", 1, 0, 0, False, ptx=True)
     return sealed(["taso_mirage 1 cuda", "input float32 2", "output float32 2", "kernel 1 1 1 i0 o0", image.line])
 
 

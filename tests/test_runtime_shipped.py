@@ -18,7 +18,7 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.runtime.embed import Region, embed
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.runtime.register import register
 from taso_mirage.targets import onnx_runtime
@@ -95,7 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = mugraphs.kernel([(x, (0,), -1)], lambda x: term("gelu", term("mul", x, x)), (3,), 1, (0,))
     goal = term("gelu", term("mul", x, x))
     model = standalone(Graph((x,), (goal,)), {"": 20})
-    save(embed(model, [Region((x,), (goal,), cpu_kernel(Graph((x,), (rows,))))]), folder / "model.optimized.onnx")
+    save(
+        embed(model, [EmbeddedRegion((x,), (goal,), cpu_kernel(Graph((x,), (rows,))))]), folder / "model.optimized.onnx"
+    )
     save(model, folder / "model.onnx")
     return folder
 

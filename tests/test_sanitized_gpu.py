@@ -15,7 +15,7 @@ from test_codegen_triton import CASES, REAL, agrees, drawn
 
 from taso_mirage.codegen import triton as codegen
 from taso_mirage.codegen import tune
-from taso_mirage.codegen.gpu.program import Launch, Program, Schedule
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.errors import RuntimeUnavailable
 
 TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
@@ -36,7 +36,7 @@ for name in open(f"{sys.argv[1]}/names").read().split():
 
 def has_gpu() -> bool:
     try:
-        return bool(tune.gpu())
+        return bool(tune.gpu_and_versions())
     except RuntimeUnavailable:
         return False
 
@@ -44,13 +44,13 @@ def has_gpu() -> bool:
 pytestmark = pytest.mark.skipif(not has_gpu(), reason="needs a GPU")
 
 
-def pipelined(launch: Launch) -> Launch:
+def pipelined(launch: TritonLaunch) -> TritonLaunch:
     """With as many stages as are tried, four warps, and a start before the launch in front of it ends, or loads where that may be."""
     stages = min(max(s.stages for s in tune.schedules(launch)), 4)
-    return replace(launch, schedule=Schedule(4, stages, overlap=True, early=launch.loop == 1))
+    return replace(launch, schedule=LaunchSchedule(4, stages, overlap=True, early=launch.loop == 1))
 
 
-def variants(name: str, program: Program) -> dict[str, Program]:
+def variants(name: str, program: TritonProgram) -> dict[str, TritonProgram]:
     deep = program
     for i, launch in enumerate(program.launches):
         deep = tune.scheduled(deep, i, pipelined(launch).schedule)

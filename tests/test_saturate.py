@@ -24,10 +24,10 @@ from taso_mirage.search import saturate
 from taso_mirage.search.bounds import Option
 from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.egraph import FOLDING, EGraph
-from taso_mirage.search.ematch import places
+from taso_mirage.search.ematch import ematches
 from taso_mirage.search.extract import extract
-from taso_mirage.search.partition import parts
-from taso_mirage.search.search import Budget, Found, directions, search_part
+from taso_mirage.search.partition import model_parts
+from taso_mirage.search.search import BestState, Budget, directions, search_part
 
 LAWS = laws()
 COST = Cost(Roofline(CONTEXT))
@@ -39,7 +39,7 @@ def rules(*texts: str) -> Rules:
 
 def saturated(
     outputs: tuple[Node, ...], using: Rules | None = None, budget: Budget | None = None, eager: Rules | None = None
-) -> tuple[Found, saturate.Saturation, tuple[Node, ...]]:
+) -> tuple[BestState, saturate.Saturation, tuple[Node, ...]]:
     """What saturation finds, what it did, and the outputs; equal to the original in the field, and no dearer."""
     eager = Rules(()) if eager is None else eager
     graph = Graph((), outputs)
@@ -131,10 +131,10 @@ def test_a_pattern_matches_through_a_class() -> None:
     graph.add(top)
     graph.add(term("neg", a))
     double = parse_equation("neg(neg(x)) == x")
-    assert list(places(double, graph, graph.find(top))) == []
+    assert list(ematches(double, graph, graph.find(top))) == []
     graph.union(c, term("neg", a), "given")
     graph.rebuild()
-    (place,) = places(double, graph, graph.find(top))
+    (place,) = ematches(double, graph, graph.find(top))
     assert place.outputs == (term("neg", term("neg", a)),)
 
 
@@ -399,7 +399,7 @@ def test_every_class_holds_equal_terms(drawn: tuple[tuple[Node, ...], tuple[Node
 def test_never_worse_than_best_first_search_on_a_transformer() -> None:
     """The graph as it was read: attention is fused only after many steps that bring nothing, which is where this is better."""
     model = files.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
-    first, *_, last = dict.fromkeys(p.graph for p in parts(model.graph.outputs))
+    first, *_, last = dict.fromkeys(p.graph for p in model_parts(model.graph.outputs))
     budget = Budget(120, states_per_part=40)
     for part in (first, last):
         searched = search_part(part, rules(), Rules(LAWS), COST, CONTEXT, budget)

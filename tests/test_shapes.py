@@ -20,7 +20,7 @@ from taso_mirage.measure.shapes import parse_shape, parse_shapes, workloads
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
@@ -144,7 +144,7 @@ def test_states_are_compared_by_the_weighted_sum(share: float, fastest: int) -> 
     ids=["small", "large", "mostly small", "a tenth large"],
 )
 def test_weights_decide_which_form_is_best(shapes: Any, products: int, strategy: str) -> None:
-    result = optimize(low_rank(), Config(measure=False, shapes=shapes, strategy=strategy))
+    result = optimize_model(low_rank(), Config(measure=False, shapes=shapes, strategy=strategy))
     assert sum(n.op == "matmul" for n in result.model.nodes()) == products
     assert result.changed == (products == 1)
     assert all(d.passed for d in result.differences)
@@ -170,7 +170,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float, **optio
     clock = Clock()
     monkeypatch.setattr(runtime, "interleaved", clock)
     shapes = (({"n": 2}, 1 - share), (LARGE, share))
-    return optimize(twice(), Config(shapes=shapes, cache=tmp_path / "costs.sqlite", budget=2, **options)), clock
+    return optimize_model(twice(), Config(shapes=shapes, cache=tmp_path / "costs.sqlite", budget=2, **options)), clock
 
 
 def test_whole_models_are_compared_by_the_weighted_sum(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_the_report_has_the_times_of_every_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, _ = timed(monkeypatch, tmp_path, 0.9)
-    rows = summary.as_dict(result, Path("m.onnx"), [])["sizes"]
+    rows = summary.result_data(result, Path("m.onnx"), [])["sizes"]
     assert [(r["sizes"], r["share"], r["time"]["ratio"]) for r in rows] == [
         (LARGE, pytest.approx(0.9), 2.0),
         ({"n": 2}, pytest.approx(0.1), 0.5),
@@ -229,9 +229,9 @@ def test_every_size_is_a_cuda_graph_of_its_own() -> None:
 
 def test_one_set_has_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtime, "interleaved", Clock())
-    result = optimize(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=2))
+    result = optimize_model(twice(), Config(shapes=((LARGE, 5.0),), cache=tmp_path / "costs.sqlite", budget=2))
     assert result.timing is not None
     assert result.timing.each == ()
-    found = summary.as_dict(result, Path("m.onnx"), [])
+    found = summary.result_data(result, Path("m.onnx"), [])
     assert found["sizes"] == [{"sizes": LARGE, "share": 1.0, "time": found["time"]}]
     assert "by their shares" not in html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})

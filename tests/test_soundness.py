@@ -13,7 +13,7 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply
+from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply_equation
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.examine import refuted
@@ -36,7 +36,7 @@ def applied(text: str, **names: Any) -> Application:
     lhs = instantiate(equation.lhs, names, like)
     operands = {n: v for n, v in names.items() if isinstance(v, Node)}
     found = Match(lhs, operands, {n: v for n, v in names.items() if n not in operands})
-    results = apply(equation, found)
+    results = apply_equation(equation, found)
     assert not isinstance(results, NoMatch), results.reason
     return Application(equation, found, results)
 

@@ -29,17 +29,17 @@ from taso_mirage.onnx_io import load, serialize
 from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
 from taso_mirage.operators.ops import term
 from taso_mirage.report.drawing import draw
-from taso_mirage.report.rule_in_words import chosen, find, words
+from taso_mirage.report.rule_in_words import chosen, find_rule, words
 from taso_mirage.rewriting import library
-from taso_mirage.rewriting.equation import NoMatch, apply, matches
+from taso_mirage.rewriting.equation import NoMatch, apply_equation, matches
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import Evidence, Proof, Rejected, Rule, rule_name
+from taso_mirage.rewriting.library import Proof, RejectedRule, Rule, RuleEvidence, rule_name
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search.passes import Context, can_shrink, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import directions, rewrites
 from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.ladder import Sides
+from taso_mirage.verify.ladder import EquationSides
 from taso_mirage.verify.recheck import law_rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
@@ -48,7 +48,7 @@ MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 def rule(family: str, operators: int, given: str, attributes: str, text: str, proof: str = "symbolic") -> Rule:
     equation = parse_equation(text)
     equation = replace(equation, name=rule_name(family, equation), evidence="library")
-    evidence = Evidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
+    evidence = RuleEvidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
     pairs = library.parse_given(given), library.parse_attributes(attributes)
     return Rule(equation.name, operators, *pairs, equation, evidence)
 
@@ -89,27 +89,29 @@ RULES = (
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     for family in sorted({r.family for r in RULES}):
-        library.write(tmp_path / f"{family}.toml", [r for r in RULES if r.family == family], f"Rules of {family}.")
-    library.load.cache_clear()
+        library.write_rules(
+            tmp_path / f"{family}.toml", [r for r in RULES if r.family == family], f"Rules of {family}."
+        )
+    library.load_rules.cache_clear()
     yield tmp_path
-    library.load.cache_clear()
+    library.load_rules.cache_clear()
 
 
 # ---------------------------------------------------------------- files
 
 
 def test_rules_are_read_as_they_were_written(folder: Path) -> None:
-    read = library.load(folder)
+    read = library.load_rules(folder)
     assert sorted(read, key=lambda r: r.name) == sorted(RULES, key=lambda r: r.name)
     assert [r.family for r in read] == sorted(r.family for r in read)
     before = {f.name: f.read_bytes() for f in folder.iterdir()}
     for file in sorted(folder.glob("*.toml")):
-        library.write(file, library.read(file), f"Rules of {file.stem}.")
+        library.write_rules(file, library.read(file), f"Rules of {file.stem}.")
     assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
 
 
 def test_a_file_of_rules_reads_well(tmp_path: Path) -> None:
-    library.write(tmp_path / "taso.toml", RULES[:1], "Family taso.\n\nTwo lines.")
+    library.write_rules(tmp_path / "taso.toml", RULES[:1], "Family taso.\n\nTwo lines.")
     assert (tmp_path / "taso.toml").read_text() == (
         '# Family taso.\n#\n# Two lines.\n\n[[rule]]\nname = "taso.concat_to_conv.9cd5"\noperators = 3\n'
         'given = "x: (n, c, h, w), v: (o, c, 3, 3), w: (p, c, 3, 3)"\n'
@@ -179,7 +181,7 @@ def test_a_captured_rest_is_sorted_and_dims_are_symbols() -> None:
 )  # fmt: skip
 def test_an_error_names_file_rule_and_field(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "taso.toml"
-    library.write(path, RULES[:1])
+    library.write_rules(path, RULES[:1])
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -189,10 +191,10 @@ def test_an_error_names_file_rule_and_field(tmp_path: Path, old: str, new: str, 
 
 
 def test_names_are_unique_in_a_file_and_in_a_folder(folder: Path) -> None:
-    library.write(folder / "zzz.toml", RULES[:1])
+    library.write_rules(folder / "zzz.toml", RULES[:1])
     with pytest.raises(SyntaxProblem, match=r"zzz.toml: the rule taso.concat_to_conv.9cd5 is in taso.toml too"):
-        library.load(folder)
-    library.write(folder / "zzz.toml", [*RULES[:1], *RULES[:1]])
+        library.load_rules(folder)
+    library.write_rules(folder / "zzz.toml", [*RULES[:1], *RULES[:1]])
     with pytest.raises(SyntaxProblem, match=r"2 rules are called taso.concat_to_conv.9cd5"):
         library.read(folder / "zzz.toml")
     with pytest.raises(InvalidOption, match="No such file"):
@@ -222,27 +224,27 @@ def test_rejected_candidates_keep_their_counterexample(tmp_path: Path) -> None:
         "flag": True,
         "empty": [],
     }
-    rejected = [Rejected("relu(x) == x", "typings", values), Rejected("neg(x) == x", "field", {})]
+    rejected = [RejectedRule("relu(x) == x", "typings", values), RejectedRule("neg(x) == x", "field", {})]
     library.write_rejected(tmp_path / "rejected.toml", rejected, "Refuted.")
     assert library.read_rejected(tmp_path / "rejected.toml") == tuple(rejected)
-    library.write(tmp_path / "taso.toml", RULES[:1])
-    assert len(library.load(tmp_path)) == 1
+    library.write_rules(tmp_path / "taso.toml", RULES[:1])
+    assert len(library.load_rules(tmp_path)) == 1
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "taso.toml").mkdir()
     with pytest.raises(OutputError, match=r"taso.toml"):
-        library.write(tmp_path / "taso.toml", RULES[:1])
+        library.write_rules(tmp_path / "taso.toml", RULES[:1])
     assert [f.name for f in tmp_path.iterdir()] == ["taso.toml"]
     with pytest.raises(TypeError, match="has no form in TOML"):
-        library.write_rejected(tmp_path / "rejected.toml", [Rejected("a", "b", {"x": object()})])
+        library.write_rejected(tmp_path / "rejected.toml", [RejectedRule("a", "b", {"x": object()})])
 
 
 # ---------------------------------------------------------------- the optimizer
 
 
 def test_the_optimizer_reads_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load", lambda: RULES)
+    monkeypatch.setattr(library, "load_rules", lambda: RULES)
     assert rules.__wrapped__().equations == (*laws(), *(r.equation for r in RULES))
 
 
@@ -266,7 +268,7 @@ def test_the_index_finds_what_trying_every_equation_finds() -> None:
             (len(e.roots), results)
             for e in equations
             for found in matches(e, node, used_by)
-            if not isinstance(results := apply(e, found), NoMatch) and results != found.outputs
+            if not isinstance(results := apply_equation(e, found), NoMatch) and results != found.outputs
         ]
         single = [a.results for a in rules.applications(node)]
         assert single == list(dict.fromkeys(r for n, r in every if n == 1))
@@ -333,7 +335,7 @@ def check_pairs(each: Rule, wanted: int) -> None:
     assert all(agree(one, seed) for seed, one in enumerate(made))
 
 
-def exported(sides: Iterable[Sides]) -> Iterator[Pair]:
+def exported(sides: Iterable[EquationSides]) -> Iterator[Pair]:
     for each in sides:
         with suppress(Unsupported):
             yield models(*each)
@@ -364,7 +366,7 @@ def test_a_pair_takes_sizes_that_are_legal_and_different() -> None:
         pair(rule("wrong", 1, "x: (n, c)", "", "relu(x) == neg(x) where dim(x, 0) > 99"))
 
 
-SHIPPED = library.load()
+SHIPPED = library.load_rules()
 
 
 @pytest.mark.parametrize("each", SHIPPED[:: max(1, len(SHIPPED) // 48)], ids=lambda r: r.name)
@@ -411,15 +413,15 @@ def test_rules_are_found_by_text_operator_and_beginning() -> None:
     assert [r.name for r in chosen(RULES, ["CONV", "axis=0"], ["conv", "concat"], [])] == [RULES[0].name]
     assert {r.family for r in chosen(RULES, [], ["relu"], ["taso", "elementwise"])} == {"taso", "elementwise"}
     assert chosen(RULES, [], ["softmax"], []) == []
-    assert find(RULES, "taso.con") is RULES[0]
+    assert find_rule(RULES, "taso.con") is RULES[0]
     with pytest.raises(InvalidOption, match=r"2 rules begin with 'taso': taso.concat_to_conv.9cd5, taso.merge"):
-        find(RULES, "taso")
+        find_rule(RULES, "taso")
     with pytest.raises(
         InvalidOption, match=r"no rule is called 'taso.concat_to_conf.9cd5'; did you mean taso.concat_to_"
     ):
-        find(RULES, "taso.concat_to_conf.9cd5")
+        find_rule(RULES, "taso.concat_to_conf.9cd5")
     with pytest.raises(InvalidOption, match=r"did you mean taso.concat_to_conv"):
-        find(RULES, "to_conv")
+        find_rule(RULES, "to_conv")
 
 
 def test_a_rule_in_words() -> None:
@@ -480,7 +482,7 @@ def inside(root: ET.Element, svg: str) -> bool:
 
 def test_the_page_counts_families_sizes_proofs_and_stages(folder: Path) -> None:
     counts = {"taso": {"terms": 10, "classes": 4}, "norm": {"terms": 7}}
-    library.write_rejected(folder / "rejected.toml", [Rejected("relu(x) == x", "field", {})])
+    library.write_rejected(folder / "rejected.toml", [RejectedRule("relu(x) == x", "field", {})])
     refresh(folder, counts)
     page = (folder / "README.md").read_text()
     assert "9 rules: 8 replace one value, 1 several at once." in page
@@ -566,7 +568,7 @@ def test_verify_counts_proofs_and_names_what_is_not_there(folder: Path) -> None:
     assert good[3].startswith("cases: ")
     with pytest.raises(InvalidOption, match="--rule q: no rule begins so"):
         invoke("verify", *files, "--rule", "q")
-    library.write(folder / "empty.toml", [])
+    library.write_rules(folder / "empty.toml", [])
     with pytest.raises(InvalidOption, match="there are no rules"):
         invoke("verify", str(folder / "empty.toml"))
     with pytest.raises(InvalidOption, match="exclude each other"):

@@ -15,7 +15,7 @@ from taso_mirage.errors import RuntimeCrashed
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
 from taso_mirage.onnx_io import from_ir, serialize
-from taso_mirage.pipeline import optimize
+from taso_mirage.pipeline import optimize_model
 from taso_mirage.search.config import Config
 
 Opened = Callable[..., Any]
@@ -43,14 +43,14 @@ def mergeable() -> Model:
 
 def crashing(patch: pytest.MonkeyPatch, where: Callable[[Model], bool]) -> None:
     """Let the runtime crash on the models that `where` names."""
-    opened: Opened = runtime.opened
+    opened: Opened = runtime.open_in_child
 
     def faulty(model: Model, *args: Any, **options: Any) -> Any:
         if not options.get("source") and where(model):
             raise RuntimeCrashed("ONNX Runtime's process ended (SIGSEGV)")
         return opened(model, *args, **options)
 
-    patch.setattr(runtime, "opened", faulty)
+    patch.setattr(runtime, "open_in_child", faulty)
 
 
 QUICK = Config(measure=False, budget=1)
@@ -61,19 +61,19 @@ def operators(model: Model) -> list[str]:
 
 
 def test_without_a_crash_both_rewrites_apply() -> None:
-    assert operators(optimize(mergeable(), QUICK).model) == ["Add"]
+    assert operators(optimize_model(mergeable(), QUICK).model) == ["Add"]
 
 
 def test_a_rewrite_that_crashes_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     crashing(monkeypatch, lambda model: operators(model).count("Add") < 2)
-    result = optimize(mergeable(), QUICK)
+    result = optimize_model(mergeable(), QUICK)
     assert operators(result.model) == ["Add", "Add"]
     assert any("that rewrite is left out" in note for note in result.notes)
 
 
 def test_where_every_rewrite_crashes_the_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     crashing(monkeypatch, lambda model: len(operators(model)) < 4)
-    result = optimize(mergeable(), QUICK)
+    result = optimize_model(mergeable(), QUICK)
     assert not result.changed
     assert operators(result.model) == ["Transpose", "Transpose", "Add", "Add"]
 
@@ -98,5 +98,5 @@ def test_half_precision_transposes_before_products(perm: tuple[int, ...]) -> Non
         [numpy_helper.from_array(product, "w")],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    result = optimize(from_ir(onnx_ir.from_proto(proto)), QUICK)
-    assert runtime.opened(result.model).run({"x": np.ones(shape, np.float16)})[0].shape == (*turned[:-1], 6)
+    result = optimize_model(from_ir(onnx_ir.from_proto(proto)), QUICK)
+    assert runtime.open_in_child(result.model).run({"x": np.ones(shape, np.float16)})[0].shape == (*turned[:-1], 6)

@@ -22,7 +22,7 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.measure.session import Session, interleaved, working_providers
-from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, running
+from taso_mirage.measure.target import CPU, CUDA, OPENVINO, TARGETS, target_for
 from taso_mirage.onnx_io import load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.kernels import dropped
@@ -32,7 +32,7 @@ from taso_mirage.search.available import Available
 from taso_mirage.search.config import Config
 from taso_mirage.search.passes import Context, runtime_specific
 from taso_mirage.targets import stamp
-from taso_mirage.targets.cpu.device import CPU as CORES
+from taso_mirage.targets.cpu.device import CPU_DEVICE as CORES
 from taso_mirage.targets.cuda import device as cuda
 from taso_mirage.targets.cuda.device import H100, PINS, Gpu, described
 from taso_mirage.targets.packaging import opening, session, stamped
@@ -72,14 +72,14 @@ def test_a_target_has_all_that_the_protocol_asks_for(target: Target) -> None:
             assert hasattr(target, name), name
     assert pickle.loads(pickle.dumps(target)) == target
     assert TARGETS[target.name] is target
-    assert set(dict(target.stamp.options)) <= set(stamp.KNOWN[target.name])
+    assert set(dict(target.stamp.options)) <= set(stamp.KNOWN_OPTIONS[target.name])
     assert all(variant.plain == target for variant in target.variants)
     assert target.device.operator.flops < target.device.flops  # a whole kernel reaches more than an operator
 
 
 def test_every_target_has_a_folder() -> None:
     folder = Path(taso_mirage.__file__).parent / "targets"
-    assert {f.name for f in folder.iterdir() if (f / "target.py").exists()} == set(TARGETS) == set(stamp.KNOWN)
+    assert {f.name for f in folder.iterdir() if (f / "target.py").exists()} == set(TARGETS) == set(stamp.KNOWN_OPTIONS)
     for name, target in TARGETS.items():
         assert (folder / name / "lowering.py").exists() == (target.lowering is not None)
 
@@ -112,9 +112,9 @@ def test_another_gpu_is_described_by_its_driver(monkeypatch: pytest.MonkeyPatch)
 
 def test_variants_are_of_operators_with_a_layout() -> None:
     for variant in CUDA.variants:
-        assert running(variant, ["conv"]) == variant
-        assert running(variant, ["tanh"]) == CUDA
-    assert running(OPENVINO, ["tanh"]) == OPENVINO
+        assert target_for(variant, ["conv"]) == variant
+        assert target_for(variant, ["tanh"]) == CUDA
+    assert target_for(OPENVINO, ["tanh"]) == OPENVINO
     assert CPU.variants == OPENVINO.variants == ()
 
 
@@ -137,7 +137,7 @@ def runtime_specific_is_left(target: Target) -> bool:
 @pytest.mark.parametrize("target", [CUDA, *CUDA.variants, OPENVINO], ids=["cuda", "chosen", "nhwc", "openvino"])
 def test_what_a_file_says_of_its_target_is_read_back(target: Target, tmp_path: Path) -> None:
     save(stamped(relu(4), target), tmp_path / "m.onnx")
-    found = stamp.read(metadata(tmp_path / "m.onnx"))
+    found = stamp.read_stamp(metadata(tmp_path / "m.onnx"))
     assert found == target.stamp
     onnx.checker.check_model(tmp_path / "m.onnx")
     again = load(tmp_path / "m.onnx")  # what is made of it gets the stamp of its own target
@@ -149,7 +149,7 @@ def test_what_a_file_says_of_its_target_is_read_back(target: Target, tmp_path: P
 def test_a_file_for_the_cpu_needs_no_stamp() -> None:
     model = relu(4)
     assert stamped(model, CPU) is model
-    assert stamp.read({}) is None
+    assert stamp.read_stamp({}) is None
 
 
 def test_a_captured_graph_is_asked_for() -> None:

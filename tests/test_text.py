@@ -14,7 +14,7 @@ from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Literal, Node, Tensor, constant, variable, weight
 from taso_mirage.operators.ops import TERMS, extents, get, load_specs, term
-from taso_mirage.rewriting.equation import Match, apply, match
+from taso_mirage.rewriting.equation import Match, apply_equation, match
 from taso_mirage.rewriting.text import laws, parse_equation, parse_graph, parse_type, show_equation, show_graph
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -189,7 +189,7 @@ def test_pads_that_are_moved_by_numbers_are_read_backwards() -> None:
     small = term("conv", x, y, strides=(1, 1), pads=(0, 1, 0, 1), dilations=(1, 1), group=1)
     place = match(back, small, {})
     assert isinstance(place, Match)
-    found = apply(back, place)
+    found = apply_equation(back, place)
     assert isinstance(found, tuple)
     assert found[0].attr("pads") == (1, 1, 1, 1)
     assert found[0].args[1].shape == (4, 2, 3, 3)

@@ -14,14 +14,14 @@ from test_ops import build, uses
 from test_partial import differing
 
 from taso_mirage.ir.dims import symbol
-from taso_mirage.ir.model import Array
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import KINDS, Tensor, topological, weight
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import REGISTRY, Op, get, interpret, load_specs, term
 from taso_mirage.operators.slicing import cut
 from taso_mirage.partial.agreement import agreement
-from taso_mirage.partial.families import families, mutants
+from taso_mirage.partial.families import families, mutants_of
 from taso_mirage.partial.restrict import Restriction
 from taso_mirage.partial.source import programs
 from taso_mirage.partial.whole import Total, total
@@ -113,7 +113,7 @@ ELSEWHERE = {
     "meanings": "the names are those of scalar functions, which lie below operators",
 }
 """Packages that may name operators, and why."""
-OWN = {"mugraph.py": {"accumulate", "kernel", "running_max"}}
+OWN = {"ir/mugraph.py": {"accumulate", "kernel", "running_max"}}
 """What a muGraph's body is made of besides operators, as `KINDS` is for a term."""
 
 
@@ -213,7 +213,7 @@ SPEC = '''
 """Some number of times a convolution, with its sign turned."""
 
 from op_specs.conv import seen
-from taso_mirage.operators.slicing import cut, join, padded, sizes, whole
+from taso_mirage.operators.slicing import cut, join, padded_term as padded, sizes, whole
 from taso_mirage.errors import Unsupported
 from taso_mirage.operators.ops import Ints, op
 
@@ -321,7 +321,7 @@ def test_a_part_of_it_is_computed_alone(turned: Op) -> None:
 def test_it_has_mutants_that_are_made_whole(turned: Op) -> None:
     original = graph(turned.term(image(1, 4, 8, 6), kernel(6, 2, 3, 3), **ATTRIBUTES))
     assert [p.outputs[0].op for p in programs(original.outputs)] == [turned.name]
-    (found,) = mutants(original)
+    (found,) = mutants_of(original)
     assert found.families == ("halves of an image",)
     assert agreement(original, found.graph).regions[0].share == 6 / 8
     assert isinstance(total(original, found.graph), Total)
@@ -331,6 +331,6 @@ def test_its_kernel_is_computed_before_the_run(turned: Op) -> None:
     """Whatever that stores: a kernel that is one number everywhere."""
     one = weight("w", Tensor("float32", (1,)))
     output = turned.term(image(1, 256, 4, 4), term("expand", one, shape=(256, 256, 3, 3)), **{**ATTRIBUTES, "group": 1})
-    model = standalone(graph(output), {"": 20}, {"w": Array(np.ones(1, np.float32))})
+    model = standalone(graph(output), {"": 20}, {"w": StoredWeight(np.ones(1, np.float32))})
     folded, _ = fold_weights(model)
     assert [n.shape for n in folded.nodes() if n.op == "weight"] == [(256, 256, 3, 3)]

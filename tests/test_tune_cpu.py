@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from scripts import ROOT
 
-from taso_mirage.codegen.cpu.tune import FILE, different, tuned
+from taso_mirage.codegen.cpu.tune import FILE, different, tuned_native
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 
 def norm_linear(rows: int) -> KernelGraph:
@@ -47,12 +47,12 @@ GOALS = {"norm_linear 1": norm_linear(1), "norm_linear 5": norm_linear(5), "atte
 @pytest.mark.parametrize("name", GOALS)
 def test_what_the_search_finds_for_a_cpu_computes_the_goal(name: str, tmp_path: Path) -> None:
     goal = GOALS[name].graph()
-    graphs = [each.graph for each in superoptimize(goal, best=12, device=CPU)]
+    graphs = [each.graph for each in superoptimize(goal, best=12, device=CPU_DEVICE)]
     rng = np.random.default_rng(7)
     given = [rng.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in goal.inputs]
     loaded = {x: EXACT.load(v) for x, v in zip(goal.inputs, given, strict=True)}
     wanted = interpret(goal.outputs, EXACT, loaded)[goal.outputs[0]]
-    made = tuned(graphs, 2, 0.0, tmp_path)
+    made = tuned_native(graphs, 2, 0.0, tmp_path)
     assert len(made) > (FILE if name.startswith("norm") else 1)
     for each in made:
         (output,) = each.kernel(*given)
@@ -63,18 +63,18 @@ def test_equal_programs_are_one_and_what_has_no_program_is_left_out(tmp_path: Pa
     x = variable("X", Tensor("float32", (4, 6)))
     relu, other, none = (Graph((x,), (term(op, x),)) for op in ("relu", "sigmoid", "atan"))
     assert different([none, relu, other, relu]) == [relu, other]
-    assert {each.kernel.graph for each in tuned([none, relu, other, relu], 1, 0.0, tmp_path)} == {relu, other}
+    assert {each.kernel.graph for each in tuned_native([none, relu, other, relu], 1, 0.0, tmp_path)} == {relu, other}
     with pytest.raises(Unsupported, match="arctan"):
-        tuned([none], 1)
+        tuned_native([none], 1)
     with pytest.raises(Unsupported, match="budget"):
-        tuned([], 1)
+        tuned_native([], 1)
 
 
 def test_a_cpu_has_few_blocks_of_any_size() -> None:
     g = new_graph()
     x = g.new_input((96, 1000), float32)
     g.mark_output(g.softmax(x))
-    found = superoptimize(g.graph(), best=8, device=CPU)
+    found = superoptimize(g.graph(), best=8, device=CPU_DEVICE)
     blocks = [[np.prod(n.attr("grid")) for n in topological(f.graph.outputs) if n.op == "kernel"] for f in found]
     assert max(map(max, blocks)) <= 32
     assert any(96 % b == 0 and (96 // b) & (96 // b - 1) for each in blocks for b in each)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taso_mirage.codegen import tune
-from taso_mirage.codegen.gpu.program import Launch, Schedule, Traffic
+from taso_mirage.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,5 +105,5 @@ def test_a_graph_has_enough_calls_and_no_more(machine: Machine, sets: int, calls
     [(64, 10_240, [3, 4, 5, 6, 8]), (64, 100_000, [2]), (4, 10_240, [2, 3, 4]), (64, 200_000, [1])],
 )
 def test_the_deepest_pipelines_that_fit_are_tried(loop: int, in_flight: int, depths: list[int]) -> None:
-    launch = Launch("kernel_0", (128,), loop, ("x",), Schedule(4, depths[-1]), Traffic(1, 1, in_flight))
+    launch = TritonLaunch("kernel_0", (128,), loop, ("x",), LaunchSchedule(4, depths[-1]), Traffic(1, 1, in_flight))
     assert sorted({schedule.stages for schedule in tune.schedules(launch)}) == depths

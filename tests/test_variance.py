@@ -11,13 +11,13 @@ import mugraphs
 import numpy as np
 import pytest
 
-from taso_mirage.codegen.cpu.native import Kernel
+from taso_mirage.codegen.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
-from taso_mirage.kernels.search import Found, Options, Search
-from taso_mirage.kernels.verify import SINGLE, Evidence, verified
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.kernels.verify import SINGLE, MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 FAR = 1e3
 """A mean so large that the mean of the squares less its square has no correct digit left in float32."""
@@ -50,7 +50,7 @@ def wanted() -> np.ndarray:
 @pytest.mark.parametrize("loop", [1, 2, 4, 12])
 def test_the_accumulator_is_the_variance(loop: int) -> None:
     mugraph, goal = one_pass(loop)
-    assert isinstance(verified(mugraph, goal), Evidence)
+    assert isinstance(verified_mugraph(mugraph, goal), MuGraphEvidence)
     (x,), (output,) = mugraph.inputs, mugraph.outputs
     for xp, tolerance in ((SINGLE, 1e-4), (EXACT, 1e-9)):
         found = interpret([output], xp, {x: xp.load(far())})[output]
@@ -68,8 +68,8 @@ def test_squares_less_the_square_are_refused() -> None:
         return term("sub", squares, term("mul", mean, mean))
 
     made = mugraphs.kernel([(x, (0,), 1)], body, (3,), 4, (0,))
-    found = verified(Graph((x,), (made,)), Graph((x,), (statistics(x)[0],)))
-    assert isinstance(found, Refused)
+    found = verified_mugraph(Graph((x,), (made,)), Graph((x,), (statistics(x)[0],)))
+    assert isinstance(found, Refusal)
     assert "with shifted inputs in float32" in found.reason
 
 
@@ -92,7 +92,7 @@ def test_the_generated_triton_code_takes_one_pass(tmp_path: Path) -> None:
 
 
 def test_the_generated_cpp_code_takes_one_pass() -> None:
-    (found,) = Kernel(one_pass()[0])(far())
+    (found,) = NativeKernel(one_pass()[0])(far())
     assert np.abs(found - wanted()).max() <= 1e-4
 
 
@@ -121,9 +121,9 @@ def looped(graph: Graph) -> list[tuple[bool, set[str]]]:
 ONE = (True, {"sum", "variance"})
 
 
-def accepted(goal: Graph, wanted: list[tuple[bool, set[str]]], split: bool = False) -> Found | None:
+def accepted(goal: Graph, wanted: list[tuple[bool, set[str]]], split: bool = False) -> FoundMuGraph | None:
     """The first verified muGraph of this form; with `split` its reduction is split over the grid."""
-    searching = Search(goal, Options())
+    searching = Search(goal, SearchOptions())
     for each in searching.candidates():
         graph = each.graph()
         if graph is not None and looped(graph) == wanted and bool(each.closure.goal.split) is split:
@@ -162,7 +162,7 @@ def test_layer_norms_in_one_pass(goal: Graph, wanted: list[tuple[bool, set[str]]
 
 def test_a_long_layer_norm_is_split_over_the_grid_in_three_kernels() -> None:
     """The statistics of the parts, those of all, and the rows that they normalise."""
-    searching = Search(layer_norm_goal(4, 65536), Options(max_kernels=3))
+    searching = Search(layer_norm_goal(4, 65536), SearchOptions(max_kernels=3))
     graphs = ((c, graph) for c in searching.candidates() if (graph := c.graph()) is not None)
     fits = (c for c, graph in graphs if looped(graph) == [ONE, (False, set()), (False, set())] and c.closure.goal.split)
     assert any(searching.accepted(c) is not None for c in fits)
@@ -170,7 +170,7 @@ def test_a_long_layer_norm_is_split_over_the_grid_in_three_kernels() -> None:
 
 def test_half_precision_does_not_round_what_the_mean_is_taken_from() -> None:
     """The product of gamma and the weights is rounded in a dot of half precision, and not in the sum that the mean multiplies."""
-    searching = Search(layer_norm_goal(8, 4096, 96, "float16"), Options())
+    searching = Search(layer_norm_goal(8, 4096, 96, "float16"), SearchOptions())
     made = [looped(graph) for each in searching.candidates() if (graph := each.graph()) is not None]
     assert [(False, set()), (True, {"sum"})] in made
     assert ONE not in [form[0] for form in made if len(form) == 1]
@@ -200,6 +200,6 @@ WRONG = {
 def test_wrong_accumulators_are_refused(name: str) -> None:
     x = mugraphs.leaf("x", "float32", 6, 24)
     made = mugraphs.kernel([(x, (0,), 1)], lambda t: WRONG[name](*statistics(t)), (3,), 4, (0,))
-    found = verified(Graph((x,), (made,)), one_pass()[1])
-    assert isinstance(found, Refused)
+    found = verified_mugraph(Graph((x,), (made,)), one_pass()[1])
+    assert isinstance(found, Refusal)
     assert "differs from the goal's in the field" in found.reason

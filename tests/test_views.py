@@ -19,7 +19,7 @@ from taso_mirage.codegen.compile import compiled
 from taso_mirage.codegen.gpu.axes import grouped
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.search import Options, Search
+from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
@@ -104,7 +104,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load
+from taso_mirage.codegen.compile import load_source as load
 from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
@@ -123,7 +123,7 @@ def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
     wanted = goal(*SMALL)
-    found = Search(wanted, Options(), H100).run(12, 60.0)
+    found = Search(wanted, SearchOptions(), H100).run(12, 60.0)
     programs = [triton.program(each.graph) for each in found]
     assert any("tl.dot" in p.source for p in programs)
     assert not any("tl.reshape" in p.source for p in programs)
@@ -137,7 +137,7 @@ def test_heads_of_several_queries_are_cut_and_joined(tmp_path: Path) -> None:
 
 def test_every_mugraph_of_a_decoders_attention_has_a_form() -> None:
     """Six of the 24 had one where tiles were reshaped."""
-    found = Search(goal(*DECODER), Options(), H100).run(24, 120.0)
+    found = Search(goal(*DECODER), SearchOptions(), H100).run(24, 120.0)
     programs = [triton.program(each.graph) for each in found]
     assert len(programs) == 24
     assert all("tl.reshape" not in p.source for p in programs)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from taso_mirage.ir.terms import topological
 from taso_mirage.kernels.graph import KernelGraph
-from taso_mirage.kernels.search import Found
+from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.rewriting.text import show_graph
 
 
-def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = None) -> list[Found]:
+def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = None) -> list[FoundMuGraph]:
     """Run an example; the keyword arguments of its builder are options. The result is what was found, the best first."""
     options = _parser(build).parse_args(arguments)
     sizes = {name: getattr(options, name) for name in inspect.signature(build).parameters}
@@ -33,7 +33,7 @@ def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = No
     return found
 
 
-def shown(found: Found) -> str:
+def shown(found: FoundMuGraph) -> str:
     """Cost, evidence and kernels of a muGraph."""
     evidence = found.evidence
     lines = [

@@ -20,7 +20,7 @@ import typer
 
 from taso_mirage.cli import kernels as cli_kernels
 from taso_mirage.cli import partial, plugin, substitutions, verify
-from taso_mirage.cli.options import FIXES, AsJson, ModelFile, Shapes, TrustKernels
+from taso_mirage.cli.options import FIXES, JsonOption, ModelFile, ShapeOption, TrustKernels
 from taso_mirage.errors import OutputError, TasoMirageError
 from taso_mirage.system.terminal import one_line, say, say_lines
 from taso_mirage.version import __version__
@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 app.add_typer(substitutions.app, name="substitutions")
-app.command()(cli_kernels.kernels)
-app.command()(partial.mutants)
+app.command()(cli_kernels.kernels_command)
+app.command()(partial.mutants_command)
 app.command()(plugin.export_plugin)
 app.command()(verify.verify)
 
@@ -133,7 +133,7 @@ def optimize(
             metavar="FILE.toml", help="Rules to apply beside all others, each where it is proved; repeatable."
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
     from taso_mirage import api
@@ -181,15 +181,15 @@ def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:
     from taso_mirage.report import explanations, summary
 
     if as_json:
-        changes = {"changes": explanations.as_data(result.explanations, result)} if explain else {}
-        say(json.dumps(summary.as_dict(result, model, result.written) | changes, indent=2))
+        changes = {"changes": explanations.explanation_data(result.explanations, result)} if explain else {}
+        say(json.dumps(summary.result_data(result, model, result.written) | changes, indent=2))
         return
     summary.show(result, model, result.written)
     say_lines(explanations.as_lines(result.explanations, result) if explain else ())
 
 
 @app.command()
-def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> None:
+def inspect(model: ModelFile, shape: ShapeOption = None, as_json: JsonOption = False) -> None:
     """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and why."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
@@ -209,7 +209,7 @@ def inspect(model: ModelFile, shape: Shapes = None, as_json: AsJson = False) -> 
 def diff(
     first: Annotated[Path, typer.Argument(help="The ONNX model that is right.", metavar="A.onnx")],
     second: Annotated[Path, typer.Argument(help="The one to compare with it.", metavar="B.onnx")],
-    shape: Shapes = None,
+    shape: ShapeOption = None,
     inputs: Annotated[
         list[Path] | None, typer.Option(help="Inputs (.npz, arrays by input name) to compare on; repeatable.")
     ] = None,
@@ -217,7 +217,7 @@ def diff(
         str, typer.Option(help="Where both run: cpu, cuda (which a model made for it may need), or openvino.")
     ] = "cpu",
     trust_kernels: TrustKernels = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
     from taso_mirage.measure.shapes import parse_shape
@@ -240,10 +240,10 @@ def diff(
         differences = diff.numbers(a, b, parse_shape(a, shape or []), given, where)
     except TasoMirageError:
         if as_json:
-            say(json.dumps(diff.as_data(found, None), indent=2))
+            say(json.dumps(diff.diff_data(found, None), indent=2))
         raise
     if as_json:
-        say(json.dumps(diff.as_data(found, differences), indent=2))
+        say(json.dumps(diff.diff_data(found, differences), indent=2))
     else:
         say_lines(diff.number_lines(differences))
     problem = diff.failure(differences)
@@ -252,7 +252,7 @@ def diff(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(as_json: JsonOption = False) -> None:
     """Show versions, the execution providers that really work here, and the cost cache."""
     from taso_mirage.report import inspection
 
@@ -263,7 +263,7 @@ def doctor(as_json: AsJson = False) -> None:
         inspection.show_diagnosis(found)
 
 
-class Interrupted(BaseException):
+class CtrlC(BaseException):
     """Ctrl-C. Not an Exception, so that no fallback swallows it."""
 
 
@@ -273,7 +273,7 @@ def _give_up(number: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return _again()
         frame = frame.f_back
-    raise Interrupted
+    raise CtrlC
 
 
 _postponed = threading.Event()
@@ -290,7 +290,7 @@ def _again() -> None:
 
 def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
     """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a Ctrl-C is not to be lost there."""
-    if isinstance(dropped.exc_value, Interrupted):
+    if isinstance(dropped.exc_value, CtrlC):
         _again()
     else:
         sys.__unraisablehook__(dropped)
@@ -337,7 +337,7 @@ def main() -> None:
     except TasoMirageError as error:
         _complain(one_line(str(error)))
         sys.exit(error.exit_code)
-    except Interrupted:
+    except CtrlC:
         _complain("interrupted; nothing was written")
         sys.exit(130)
     except MemoryError:

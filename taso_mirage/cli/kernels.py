@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage.cli.options import AsJson, ModelFile, Shapes
+from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.system.terminal import say
 
@@ -25,12 +25,12 @@ PLACES = 3
 """So many places of a region are named."""
 
 
-def kernels(
+def kernels_command(
     model: ModelFile,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds that the search may take; each region has its share.")
     ] = 60.0,
-    shape: Shapes = None,
+    shape: ShapeOption = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what is found in this file, and go on from it.")
     ] = None,
@@ -41,14 +41,14 @@ def kernels(
         Path | None,
         typer.Option("--report", metavar="OUT.html", help="Write a page with the regions and their muGraphs."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each.
 
     Laws that leave operators away are applied first, so that a guard behind a softmax is not in the way of its online form.
     """
-    from taso_mirage.kernels.regions import regions
-    from taso_mirage.kernels.survey import as_data, survey
+    from taso_mirage.kernels.regions import kernel_regions
+    from taso_mirage.kernels.survey import survey, survey_data
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
     from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
@@ -66,7 +66,7 @@ def kernels(
     found: list[Surveyed] = []
     with Stages(quiet=as_json) as stages, _interruptible() as stopped:
         stages("find regions", 0, 0)
-        wanted = regions(normal(loaded, sizes), sizes)
+        wanted = kernel_regions(normal(loaded, sizes), sizes)
         stages("search", 0, len(wanted))
         for each in survey(wanted, budget, known, stopped):
             found.append(each)
@@ -77,7 +77,7 @@ def kernels(
     if page is not None:
         write_file(page, _page(model, sizes, found, programs).encode(errors="replace"))
     if as_json:
-        rows = [{**as_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
+        rows = [{**survey_data(each), "program": programs.get(i)} for i, each in enumerate(found)]
         say(json.dumps({"model": str(model), "sizes": dict(sizes), "regions": rows}, indent=2))
         return
     for line in _lines(model, sizes, found, programs):
@@ -139,10 +139,10 @@ def _known(path: Path) -> dict[Graph, Mapping[str, Any]]:
 
 def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[Surveyed]) -> None:
     """Write what is known of any model's regions: those found now, and those of before."""
-    from taso_mirage.kernels.survey import VERSION, as_data
+    from taso_mirage.kernels.survey import VERSION, survey_data
     from taso_mirage.system.files import write_file
 
-    rows = {**known, **{each.region.graph: as_data(each) for each in found if each.found is not None}}
+    rows = {**known, **{each.region.graph: survey_data(each) for each in found if each.found is not None}}
     write_file(path, json.dumps({"survey": VERSION, "regions": list(rows.values())}, indent=1) + "\n")
 
 

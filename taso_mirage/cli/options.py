@@ -9,7 +9,7 @@ import typer
 
 FIXES = "Fix dynamic dims: an input and its sizes (x:1,128) or a dim (batch:4); repeatable."
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables and text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables and text.")]
 TrustKernels = Annotated[
     bool,
     typer.Option(
@@ -18,4 +18,4 @@ TrustKernels = Annotated[
         "ordinary operators run.",
     ),
 ]
-Shapes = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]
+ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help=FIXES)]

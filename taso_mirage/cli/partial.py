@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taso_mirage.cli.options import AsJson, ModelFile, Shapes
+from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.system.terminal import say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taso_mirage.measure.cost_cache import CostCache
     from taso_mirage.partial.agreement import Agreement
     from taso_mirage.partial.families import Mutant
-    from taso_mirage.partial.parts import Part
+    from taso_mirage.partial.parts import CostlyPart
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config
     from taso_mirage.search.cost import Cost, Weighted
@@ -38,7 +38,7 @@ PLACES = 3
 """So many equal parts are named."""
 
 
-def mutants(
+def mutants_command(
     model: ModelFile,
     node: Annotated[
         str | None,
@@ -47,12 +47,12 @@ def mutants(
     depth: Annotated[int, typer.Option(min=1, help="How many steps may lead to a mutant.")] = 1,
     limit: Annotated[int, typer.Option(min=1, help="How many are shown and verified, the cheapest first.")] = 10,
     target: Annotated[str, typer.Option(help="Where it will run: cpu, or cuda.")] = "cpu",
-    shape: Shapes = None,
+    shape: ShapeOption = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Measure operators, or estimate by a roofline.")
     ] = True,
     budget: Annotated[float, typer.Option(min=0, help="Seconds that it may take; what was begun is ended.")] = 60.0,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the mutants of a costly part of MODEL.onnx: programs that are right on a part of its result, and corrected elsewhere.
 
@@ -62,7 +62,7 @@ def mutants(
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
     from taso_mirage.onnx_io import load
-    from taso_mirage.partial.parts import part, parts
+    from taso_mirage.partial.parts import costly_parts, part
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config, measuring, representative
     from taso_mirage.search.cost import Cost
@@ -76,7 +76,7 @@ def mutants(
         clock = _Clock(budget, stopped)
         found: _Listed | _Found
         if chosen is None:
-            found = _listed(about, parts(loaded, about.sizes), term, stages, clock)
+            found = _listed(about, costly_parts(loaded, about.sizes), term, stages, clock)
         else:
             found = _searched(about, chosen, depth, Cost(term), stages, clock)
     say(json.dumps(found.as_data(), indent=2) if as_json else "\n".join(found.lines()))
@@ -101,11 +101,11 @@ class _About:
     def how(self) -> str:
         return "measured" if self.measure else "estimated"
 
-    def places(self, part: Part) -> list[str]:
+    def places(self, part: CostlyPart) -> list[str]:
         """A name of every place of a part."""
-        from taso_mirage.partial.parts import names
+        from taso_mirage.partial.parts import part_names
 
-        return [(names(self.model, node) or ["a node without a name"])[0] for node in part.nodes]
+        return [(part_names(self.model, node) or ["a node without a name"])[0] for node in part.nodes]
 
     def data(self) -> dict[str, Any]:
         return {"model": str(self.path), "sizes": dict(self.sizes), "costs": self.how}
@@ -142,11 +142,11 @@ class _Listed:
     many operators were not measured, because it was late."""
 
     about: _About
-    parts: Sequence[tuple[Part, float]]
+    parts: Sequence[tuple[CostlyPart, float]]
     total: float
     estimated: int
 
-    def share(self, part: Part, seconds: float) -> float:
+    def share(self, part: CostlyPart, seconds: float) -> float:
         return len(part.nodes) * seconds / self.total if self.total else 0.0
 
     def as_data(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class _Listed:
             yield f"... and {len(self.parts) - self.about.limit} more (--limit)"
 
 
-def _listed(about: _About, parts: Sequence[Part], term: Weighted, stages: Stages, clock: _Clock) -> _Listed:
+def _listed(about: _About, parts: Sequence[CostlyPart], term: Weighted, stages: Stages, clock: _Clock) -> _Listed:
     from taso_mirage.search.cost import Cost
 
     cost, total, estimated = Cost(term), 0.0, 0
@@ -210,7 +210,7 @@ class _Found:
     """The mutants of a part, in their order, which costs so many seconds as it is; `left` of them were not looked at."""
 
     about: _About
-    part: Part
+    part: CostlyPart
     seconds: float
     mutants: Sequence[Ranked]
     left: int
@@ -253,8 +253,8 @@ class _Found:
         return text + (" In pictures . is right, # is wrong." if refused + total < len(self.mutants) else "")
 
 
-def _searched(about: _About, part: Part, depth: int, cost: Cost, stages: Stages, clock: _Clock) -> _Found:
-    from taso_mirage.search.ranking import costed, proved, ranked
+def _searched(about: _About, part: CostlyPart, depth: int, cost: Cost, stages: Stages, clock: _Clock) -> _Found:
+    from taso_mirage.search.ranking import costed, proved, ranked_mutants
 
     stages("mutants", 0, 0)
     program, found = part.program, []
@@ -263,7 +263,7 @@ def _searched(about: _About, part: Part, depth: int, cost: Cost, stages: Stages,
     for each in costed(program, every, cost, lambda: clock.late(SEARCHED)):
         found.append(each)
         stages("mutants", len(found), len(every))
-    order = ranked(found)
+    order = ranked_mutants(found)
     shown, rest = order[: about.limit], order[about.limit :]
     checked: list[Ranked] = []
     for each in proved(program, shown, clock.late):
@@ -274,10 +274,10 @@ def _searched(about: _About, part: Part, depth: int, cost: Cost, stages: Stages,
 
 def _made(program: Graph, depth: int, late: Callable[[], bool]) -> list[Mutant]:
     """The mutants of one step, and those of more until it is late: every step multiplies them."""
-    from taso_mirage.partial.families import mutants
+    from taso_mirage.partial.families import mutants_of
 
     found = []
-    for each in mutants(program, depth):
+    for each in mutants_of(program, depth):
         if len(each.families) > 1 and late():
             break
         found.append(each)
@@ -320,11 +320,11 @@ def _right(each: Ranked) -> str:
 
 
 def _evidence(each: Ranked) -> str:
-    from taso_mirage.verify.refused import Refused
+    from taso_mirage.verify.refused import Refusal
 
     if each.evidence is None:
         return "not verified: the time was over (--budget, or Ctrl-C)"
-    if isinstance(each.evidence, Refused):
+    if isinstance(each.evidence, Refusal):
         return f"WRONG, not to be used: {each.evidence.reason}"
     return f"verified: {each.evidence}"
 
@@ -360,9 +360,9 @@ def _operator(node: Node) -> str:
 def _data(each: Ranked) -> dict[str, Any]:
     """Costs are seconds; null where there is no correction."""
     from taso_mirage.rewriting.text import show_graph
-    from taso_mirage.verify.refused import Refused
+    from taso_mirage.verify.refused import Refusal
 
-    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Refused) else (each.refused, each.evidence)
+    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Refusal) else (each.refused, each.evidence)
     return {
         "families": list(each.mutant.families),
         "right": each.share,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taso_mirage.cli.options import AsJson, Shapes
+from taso_mirage.cli.options import JsonOption, ShapeOption
 from taso_mirage.system.terminal import say
 
 
@@ -19,8 +19,8 @@ def export_plugin(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
         "plugin"
     ),
-    shape: Shapes = None,
-    as_json: AsJson = False,
+    shape: ShapeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model, samples and a README."""
     from taso_mirage.measure.shapes import parse_shape

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taso_mirage.rewriting.library import Rule
-    from taso_mirage.verify.recheck import Verdict
+    from taso_mirage.verify.recheck import RuleVerdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +29,7 @@ Library = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="The rule's name, or how it begins.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; every core if left out.")]
+_Workers = Annotated[int | None, typer.Option(min=1, help="Processes to use; every core if left out.")]
 
 
 @app.command("list")
@@ -46,7 +46,7 @@ def list_(
 ) -> None:
     """List the rules that hold every TEXT and every --operator: name, operators, proof, equation."""
     from taso_mirage.operators.ops import get
-    from taso_mirage.report.rule_in_words import as_dict, chosen, equation_text
+    from taso_mirage.report.rule_in_words import chosen, equation_text, rule_data
 
     for name in operator or []:
         try:
@@ -60,7 +60,7 @@ def list_(
             raise InvalidOption(f"--family {name}: the families are {', '.join(sorted(families)) or 'none'}")
     found = chosen(rules, texts or [], operator or [], family or [])
     if as_json:
-        say(json.dumps({"rules": [as_dict(r) for r in found], "of": len(rules)}, indent=2))
+        say(json.dumps({"rules": [rule_data(r) for r in found], "of": len(rules)}, indent=2))
         return
     width = max((len(r.name) for r in found), default=0)
     for rule in found:
@@ -72,10 +72,10 @@ def list_(
 @app.command()
 def show(name: Name, library: Library = None, as_json: AsJson = False) -> None:
     """Show one rule: both sides, guard, typing, evidence."""
-    from taso_mirage.report.rule_in_words import as_dict, find, shown
+    from taso_mirage.report.rule_in_words import find_rule, rule_data, shown_rule
 
-    rule = find(_rules(library), name)
-    say(json.dumps(as_dict(rule), indent=2) if as_json else "\n".join(shown(rule)))
+    rule = find_rule(_rules(library), name)
+    say(json.dumps(rule_data(rule), indent=2) if as_json else "\n".join(shown_rule(rule)))
 
 
 @app.command()
@@ -88,11 +88,11 @@ def explain(
 ) -> None:
     """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each (NAME-lhs.onnx, NAME-rhs.onnx)."""
     from taso_mirage.report.drawing import draw
-    from taso_mirage.report.rule_in_words import find, shown, words
+    from taso_mirage.report.rule_in_words import find_rule, shown_rule, words
     from taso_mirage.system.files import file_name, write_file
 
-    rule = find(_rules(library), name)
-    say("\n".join(["\n".join(shown(rule)), "", *words(rule), ""]))
+    rule = find_rule(_rules(library), name)
+    say("\n".join(["\n".join(shown_rule(rule)), "", *words(rule), ""]))
     picture = output / f"{file_name(rule.name)}.svg"
     write_file(picture, draw(rule))
     say(f"wrote {picture}")
@@ -144,7 +144,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of trials and typings; another one asks other questions.")] = 1,
     typings: Annotated[int, typer.Option(min=1, help="Random legal typings of every rule.")] = 320,
-    workers: Workers = None,
+    workers: _Workers = None,
     laws: Annotated[
         bool,
         typer.Option(
@@ -159,22 +159,22 @@ def verify(
 ) -> None:
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or refuted. Exit code 5 if one fails."""
     from taso_mirage.generate.readme import write_laws
-    from taso_mirage.verify.recheck import Progress, failures, law_rules, recheck, table
+    from taso_mirage.verify.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
     if record is not None and (not laws or rule):
         raise InvalidOption("--record is for all laws: --laws without --rule")
     rules = _selected(files or [], rule or [], law_rules() if laws else None)
-    with Progress(len(rules), quiet=as_json) as progress:
-        verdicts = list(recheck(rules, seed, typings, workers or cores(), progress))
+    with RecheckBar(len(rules), quiet=as_json) as progress:
+        verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress))
     bad = failures(verdicts)
     if record is not None:
         write_laws(record, {v.name: v.cases for v in verdicts})
     if as_json:
         say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
     else:
-        say(table(verdicts))
+        say(verdict_table(verdicts))
         if laws:
             say(f"{len(bad)} laws have cases that are not proved, in which they do not apply: {_names(bad)}")
         for verdict in () if laws else bad:
@@ -183,7 +183,7 @@ def verify(
         raise CheckFailed(f"{len(bad)} of {len(rules)} rules failed: {', '.join(v.name for v in bad[:5])}")
 
 
-def _names(verdicts: Sequence[Verdict]) -> str:
+def _names(verdicts: Sequence[RuleVerdict]) -> str:
     return ", ".join(v.name for v in verdicts)
 
 
@@ -205,7 +205,7 @@ def generate(
     ops: Annotated[int, typer.Option(min=1, help="The most operators that a side may have.")] = 4,
     family: Annotated[list[str] | None, typer.Option(help="Only this family; repeatable. All if left out.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same files, byte for byte.")] = 0,
-    workers: Workers = None,
+    workers: _Workers = None,
     scheduler: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work (tcp://host:8786)."),
@@ -220,7 +220,7 @@ def generate(
 
     if workers is not None and scheduler is not None:
         raise InvalidOption("--workers and --scheduler exclude each other: the scheduler has its own workers")
-    options = pipeline.Options(ops, tuple(family or ()), seed, workers or cores(), scheduler, resume, output)
+    options = pipeline.GenerateOptions(ops, tuple(family or ()), seed, workers or cores(), scheduler, resume, output)
     try:
         pipeline.generate(options)
     except BaseException:
@@ -230,8 +230,8 @@ def generate(
 
 
 def _rules(library: Path | None) -> tuple[Rule, ...]:
-    from taso_mirage.rewriting.library import load
+    from taso_mirage.rewriting.library import load_rules
 
     if library is not None and not library.is_dir():
         raise InvalidOption(f"--library {library}: no such folder")
-    return load(library)
+    return load_rules(library)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from taso_mirage.cli.options import AsJson
+from taso_mirage.cli.options import JsonOption
 from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.system.terminal import say
 
@@ -22,15 +22,15 @@ def verify(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what the small checker does not accept by itself.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it. Exit code 5 where one does not hold."""
     from taso_mirage.onnx_io import load
     from taso_mirage.report.follow import follow
-    from taso_mirage.report.judge import Judge
+    from taso_mirage.report.judge import CaseJudge
 
     first, last = load(original), load(optimized)
-    found = follow(first, last, _read(certificate), Judge(strict))
+    found = follow(first, last, _read(certificate), CaseJudge(strict))
     said = {"places": found.places, "computed": found.computed, "terms": found.terms}
     if as_json:
         say(json.dumps({**said, "equalities": dict(found.equalities)}, indent=2))

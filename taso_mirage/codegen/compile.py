@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from taso_mirage.codegen.gpu.program import Launch, Program, Schedule
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.codegen.triton import pointer
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 
@@ -22,7 +22,7 @@ OVERLAPPING = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledKernel:
     """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
     memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch). `overlap`: it waits
     itself for the kernel before it (programmatic dependent launch). `ptx`: the text that the cubin was assembled from; later GPUs take
@@ -40,7 +40,7 @@ class Compiled:
     overlap: bool = False
 
 
-def load(source: str, folder: Path, name: str = "generated") -> ModuleType:
+def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
     """The module of a program's source, from a file in `folder`. It imports triton.
 
     What is compiled names no lines, which would name the folder: no two builds would be equal. The setting is part of the key in Triton's
@@ -60,20 +60,24 @@ def load(source: str, folder: Path, name: str = "generated") -> ModuleType:
     return module
 
 
-def compiled(program: Program, capability: int = 90, schedules: tuple[Schedule, ...] | None = None) -> list[Compiled]:
+def compiled(
+    program: TritonProgram, capability: int = 90, schedules: tuple[LaunchSchedule, ...] | None = None
+) -> list[CompiledKernel]:
     """Cubins of all launches for sm_`capability` (80, 90, 100...). `schedules` replace the program's own.
 
     Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable without Triton.
     """
     with TemporaryDirectory() as folder:  # Triton reads the source from the file again
-        module = load(program.source, Path(folder))
+        module = load_source(program.source, Path(folder))
         chosen = schedules or tuple(each.schedule for each in program.launches)
         return [
             _compiled(module, program, each, s, capability) for each, s in zip(program.launches, chosen, strict=True)
         ]
 
 
-def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Schedule, capability: int) -> Compiled:
+def _compiled(
+    module: ModuleType, program: TritonProgram, launch: TritonLaunch, schedule: LaunchSchedule, capability: int
+) -> CompiledKernel:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -94,7 +98,7 @@ def _compiled(module: ModuleType, program: Program, launch: Launch, schedule: Sc
         raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
     hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
     grid = (x, y, z)
-    return Compiled(
+    return CompiledKernel(
         metadata.name,
         made.asm["cubin"],
         made.asm["ptx"],

@@ -28,21 +28,21 @@ from math import prod
 
 import numpy as np
 
-from taso_mirage.codegen.cpu.bodies import Body
-from taso_mirage.codegen.cpu.nests import INDENT, memory_type, number, stage_lines
-from taso_mirage.codegen.cpu.prepared import Prepared, headers, prepares
-from taso_mirage.codegen.cpu.schedule import Memory, Schedule
+from taso_mirage.codegen.cpu.bodies import LoweredBody
+from taso_mirage.codegen.cpu.nests import INDENT, cpp_number, memory_type, phase_lines
+from taso_mirage.codegen.cpu.prepared import PreparedInstance, headers, prepares
+from taso_mirage.codegen.cpu.schedule import LoopSchedule, Memory
 from taso_mirage.codegen.cpu.values import (
-    Buffer,
-    Ints,
-    Lazy,
-    Value,
+    CppBuffer,
+    LazyMeaning,
+    LoopValue,
+    Strides,
     contiguous,
 )
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.mugraph import Lowering, overlaps
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
-from taso_mirage.operators.ops import run, traits
+from taso_mirage.operators.ops import interpret_term, traits
 from taso_mirage.rewriting.text import show_graph
 
 STACK = 65_536
@@ -57,22 +57,22 @@ def generate_cpp(graph: Graph, name: str = "kernel") -> str:
 
 def generate_all(graphs: Mapping[str, Graph]) -> str:
     """The C++ source of several muGraphs by the names of their entry points, in one file."""
-    lazy, made = Lazy(), []
+    lazy, made = LazyMeaning(), []
     for name, graph in graphs.items():
         if not name.isidentifier() or not name.isascii():
             raise InvalidOption(f"{name!r} is no name of a C function")
-        made.append(Program(graph, name, lazy).source())
+        made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
     return "\n".join([heads + NOTE, vector_header(), *headers(graphs.values()), *_tables(lazy), *made])
 
 
 @dataclass
-class Program:
+class CppProgram:
     """Where every tensor of a muGraph lies, and the functions of its kernels."""
 
     graph: Graph
     name: str
-    lazy: Lazy
+    lazy: LazyMeaning
     places: dict[tuple[Node, int], tuple[str, Tensor]] = field(default_factory=dict)
     scratch: int = 0
     functions: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Program:
         operands = [arg for arg in dict.fromkeys(node.args) if arg is not ABSENT and arg.op != "constant"]
         where = [self.places[_source(arg)] for arg in operands] + [self.places[node, i] for i in range(len(types))]
         function = f"{self.name}_{len(self.functions)}"
-        block = Block(self.lazy, node)
+        block = CppKernelFunction(self.lazy, node)
         lines = block.function(operands, [t for _, t in where])
         self.functions.append(_function(function, node, block, lines))
         pointers = ", ".join(f"const_cast<void*>({p})" if p.startswith("inputs") else p for p, _ in where)
@@ -117,7 +117,7 @@ class Program:
         """Its blocks are those of the class that a header has for it."""
         if node.args[1] not in self.graph.inputs or self.prepared is not None:
             raise Unsupported("a muGraph that prepares two weights, or one that is no input")
-        made = Prepared(node, f"{self.name}_{len(self.functions)}")
+        made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
         self.functions.append(made.instance)
         self.prepared = made.name, self.graph.inputs.index(node.args[1])
         self.places[node, 0] = self._place(node, 0, node.tensor)
@@ -176,9 +176,9 @@ def vector_header() -> str:
     return files("taso_mirage.codegen.cpu").joinpath("vector.h").read_text()
 
 
-def _tables(lazy: Lazy) -> Iterator[str]:
+def _tables(lazy: LazyMeaning) -> Iterator[str]:
     for name, value in lazy.tables.items():
-        numbers = ", ".join(number(float(v), value.dtype) for v in value.numpy().ravel())
+        numbers = ", ".join(cpp_number(float(v), value.dtype) for v in value.numpy().ravel())
         type = "float" if is_float(value.dtype) else memory_type(value.dtype)
         yield f"static const {type} {name}[] = {{{numbers}}};"
 
@@ -198,14 +198,14 @@ NOTE = """\
 
 
 @dataclass
-class Block:
+class CppKernelFunction:
     """The function of one kernel: what it computes for one block of the grid. An ordinary operator is a kernel of one block."""
 
-    lazy: Lazy
+    lazy: LazyMeaning
     node: Node
     memory: Memory = field(default_factory=Memory)
     used: set[str] = field(default_factory=set)
-    spares: list[Buffer] = field(default_factory=list)
+    spares: list[CppBuffer] = field(default_factory=list)
     """Where blocks write what another one gives."""
 
     def function(self, operands: Sequence[Node], types: Sequence[Tensor]) -> list[str]:
@@ -217,42 +217,42 @@ class Block:
             c = memory_type(type.dtype)
             lines.append(f"{constness}{c}* __restrict {pointer} = static_cast<{constness}{c}*>(tensors[{i}]);")
         memory = {
-            arg: Buffer(t.dtype, _fixed(t), names[arg], contiguous(_fixed(t)))
+            arg: CppBuffer(t.dtype, _fixed(t), names[arg], contiguous(_fixed(t)))
             for arg, t in zip(operands, types, strict=False)
         }
         results = [
-            Buffer(t.dtype, _fixed(t), f"y{i}", contiguous(_fixed(t))) for i, t in enumerate(types[len(operands) :])
+            CppBuffer(t.dtype, _fixed(t), f"y{i}", contiguous(_fixed(t))) for i, t in enumerate(types[len(operands) :])
         ]
         if traits(self.node).lowering is not Lowering.KERNEL:
             return lines + self._ordinary(memory, results)
         given = [memory[arg] if arg in memory else self._constant(arg) for arg in self.node.args]
         return lines + self._kernel(given, results)
 
-    def _constant(self, node: Node) -> Buffer:
+    def _constant(self, node: Node) -> CppBuffer:
         value = self.lazy.constant(node.attr("value"))
-        if isinstance(value, Buffer):
+        if isinstance(value, CppBuffer):
             return value
         literal: Literal = node.attr("value")
         name = f"table{len(self.lazy.tables)}"
         self.lazy.tables[name] = literal
-        return Buffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
+        return CppBuffer(literal.dtype, literal.shape, name, contiguous(literal.shape))
 
-    def _ordinary(self, memory: Mapping[Node, Buffer], results: Sequence[Buffer]) -> list[str]:
+    def _ordinary(self, memory: Mapping[Node, CppBuffer], results: Sequence[CppBuffer]) -> list[str]:
         args = [
             None if a is ABSENT else memory[a] if a in memory else self.lazy.constant(a.attr("value"))
             for a in self.node.args
         ]
-        made = run(self.node, self.lazy, args)
+        made = interpret_term(self.node, self.lazy, args)
         values = made if isinstance(made, tuple) else (made,)
         return self._stage([(v, r, False) for v, r in zip(values, results, strict=True)], [])
 
-    def _kernel(self, given: Sequence[Buffer], results: Sequence[Buffer]) -> list[str]:
+    def _kernel(self, given: Sequence[CppBuffer], results: Sequence[CppBuffer]) -> list[str]:
         body: Graph = self.node.attr("body")
         grid, loop = self.node.attr("grid"), self.node.attr("loop")
         if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
             raise Unsupported("blocks that overlap; two threads would write to the same places")
         lines = [*_block_indices(grid)]
-        tiles: dict[Node, Buffer] = {}
+        tiles: dict[Node, CppBuffer] = {}
         moved: list[str] = []
         for i, (leaf, x) in enumerate(zip(body.inputs, given, strict=True)):
             tiles[leaf], start, step = _tile(
@@ -269,10 +269,10 @@ class Block:
         return lines + self._staged(body, tiles, targets, loop, moved)
 
     def _staged(
-        self, body: Graph, tiles: Mapping[Node, Buffer], targets: Sequence[Buffer], loop: int, moved: list[str]
+        self, body: Graph, tiles: Mapping[Node, CppBuffer], targets: Sequence[CppBuffer], loop: int, moved: list[str]
     ) -> list[str]:
         """The lines before, in and after the for-loop."""
-        made = Body(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
+        made = LoweredBody(self.lazy, self.memory, body, self.node.attr("fmap"), loop)
         outputs = made.values(tiles)
         results = [(v, t, False) for v, t in zip(outputs, targets, strict=True)]
         if loop == 1:
@@ -287,24 +287,24 @@ class Block:
         ]
         return [*before, *iteration, *after]
 
-    def _stage(self, roots: Sequence[tuple[Value, Buffer | None, bool]], first: Sequence[str]) -> list[str]:
-        schedule = Schedule(self.memory)
+    def _stage(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]], first: Sequence[str]) -> list[str]:
+        schedule = LoopSchedule(self.memory)
         schedule.run(roots)
         asked = {self.memory.buffers[v].name for v, t, _ in roots if t is None and v in self.memory.buffers}
         mine = {b.name for b in self.memory.allocated}
         outside = {t.name for _, t, _ in roots if t is not None and t.name not in mine}
-        lines, used = stage_lines(schedule, frozenset(asked | outside))
+        lines, used = phase_lines(schedule, frozenset(asked | outside))
         self.used |= used
         return [*first, *lines]
 
 
-def _fixed(type: Tensor) -> Ints:
+def _fixed(type: Tensor) -> Strides:
     if type.shape is None or not all(isinstance(n, int) for n in type.shape):
         raise Unsupported(f"a kernel over {type}; code is made for fixed sizes")
     return tuple(int(n) for n in type.shape)
 
 
-def _block_indices(grid: Ints) -> Iterator[str]:
+def _block_indices(grid: Strides) -> Iterator[str]:
     after = 1
     for g in reversed(range(len(grid))):
         if grid[g] > 1:
@@ -313,7 +313,9 @@ def _block_indices(grid: Ints) -> Iterator[str]:
         after *= grid[g]
 
 
-def _tile(i: int, leaf: Node, x: Buffer, grid: Ints, loop: int, imap: Ints, fmap: int) -> tuple[Buffer, str, str]:
+def _tile(
+    i: int, leaf: Node, x: CppBuffer, grid: Strides, loop: int, imap: Strides, fmap: int
+) -> tuple[CppBuffer, str, str]:
     """The tile of an operand: its buffer, where the block's share starts, and what the loop adds."""
     extent = list(x.shape)
     start = x.name
@@ -326,10 +328,12 @@ def _tile(i: int, leaf: Node, x: Buffer, grid: Ints, loop: int, imap: Ints, fmap
     if fmap >= 0 and loop > 1:
         extent[fmap] //= loop
         step = f" + iteration * {extent[fmap] * x.strides[fmap]}"
-    return Buffer(x.dtype, tuple(extent), f"t{i}", x.strides), start, step
+    return CppBuffer(x.dtype, tuple(extent), f"t{i}", x.strides), start, step
 
 
-def _result(o: int, tile: Tensor, y: Buffer, grid: Ints, omap: Ints) -> tuple[Buffer, str, Buffer | None]:
+def _result(
+    o: int, tile: Tensor, y: CppBuffer, grid: Strides, omap: Strides
+) -> tuple[CppBuffer, str, CppBuffer | None]:
     """Where a block's part of an output lies: the blocks of the first grid dim are the furthest apart. Where only the first block along a
     grid dim gives it, the others write into room of their own."""
     extent = list(_fixed(tile))
@@ -341,14 +345,14 @@ def _result(o: int, tile: Tensor, y: Buffer, grid: Ints, omap: Ints) -> tuple[Bu
         if grid[g] > 1:
             start += f" + g{g} * {extent[omap[g]] * y.strides[omap[g]]}"
         extent[omap[g]] *= grid[g]
-    found = Buffer(y.dtype, _fixed(tile), f"r{o}", y.strides)
+    found = CppBuffer(y.dtype, _fixed(tile), f"r{o}", y.strides)
     if not alone:
         return found, start, None
-    spare = Buffer(y.dtype, y.shape, f"spare{o}", y.strides)
+    spare = CppBuffer(y.dtype, y.shape, f"spare{o}", y.strides)
     return found, f"{' && '.join(alone)} ? {start} : {spare.name}", spare
 
 
-def _function(name: str, node: Node, block: Block, lines: Sequence[str]) -> str:
+def _function(name: str, node: Node, block: CppKernelFunction, lines: Sequence[str]) -> str:
     """The text of a kernel's function: its tiles, then what is computed."""
     tiles = [b for b in block.memory.allocated if b.name in block.used]
     size = sum(b.count * 4 for b in (*tiles, *block.spares))

@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Protocol
 
-from taso_mirage.codegen.compile import OVERLAPPING, load
-from taso_mirage.codegen.gpu.program import Buffer, Launch, Program, Schedule
+from taso_mirage.codegen.compile import OVERLAPPING, load_source
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.codegen.triton import options_text
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.system.workers import Workers
@@ -74,22 +74,24 @@ class Cache(Protocol):
 class Trial:
     """A program and its seconds; infinity where it does not compile, does not fit, or is wrong."""
 
-    program: Program
+    program: TritonProgram
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedProgram:
     """The fastest program with its best schedules. `measured` says whether `seconds` are a measurement or the model's; `trials` are all
     that was looked at."""
 
-    program: Program
+    program: TritonProgram
     seconds: float
     measured: bool
     trials: tuple[Trial, ...] = ()
 
 
-def estimated(program: Program, launch: Launch, device: Device = H100, shared: int | None = None) -> Estimate:
+def estimated(
+    program: TritonProgram, launch: TritonLaunch, device: Device = H100, shared: int | None = None
+) -> Estimate:
     """The longest of memory, L2 cache and arithmetic, in whole waves, and the start. `shared`: as compiled, if known."""
     schedule, traffic = launch.schedule, launch.traffic
     needed = (
@@ -112,20 +114,20 @@ def estimated(program: Program, launch: Launch, device: Device = H100, shared: i
     return Estimate(longest + device.launch, resident, waves)
 
 
-def ranked(programs: Iterable[Program], device: Device = H100) -> list[tuple[float, Program]]:
+def ranked(programs: Iterable[TritonProgram], device: Device = H100) -> list[tuple[float, TritonProgram]]:
     """Programs with the model's seconds, the fastest first."""
     found = [(sum(estimated(p, each, device).seconds for each in p.launches), p) for p in programs]
     return sorted(found, key=lambda pair: pair[0])
 
 
-def tuned(
-    programs: Sequence[Program],
+def tuned_program(
+    programs: Sequence[TritonProgram],
     cache: Cache | None = None,
     device: Device = H100,
     compiler: Compiler | None = None,
     check: Check | None = None,
     late: Callable[[], bool] = lambda: False,
-) -> Tuned:
+) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
     the model. What does not compile or fit, or whose results `check` refuses, is passed over;
     Unsupported is raised where nothing is left.
@@ -134,7 +136,7 @@ def tuned(
     it is `late`. Without a `compiler` this process compiles, one program after the other.
     """
     try:
-        target = gpu()
+        target = gpu_and_versions()
     except RuntimeUnavailable:
         return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, False, late)
     with TemporaryDirectory() as folder:
@@ -144,12 +146,12 @@ def tuned(
 
 
 def _tuned(
-    programs: Sequence[Program],
-    cost: Callable[[Sequence[Program]], list[float]],
+    programs: Sequence[TritonProgram],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
     device: Device,
     measured: bool,
     late: Callable[[], bool],
-) -> Tuned:
+) -> TunedProgram:
     trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
     different: dict[object, Trial] = {}
     for trial in sorted(trials, key=lambda t: t.seconds):
@@ -163,14 +165,14 @@ def _tuned(
     best = min(trials, key=lambda t: t.seconds)
     if not math.isfinite(best.seconds):
         raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
-    return Tuned(best.program, best.seconds, measured, tuple(trials))
+    return TunedProgram(best.program, best.seconds, measured, tuple(trials))
 
 
 def _rescheduled(
     finalists: Sequence[Trial],
     i: int,
-    tries: Callable[[Launch], list[Schedule]],
-    cost: Callable[[Sequence[Program]], list[float]],
+    tries: Callable[[TritonLaunch], list[LaunchSchedule]],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
     trials: list[Trial],
 ) -> list[Trial]:
     """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`); what was tried is added to `trials`."""
@@ -188,7 +190,7 @@ def _rescheduled(
     return best
 
 
-def overlapped(program: Program) -> Program:
+def overlapped(program: TritonProgram) -> TritonProgram:
     """The program whose launches begin while the one before ends."""
     for i, launch in enumerate(program.launches):
         program = scheduled(program, i, replace(launch.schedule, overlap=True))
@@ -212,7 +214,7 @@ class _Bench:
 
         return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
 
-    def seconds(self, programs: Sequence[Program]) -> list[float]:
+    def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
         """Seconds of each program: from the cache, else compiled and measured one after the other."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
@@ -224,7 +226,7 @@ class _Bench:
                 self.cache.put(self.target, names[i], found[i])
         return found
 
-    def _compiled(self, programs: Sequence[Program], which: Sequence[int]) -> Iterator[int]:
+    def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[int]:
         """Those of some programs that compile, each as soon as it is: the others are compiled while it is measured."""
         if self.compiler is None:
             yield from which
@@ -234,15 +236,15 @@ class _Bench:
             if future.result():
                 yield futures[future]
 
-    def _measured(self, program: Program) -> float:
+    def _measured(self, program: TritonProgram) -> float:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:
-            self.modules[functions] = load(program.source, self.folder, f"generated_{len(self.modules)}")
+            self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
         self.sets = self.sets or input_sets(program)
         return _seconds(self.modules[functions], program, self.sets, self.check)
 
 
-def job(program: Program) -> dict[str, Any]:
+def job(program: TritonProgram) -> dict[str, Any]:
     """What compiling a program takes, as JSON has it."""
     launches = [
         [x.name, [program.buffer(b).dtype for b in x.buffers], list(x.grid), x.options] for x in program.launches
@@ -255,7 +257,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
     import torch
 
     with TemporaryDirectory() as folder:
-        module = load(job["source"], Path(folder))
+        module = load_source(job["source"], Path(folder))
         for name, dtypes, grid, options in job["launches"]:
             types = [getattr(torch, dtype) for dtype in dtypes]
             try:
@@ -267,7 +269,7 @@ def warmed(job: Mapping[str, Any]) -> bool:
     return True
 
 
-def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
+def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """What is tried for a launch: its own first."""
     most = min(launch.loop, device.shared // max(launch.traffic.in_flight, 1))
     depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
@@ -277,17 +279,19 @@ def schedules(launch: Launch, device: Device = H100) -> list[Schedule]:
     else:
         pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
     widest = max(warps for warps, _ in pairs)
-    found = [Schedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS]
+    found = [
+        LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS
+    ]
     return list(dict.fromkeys([launch.schedule, *found]))
 
 
-def earlier(launch: Launch, device: Device = H100) -> list[Schedule]:
+def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """Its own schedule, and without a loop the same that lets the next kernel in before it waits itself."""
     own = launch.schedule
     return [own, replace(own, early=True)] if own.overlap and launch.loop == 1 else [own]
 
 
-def scheduled(program: Program, i: int, schedule: Schedule) -> Program:
+def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
     """The program with another schedule of one launch. The functions are the same; so is the source, but for OPTIONS."""
     launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
     old = program.source
@@ -295,7 +299,7 @@ def scheduled(program: Program, i: int, schedule: Schedule) -> Program:
     return replace(program, launches=launches, source=f"{old[:start]}{options_text(launches)}\n\n{old[stop:]}")
 
 
-def gpu() -> str:
+def gpu_and_versions() -> str:
     """The name of the GPU and the versions that a measurement hangs on. Raises RuntimeUnavailable where there is none."""
     try:
         import torch
@@ -307,7 +311,7 @@ def gpu() -> str:
     return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
 
 
-def _seconds(module: ModuleType, program: Program, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
+def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
     """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results are refused."""
     options = [each.options for each in program.launches]
 
@@ -394,7 +398,7 @@ def _replayed(graph: Any) -> float:
     return float(start.elapsed_time(stop) / 1000)
 
 
-def input_sets(program: Program) -> list[list[Any]]:
+def input_sets(program: TritonProgram) -> list[list[Any]]:
     """Random inputs on the current GPU, as many sets as take three times its L2 cache, from 2 to 1024."""
     import torch
 
@@ -405,7 +409,7 @@ def input_sets(program: Program) -> list[list[Any]]:
     return [[_drawn(b, generator) for b in program.buffers if b.role == "input"] for _ in range(count)]
 
 
-def _drawn(buffer: Buffer, generator: Any) -> Any:
+def _drawn(buffer: TritonBuffer, generator: Any) -> Any:
     import torch
 
     values = torch.randn(buffer.shape, generator=generator, device="cuda")

@@ -7,17 +7,17 @@ from math import prod
 
 import numpy as np
 
-from taso_mirage.ir.model import Array, Weight, random_array
+from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
-from taso_mirage.kernels.regions import Spot
+from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.runtime.embed import Region, embed
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.runtime.embed import EmbeddedRegion, embed
+from taso_mirage.runtime.plan import PlannedNode
 
 SECONDS = 0.2
 """For running it both ways."""
@@ -26,8 +26,13 @@ LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 has."""
 
 
-def seconds(
-    graph: Graph, spot: Spot, kernel: Kernel, opsets: Mapping[str, int], target: Target, prepares: bool = False
+def region_seconds(
+    graph: Graph,
+    spot: RegionSite,
+    kernel: PlannedNode,
+    opsets: Mapping[str, int],
+    target: Target,
+    prepares: bool = False,
 ) -> tuple[float, float] | None:
     """What a region takes with its operators and with the kernel in their place; None where its weights are too many for one file.
 
@@ -41,7 +46,7 @@ def seconds(
     left = tuple([leaf for leaf in graph.inputs if leaf not in known])
     outputs = tuple([output for copy, _ in copies for output in copy.outputs])
     before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
-    after = embed(before, [Region(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
+    after = embed(before, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_child(in_turn, [serialize(before), serialize(after)], target, SECONDS)
     return times[0] / len(copies), times[1] / len(copies)
 
@@ -51,5 +56,5 @@ def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Wei
     rng = np.random.default_rng(i)
     made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
     inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])
-    arrays: dict[str, Weight] = {made[leaf].attr("name"): Array(random_array(leaf, rng, {})) for leaf in known}
+    arrays: dict[str, Weight] = {made[leaf].attr("name"): StoredWeight(random_array(leaf, rng, {})) for leaf in known}
     return Graph(inputs, substitute(graph.outputs, made)), arrays

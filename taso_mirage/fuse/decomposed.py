@@ -11,7 +11,7 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.search.weights import fold_weights
 
 
-def taken_apart(model: Model, sizes: Mapping[str, int]) -> Model:
+def decomposed(model: Model, sizes: Mapping[str, int]) -> Model:
     """The model with fused terms taken apart (`Traits.decomposition`).
 
     Each becomes its products and the rest, if there are kernels for the products at these sizes of

@@ -10,8 +10,8 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.cpu.prepared import Prepared
-from taso_mirage.kernels.search import Found, Options, Search
+from taso_mirage.kernels.cpu.prepared import PreparedGoal
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
 
@@ -33,7 +33,7 @@ class Searches:
         device: Device,
         seconds: float,
         count: int,
-        prepared: Mapping[Graph, Prepared],
+        prepared: Mapping[Graph, PreparedGoal],
     ) -> None:
         self.device, self.prepared = device, prepared
         self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None
@@ -42,16 +42,16 @@ class Searches:
             {} if self.workers is None else {goal: self.workers(said | {"goal": to_json(goal)}) for goal in goals}
         )
 
-    def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[Found]:
+    def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[FoundMuGraph]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
         if (made := self.prepared.get(goal)) is not None:
             return made.mugraphs(goal, self.device)
         future = self.futures.get(goal)
         if future is None:
-            return Search(goal, Options(), self.device).run(BEST, seconds, progress)
+            return Search(goal, SearchOptions(), self.device).run(BEST, seconds, progress)
         while not wait([future], ASKED).done:
             progress("search", 0, 0)
-        return [Found.of_json(each, goal) for each in future.result() or ()]
+        return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
 
     def close(self) -> None:
         if self.workers is not None:
@@ -61,7 +61,9 @@ class Searches:
 def searched(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a process does for a goal."""
     try:
-        found = Search(from_json(job["goal"]), Options(), Device(**job["device"])).run(job["best"], job["seconds"])
+        found = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"])).run(
+            job["best"], job["seconds"]
+        )
     except TasoMirageError:
         return []
     return [each.as_json() for each in found]

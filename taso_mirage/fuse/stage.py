@@ -19,28 +19,28 @@ from pathlib import Path
 
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.fuse import alone
-from taso_mirage.fuse.decomposed import taken_apart
+from taso_mirage.fuse.decomposed import decomposed
 from taso_mirage.fuse.searches import Searches
 from taso_mirage.fuse.trials import Fused, trials
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import Kind, kinds
+from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.checkpoint import to_json
-from taso_mirage.kernels.cpu.prepared import Prepared, prepared
-from taso_mirage.kernels.horizontal import Lane, lanes
+from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
+from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import Spot
+from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import compare, passes_checker, shown
+from taso_mirage.measure.check import compare, passes_checker, shown_sizes
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
-from taso_mirage.measure.timing import Timing, compared
+from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.operators.work import size
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.runtime.embed import embed
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
 from taso_mirage.system.files import write_file
@@ -126,7 +126,7 @@ class _Stage:
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
-        self.prepared: dict[Graph, Prepared] = {}
+        self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
 
     def run(self) -> Result:
@@ -150,12 +150,12 @@ class _Stage:
 
     # ------------------------------------------------------------ kernels
 
-    def _kinds(self) -> dict[Kind, list[Spot]]:
+    def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
         """The regions, those that may save most first; or none where looking for them fails."""
         try:
             if self.backend.prepared:
-                self.base = replace(self.base, model=taken_apart(self.before, self.sizes))
-            found, self.left_out = kinds(
+                self.base = replace(self.base, model=decomposed(self.before, self.sizes))
+            found, self.left_out = equal_regions(
                 self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
             )
             if self.backend.prepared:
@@ -166,13 +166,13 @@ class _Stage:
             self._report("the regions", error)
             return {}
 
-    def _lanes(self, goal: Graph) -> list[Lane]:
+    def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
         if goal in self.prepared:
-            return [Lane(goal, tuple(range(len(goal.inputs))), (0,))]
-        return lanes(label(goal))
+            return [FusedGoal(goal, tuple(range(len(goal.inputs))), (0,))]
+        return fused_goals(label(goal))
 
-    def _possible(self, kind: Kind, spots: Sequence[Spot]) -> float:
+    def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
         """Seconds of the starts of operators, of what goes through memory between them, and of what prepared weights may save, in
         all places together."""
         inner = [n for n in kind.whole if n.args and n.op != "item"]
@@ -201,7 +201,7 @@ class _Stage:
                 if chosen is None:
                     continue
                 made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-                times = alone.seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
+                times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
                 before, after = times or (1.0, 1.0)
                 if after < before * (1.0 if made is None else made.slack):
                     prepares = None if made is None else type(made)
@@ -219,7 +219,7 @@ class _Stage:
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
 
-    def _chosen(self, kind: Kind, share: float) -> tuple[Record, Kernel] | None:
+    def _chosen(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
         parts = self._lanes(kind.goal)
         for anew in (False, True):
@@ -315,7 +315,7 @@ class _Stage:
         return self._timed(original, without, self.config.seconds) if first.slower else first
 
     def _opened(self, model: Model) -> Session:
-        return runtime.opened(model, self.target)
+        return runtime.open_in_child(model, self.target)
 
     def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
         return feed(self.result.original, self.config.inputs, sizes)
@@ -339,20 +339,22 @@ class _Stage:
         as luck lasts as long as a session."""
         times = self._rounds(original, session, self.config.seconds)
         if self._judged(times).ratio < KEEP and not self.budget.stop:
-            opened = runtime.opened(self.result.original, self.target, source=True), self._opened(model)
+            opened = runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
             again = self._rounds(*opened, self.config.seconds)
             times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]
         return self._judged(times)
 
     def _judged(self, times: Sequence[Sequence[Sequence[float]]]) -> Timing:
-        return compared([t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads])
+        return compared_times(
+            [t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads]
+        )
 
     def _checked(self, model: Model) -> Result:
         """The result with the model, if it passes the check and is faster than the original."""
         result = self.result
-        original = runtime.opened(result.original, self.target, source=True)
-        session = runtime.opened(model, self.target, check=passes_checker(result.original, self.target))
-        without = runtime.opened(model, self.target, library=False)
+        original = runtime.open_in_child(result.original, self.target, source=True)
+        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
+        without = runtime.open_in_child(model, self.target, library=False)
         differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
@@ -373,7 +375,7 @@ class _Stage:
         )
         if self.sizes and not self.backend.batched:
             self.notes.append(
-                f"kernels run at {shown(self.sizes)}; at all other sizes the model runs its own operators"
+                f"kernels run at {shown_sizes(self.sizes)}; at all other sizes the model runs its own operators"
             )
         made = replace(
             self.base,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taso_mirage.kernels.regions import Spot
-from taso_mirage.runtime.embed import Region
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.runtime.embed import EmbeddedRegion
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.lowering import Record
 
 
@@ -16,16 +16,16 @@ class Fused:
     """A kind of region with its kernel: the seconds that all its places save together, if nothing else changes."""
 
     operators: tuple[str, ...]
-    spots: tuple[Spot, ...]
+    spots: tuple[RegionSite, ...]
     record: Record
-    kernel: Kernel
+    kernel: PlannedNode
     saved: float
     prepares: type | None = None
     """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
 
     @property
-    def regions(self) -> list[Region]:
-        return [Region(s.inputs, s.outputs, self.kernel) for s in self.spots]
+    def regions(self) -> list[EmbeddedRegion]:
+        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
 
 
 def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.generate.enumeration import Table, evaluate_here
-from taso_mirage.generate.equations import Classes, Trees, common_supergraph, operators, recheck
+from taso_mirage.generate.equations import Classes, Trees, common_supergraph, operators, recheck_equations
 from taso_mirage.generate.family import load_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation, Equality, minimise
-from taso_mirage.generate.statement import stated
+from taso_mirage.generate.statement import stated_equation
 from taso_mirage.rewriting.library import show_given
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RuleCandidate:
     """An equation with every attribute explicit, as text; the types of its variables; the operators of its larger side."""
 
     text: str
@@ -34,7 +34,7 @@ class Proposed:
     """The candidates of a family, small ones first, and how many each stage left."""
 
     family: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RuleCandidate, ...]
     counts: dict[str, int]
 
 
@@ -61,11 +61,11 @@ def propose(name: str, ops: int, seed: int, report: Report = lambda text: None) 
     pairs: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
     pairs += [((instances[e][0],), (instances[e][1],), max(map(operators, e))) for e in kept]
     pairs += [((a, b), (c, d), max(operators(*j[:2]), operators(*j[2:]))) for j, (a, b, c, d) in together.items()]
-    texts: dict[str, Candidate] = {}
+    texts: dict[str, RuleCandidate] = {}
     for left, right, several in pairs:
-        statement = stated(table, left, right)
+        statement = stated_equation(table, left, right)
         if statement is not None:
-            texts.setdefault(statement[0], Candidate(statement[0], show_given(statement[1]), several))
+            texts.setdefault(statement[0], RuleCandidate(statement[0], show_given(statement[1]), several))
     counts["stated"] = len(texts)
     return Proposed(name, tuple(sorted(texts.values(), key=lambda c: c.operators)), counts)
 
@@ -80,7 +80,7 @@ def _equations(table: Table, classes: Classes, seed: int, counts: dict[str, int]
     counts["inputs in order"] = len(pairs)
     pairs = pairs.where(~common_supergraph(table, pairs))
     counts["without a common supergraph"] = len(pairs)
-    pairs = pairs.where(recheck(table, pairs, table.family.recheck, seed + 99))
+    pairs = pairs.where(recheck_equations(table, pairs, table.family.recheck, seed + 99))
     counts["equal at other sizes"] = len(pairs)
     trees = Trees(table)
     found: dict[Equality, tuple[int, int]] = {}

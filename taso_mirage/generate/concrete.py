@@ -12,10 +12,10 @@ from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.generate.shapes import in_dims
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological, variable
-from taso_mirage.operators.expressions import FUNCTIONS, Expr, names
+from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr, names_in_expression
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.equation import REST, Equation, instantiate
-from taso_mirage.verify.draws import Given
+from taso_mirage.verify.draws import VariableTypes
 
 Spot = tuple[Node, str]
 """One attribute of one pattern term."""
@@ -57,7 +57,7 @@ class Slot:
 class Concrete:
     """An equation whose attributes are values: its terms at the given typing, slots of equal attributes, and other forms of it."""
 
-    def __init__(self, equation: Equation, given: Given) -> None:
+    def __init__(self, equation: Equation, given: VariableTypes) -> None:
         self.equation = equation
         used = {n.attr("name") for n in equation.lhs if n.op == "input"}
         self.given = tuple((n, t) for n, t in given if n in used)
@@ -78,13 +78,13 @@ class Concrete:
         found = {s for g in groups if isinstance(g, Expr) for s in symbols(g(self.env))}
         return sorted(found)
 
-    def _typed(self, given: Given) -> dict[Node, Node]:
+    def _typed(self, given: VariableTypes) -> dict[Node, Node]:
         """Every term at a typing. Raises what typing raises."""
         env = _Env({n: variable(n, t) for n, t in self.at(given)}, self.sizes)
         nodes = (*self.equation.lhs_terms, *self.equation.rhs_terms)
         return {n: instantiate(Graph((), (n,)), env)[0] for n in nodes}
 
-    def _halved(self) -> Given:
+    def _halved(self) -> VariableTypes:
         """The given typing; where a size is cut in the middle, that size is even: m becomes 2*m."""
         letters = sorted({s for _, t in self.given for d in t.shape or () for s in symbols(d)})
         for doubled in ((), *((s,) for s in letters), tuple(letters)):
@@ -97,7 +97,7 @@ class Concrete:
             return given
         return self.given
 
-    def _freed(self, given: Given) -> Given:
+    def _freed(self, given: VariableTypes) -> VariableTypes:
         """The given typing with letters of their own wherever the types allow it: (c, c, 3, 3) becomes (a, c, 3, 3)."""
         taken = {s for _, t in given for d in t.shape or () for s in symbols(d)} | {n for n, _ in given}
         spare = [symbol(c) for c in ascii_lowercase if c not in taken]
@@ -112,7 +112,7 @@ class Concrete:
                         spare.pop(0)
         return given
 
-    def _fits(self, given: Given) -> bool:
+    def _fits(self, given: VariableTypes) -> bool:
         """Whether both sides have the same symbolic types."""
         env = _Env({n: variable(n, t) for n, t in self.at(given)}, self.sizes)
         try:
@@ -121,7 +121,7 @@ class Concrete:
             return False
         return all(a.type == b.type for a, b in zip(*sides, strict=True))
 
-    def at(self, given: Given) -> tuple[tuple[str, Tensor], ...]:
+    def at(self, given: VariableTypes) -> tuple[tuple[str, Tensor], ...]:
         """A typing with those letters at a size."""
         return tuple((n, Tensor(t.dtype, tuple(bind(d, self.sizes) for d in t.shape or ()))) for n, t in given)
 
@@ -154,7 +154,7 @@ class Concrete:
     def _stated(self, spot: Spot) -> Expr | None:
         """An expression over the variables, as it was given."""
         stated = spot[0].attr(spot[1])
-        over = isinstance(stated, Expr) and not names(stated.source) - set(self.types)
+        over = isinstance(stated, Expr) and not names_in_expression(stated.source) - set(self.types)
         return stated if over else None
 
     # ------------------------------------------------------------ slots
@@ -175,10 +175,12 @@ class Concrete:
         return sorted(slots, key=lambda s: s.sort != "perm")
 
     def name(self, spot: Spot, forms: Forms) -> str:
-        used: set[str] = set(self.types) | {n for v in forms.values() if isinstance(v, Expr) for n in names(v.source)}
+        used: set[str] = set(self.types) | {
+            n for v in forms.values() if isinstance(v, Expr) for n in names_in_expression(v.source)
+        }
         key = spot[1]
         choices = [*LETTERS.get(key, key[:1]), *(f"{LETTERS.get(key, key)[0]}{i}" for i in range(2, 20))]
-        return str(next(c for c in choices if c not in used and c not in FUNCTIONS))
+        return str(next(c for c in choices if c not in used and c not in EXPRESSION_FUNCTIONS))
 
     # ------------------------------------------------------------ building
 
@@ -216,7 +218,7 @@ class Concrete:
         """For an operator the attributes that are one name on all its terms and nowhere else: together they are `**a`."""
         where: dict[str, set[str]] = {}
         for (node, _), form in forms.items():
-            for name in names(form.source) if isinstance(form, Expr) else ():
+            for name in names_in_expression(form.source) if isinstance(form, Expr) else ():
                 where.setdefault(name, set()).add(node.op)
         found: dict[str, tuple[str, tuple[str, ...]]] = {}
         letters = [c for c in "abcdefgh" if c not in self.types and c not in where]
@@ -236,11 +238,11 @@ class Concrete:
     @staticmethod
     def _once(forms: Forms, name: str, key: str) -> bool:
         """Whether a name stands for this attribute only."""
-        users = [(s, f) for s, f in forms.items() if isinstance(f, Expr) and name in names(f.source)]
+        users = [(s, f) for s, f in forms.items() if isinstance(f, Expr) and name in names_in_expression(f.source)]
         return all(s[1] == key and f.name == name for s, f in users)
 
 
-def _with(given: Given, places: Iterable[tuple[str, int]], dim: Dim) -> Given:
+def _with(given: VariableTypes, places: Iterable[tuple[str, int]], dim: Dim) -> VariableTypes:
     """A typing with another size at some places."""
     chosen = set(places)
     shapes = {n: tuple(dim if (n, i) in chosen else d for i, d in enumerate(t.shape or ())) for n, t in given}

@@ -14,13 +14,13 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.generate.family import Family, Kind, Operator
+from taso_mirage.generate.family import Family, Operator, TermKind
 from taso_mirage.generate.pairs import uniting
-from taso_mirage.generate.values import CHUNK, Values
+from taso_mirage.generate.values import CHUNK, TermValues
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor
 
-Ints = NDArray[np.int64]
+_Ints = NDArray[np.int64]
 NODES = 4
 INPUT = -1
 
@@ -61,7 +61,7 @@ class Columns:
 
 
 @dataclass
-class Counts:
+class LevelCounts:
     """What one level looked at."""
 
     operators: int
@@ -79,14 +79,14 @@ class Table:
     """The terms of a family up to some size. `candidate` gives the number of a kept term among all candidates."""
 
     family: Family
-    values: list[Values]
-    kinds: list[Kind] = field(default_factory=list)
+    values: list[TermValues]
+    kinds: list[TermKind] = field(default_factory=list)
     all: Columns = field(default_factory=lambda: _no_columns(2))
     candidate: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     nodes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, NODES), np.int32))
     rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    counts: list[Counts] = field(default_factory=list)
-    _kind_numbers: dict[Kind, int] = field(default_factory=dict)
+    counts: list[LevelCounts] = field(default_factory=list)
+    _kind_numbers: dict[TermKind, int] = field(default_factory=dict)
     _terms: dict[tuple[int, tuple[int, ...]], tuple[Node, int] | None] = field(default_factory=dict)
     _sources: dict[tuple[int, tuple[int, ...]], list[list[tuple[int, int]]]] = field(default_factory=dict)
     _parts: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Table:
     @staticmethod
     def start(family: Family, seed: int) -> Table:
         """The table of the inputs alone."""
-        table = Table(family, [Values(family, a, seed + i) for i, a in enumerate(family.assignments)])
+        table = Table(family, [TermValues(family, a, seed + i) for i, a in enumerate(family.assignments)])
         width = max([2, *(len(o.operands) for o in family.operators)])
         kinds = [table.kind(k) for _, _, k in family.inputs]
         n = len(kinds)
@@ -109,7 +109,7 @@ class Table:
         table.nodes = np.full((n, NODES), -1, np.int32)
         return table
 
-    def kind(self, kind: Kind) -> int:
+    def kind(self, kind: TermKind) -> int:
         """The number of a kind."""
         if kind not in self._kind_numbers:
             self._kind_numbers[kind] = len(self.kinds)
@@ -136,7 +136,7 @@ class Table:
             self._terms[key] = self._apply(self.family.operators[operator], [self.kinds[k] for k in kinds])
         return self._terms[key]
 
-    def _apply(self, operator: Operator, kinds: list[Kind]) -> tuple[Node, int] | None:
+    def _apply(self, operator: Operator, kinds: list[TermKind]) -> tuple[Node, int] | None:
         found = operator.apply(kinds)
         if found is None or np.prod(self.values[0].shape(found[1].tensor)) > self.family.elements:
             return None
@@ -156,7 +156,7 @@ class Table:
     def grow(self, last: bool, evaluate: Evaluate) -> None:
         """All terms of one more operator. The last level keeps no terms."""
         size = int(self.all.size.max(initial=0)) + 1
-        counts = Counts(size)
+        counts = LevelCounts(size)
         groups = list(self._groups(size, last, counts))
         hashes = evaluate(self, groups)
         new = self._columns(size, groups, hashes)
@@ -202,7 +202,7 @@ class Table:
         new.kept[ours] = np.arange(first, len(self.candidate), dtype=np.int32)
         self.nodes = np.concatenate([self.nodes, self.node_sets(new, ours)])
 
-    def _store(self, group: Group, chosen: Ints) -> NDArray[np.int32]:
+    def _store(self, group: Group, chosen: _Ints) -> NDArray[np.int32]:
         first = 0
         for values in self.values:
             for part in self.chunks(group, len(chosen)):
@@ -217,7 +217,7 @@ class Table:
         step = max(1, CHUNK // (2 * elements))
         return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
-    def compute(self, values: Values, group: Group, args: NDArray[np.int32]) -> NDArray[np.integer]:
+    def compute(self, values: TermValues, group: Group, args: NDArray[np.int32]) -> NDArray[np.integer]:
         """The residues of some candidates of a group."""
         operator = self.family.operators[group.operator]
         kinds = {name: self.kinds[k] for name, k in zip(operator.operands, group.kinds, strict=True)}
@@ -241,7 +241,7 @@ class Table:
 
     # ------------------------------------------------------------ candidates
 
-    def _groups(self, size: int, last: bool, counts: Counts) -> Iterator[Group]:
+    def _groups(self, size: int, last: bool, counts: LevelCounts) -> Iterator[Group]:
         below = np.flatnonzero(self.all.size[self.candidate] == size - 1).astype(np.int32)
         a, b = uniting(self.all.size[self.candidate], self.nodes, size - 1)
         counts.pairs = len(a)
@@ -360,7 +360,7 @@ def evaluate_group(table: Table, group: Group) -> NDArray[np.uint64]:
     return hashes
 
 
-def _sources(operator: Operator, kinds: list[Kind]) -> list[list[tuple[int, int]]]:
+def _sources(operator: Operator, kinds: list[TermKind]) -> list[list[tuple[int, int]]]:
     found = operator.apply(kinds)
     rank = found[1].tensor.rank if found else 0
     result: list[list[tuple[int, int]]] = [[] for _ in range(rank)]
@@ -373,7 +373,7 @@ def _sources(operator: Operator, kinds: list[Kind]) -> list[list[tuple[int, int]
         for i, axis in places_now:
             shape = list(changed[i].tensor.shape or ())
             shape[axis] = strange
-            changed[i] = Kind(changed[i].label, Tensor(changed[i].tensor.dtype, tuple(shape)), changed[i].full)
+            changed[i] = TermKind(changed[i].label, Tensor(changed[i].tensor.dtype, tuple(shape)), changed[i].full)
         typed = operator.apply(changed)
         for axis, dim in enumerate(typed[1].tensor.shape or () if typed else ()):
             if dim == strange:

@@ -11,36 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.generate.enumeration import INPUT, Group, Table
-from taso_mirage.generate.family import Assignment, Family, Kind
-from taso_mirage.generate.values import Values
+from taso_mirage.generate.family import Assignment, Family, TermKind
+from taso_mirage.generate.values import TermValues
 from taso_mirage.ir.terms import topological
 from taso_mirage.operators.expressions import Expr
 
-Ints = NDArray[np.int64]
+_Ints = NDArray[np.int64]
 Tree: TypeAlias = "tuple[object, ...] | int"
 """A pattern without kinds: (symbol, operand, ...), or the number of a variable."""
 
 
 @dataclass(frozen=True)
-class Pairs:
+class EquationPairs:
     """Equations between candidates, by number; `left` has no more operators than `right`."""
 
-    left: Ints
-    right: Ints
+    left: _Ints
+    right: _Ints
 
     def __len__(self) -> int:
         return len(self.left)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Pairs:
-        return Pairs(self.left[chosen], self.right[chosen])
+    def where(self, chosen: NDArray[np.bool_]) -> EquationPairs:
+        return EquationPairs(self.left[chosen], self.right[chosen])
 
 
 @dataclass(frozen=True)
 class Classes:
     """Candidates that are equal to another one, sorted by class, then by size; where each class starts; their node sets."""
 
-    members: Ints
-    starts: Ints
+    members: _Ints
+    starts: _Ints
     nodes: NDArray[np.int32]
 
     @staticmethod
@@ -56,10 +56,10 @@ class Classes:
         return Classes(members, _starts(columns.hash[members]), nodes)
 
     @property
-    def lengths(self) -> Ints:
+    def lengths(self) -> _Ints:
         return np.diff(self.starts, append=len(self.members))
 
-    def equations(self) -> tuple[Pairs, int]:
+    def equations(self) -> tuple[EquationPairs, int]:
         """Every member with the first one of its class that shares no node with it; and how many had none: a common subgraph,
         replaced by a variable, makes them a smaller equation."""
         lengths = self.lengths
@@ -75,14 +75,14 @@ class Classes:
         right = np.flatnonzero(other >= 0)
         left = other[right]
         several = int((place != first).sum())
-        return Pairs(self.members[left], self.members[right]), several - len(right)
+        return EquationPairs(self.members[left], self.members[right]), several - len(right)
 
 
 FIRST = 8
 """How many of the first members of a class are tried as the other side of an equation."""
 
 
-def _starts(hashes: NDArray[np.uint64]) -> Ints:
+def _starts(hashes: NDArray[np.uint64]) -> _Ints:
     return np.flatnonzero(np.concatenate([np.ones(min(len(hashes), 1), bool), hashes[1:] != hashes[:-1]]))
 
 
@@ -94,7 +94,7 @@ def sharing(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:
     return found
 
 
-def common_supergraph(table: Table, pairs: Pairs) -> NDArray[np.bool_]:
+def common_supergraph(table: Table, pairs: EquationPairs) -> NDArray[np.bool_]:
     """Whether both sides are one operator on operands that are pairwise equal already."""
     columns = table.all
     left, right = columns.args[pairs.left], columns.args[pairs.right]
@@ -107,11 +107,13 @@ def common_supergraph(table: Table, pairs: Pairs) -> NDArray[np.bool_]:
     return found
 
 
-def recheck(table: Table, pairs: Pairs, assignments: Sequence[Assignment], seed: int) -> NDArray[np.bool_]:
+def recheck_equations(
+    table: Table, pairs: EquationPairs, assignments: Sequence[Assignment], seed: int
+) -> NDArray[np.bool_]:
     """Which equations hold at other sizes and other values: order makes flukes (max_pool of relu) that eight trials pass."""
     ok = np.ones(len(pairs), bool)
     for i, assignment in enumerate(assignments):
-        again = _Again(table, Values(table.family, assignment, seed + i))
+        again = _Again(table, TermValues(table.family, assignment, seed + i))
         left, right = again.hashes(pairs.left), again.hashes(pairs.right)
         ok &= left == right
     return ok
@@ -120,11 +122,11 @@ def recheck(table: Table, pairs: Pairs, assignments: Sequence[Assignment], seed:
 class _Again:
     """Fingerprints of chosen candidates at one more assignment; only what they hang on is computed."""
 
-    def __init__(self, table: Table, values: Values) -> None:
+    def __init__(self, table: Table, values: TermValues) -> None:
         self.table, self.values = table, values
         self.rows = np.full(len(table.candidate), -1, np.int64)
 
-    def hashes(self, candidates: Ints) -> NDArray[np.uint64]:
+    def hashes(self, candidates: _Ints) -> NDArray[np.uint64]:
         unique, back = np.unique(candidates, return_inverse=True)
         needed = self._below(unique)
         needed = np.union1d(needed, self.table.all.kept[unique[self.table.all.op[unique] == INPUT]])
@@ -141,17 +143,17 @@ class _Again:
                 result[at[part]] = self.values.hashes(self._kind(chosen), self._value(group, chosen[part]))
         return result[back]
 
-    def _value(self, group: Group | None, chosen: Ints) -> NDArray[np.integer]:
+    def _value(self, group: Group | None, chosen: _Ints) -> NDArray[np.integer]:
         """Inputs that others hang on have their residues already."""
         rows = self.rows[self.table.all.kept[chosen]]
         if group is not None or (rows < 0).any():
             return self._compute(group, chosen)
         return self.values.store[self._kind(chosen)][:, rows]
 
-    def _kind(self, chosen: Ints) -> Kind:
+    def _kind(self, chosen: _Ints) -> TermKind:
         return self.table.kinds[int(self.table.all.kind[chosen[0]])]
 
-    def _below(self, candidates: Ints) -> Ints:
+    def _below(self, candidates: _Ints) -> _Ints:
         """The kept terms that candidates hang on."""
         found = np.zeros(len(self.table.candidate), bool)
         front = candidates
@@ -163,7 +165,7 @@ class _Again:
             front = self.table.candidate[args].astype(np.int64)
         return np.flatnonzero(found)
 
-    def _groups(self, candidates: Ints) -> list[tuple[Group | None, Ints]]:
+    def _groups(self, candidates: _Ints) -> list[tuple[Group | None, _Ints]]:
         """Candidates by operator and kinds of operands; inputs have no group."""
         columns, table = self.table.all, self.table
         below = columns.args[candidates]
@@ -176,7 +178,7 @@ class _Again:
         cuts = np.flatnonzero(np.diff(code[order])) + 1
         return [(self._group(rows), rows) for rows in np.split(candidates[order], cuts) if len(rows)]
 
-    def _group(self, rows: Ints) -> Group | None:
+    def _group(self, rows: _Ints) -> Group | None:
         columns, table = self.table.all, self.table
         number = int(columns.op[rows[0]])
         if number == INPUT:
@@ -188,7 +190,7 @@ class _Again:
         assert found is not None
         return Group(number, found[0], kinds, found[1], args, columns.cuts[rows])
 
-    def _compute(self, group: Group | None, chosen: Ints) -> NDArray[np.integer]:
+    def _compute(self, group: Group | None, chosen: _Ints) -> NDArray[np.integer]:
         if group is None:
             return np.concatenate([self.values.fresh(self._kind(chosen)) for _ in chosen], axis=1)
         operator = self.table.family.operators[group.operator]
@@ -196,7 +198,7 @@ class _Again:
         args = self.table.all.args[chosen, : len(operator.operands)]
         return self.values.compute(group.term, kinds, [self.rows[column] for column in args.T])
 
-    def _keep(self, group: Group | None, chosen: Ints) -> int:
+    def _keep(self, group: Group | None, chosen: _Ints) -> int:
         kind = self._kind(chosen)
         data = [
             self._compute(group, chosen[part])
@@ -282,14 +284,14 @@ def _symbol(table: Table, number: int, kinds: tuple[int, ...]) -> str:
     return ":".join([operator.symbol, *values])
 
 
-def variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int, None]:
+def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int, None]:
     """The variables of a tree, in order of occurrence."""
     found = {} if found is None else found
     if isinstance(tree, int):
         found.setdefault(tree)
     else:
         for arg in tree[1:]:
-            variables(arg, found)  # type: ignore[arg-type]
+            tree_variables(arg, found)  # type: ignore[arg-type]
     return found
 
 

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "families"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TermKind:
     """What a term of the enumeration is: a label of the family ("matrix", "kernel"), and a type whose dims are letters.
 
     `full` says whether the residue modulo q is defined (see `meanings.field`)."""
@@ -55,7 +55,7 @@ class Operator:
     def operands(self) -> tuple[str, ...]:
         return tuple(n.attr("name") for n in topological(self.pattern.outputs) if n.op == "input")
 
-    def apply(self, kinds: Sequence[Kind]) -> tuple[Node, Kind] | None:
+    def apply(self, kinds: Sequence[TermKind]) -> tuple[Node, TermKind] | None:
         """The typed term on variables named like the operands, and its kind (as if full); None where it does not fit."""
         if not self._fits(kinds):
             return None
@@ -66,9 +66,9 @@ class Operator:
             term = self.on(names)
         except (IllTyped, Undecidable, LookupError, TypeError, ValueError, Unsupported):
             return None
-        return term, Kind(self.result or kinds[0].label, term.tensor)
+        return term, TermKind(self.result or kinds[0].label, term.tensor)
 
-    def _fits(self, kinds: Sequence[Kind]) -> bool:
+    def _fits(self, kinds: Sequence[TermKind]) -> bool:
         labels = [k.label for k in kinds]
         if any(self.kinds.get(n, label) != label for n, label in zip(self.operands, labels, strict=True)):
             return False
@@ -77,10 +77,10 @@ class Operator:
 
     def on(self, names: Mapping[str, Any]) -> Node:
         """The term on typed operands; letters are sizes."""
-        return instantiate(self.pattern, Letters(names))[0]
+        return instantiate(self.pattern, OperandNames(names))[0]
 
 
-class Letters(dict[str, Any]):
+class OperandNames(dict[str, Any]):
     """Names of operands; any other name is a size."""
 
     def __missing__(self, key: str) -> Symbolic:
@@ -102,7 +102,7 @@ class Family:
 
     name: str
     about: str
-    inputs: tuple[tuple[str, int, Kind], ...]
+    inputs: tuple[tuple[str, int, TermKind], ...]
     operators: tuple[Operator, ...]
     assignments: tuple[Assignment, ...]
     recheck: tuple[Assignment, ...]
@@ -135,7 +135,7 @@ def read_family(path: Path) -> Family:
     data = tomllib.loads(path.read_text())
     inputs = []
     for group, row in enumerate(data["inputs"]):
-        kind = Kind(row["kind"], Tensor(row.get("dtype", "float32"), _shape(row["shape"])))
+        kind = TermKind(row["kind"], Tensor(row.get("dtype", "float32"), _shape(row["shape"])))
         count = row.get("count", 1)
         inputs += [(row["name"] + (str(i + 1) if count > 1 else ""), group, kind) for i in range(count)]
     operators = tuple(_operator(path, name, row) for name, row in data["operators"].items())

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
-from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Evidence, Rejected, Rule, rule_name
+from taso_mirage.rewriting.library import RejectedRule, Rule, RuleEvidence, rule_name
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verify import guards
-from taso_mirage.verify.draws import Given
+from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings
-from taso_mirage.verify.guards import TRIALS, Settled, judged, settle, weakest
+from taso_mirage.verify.guards import TRIALS, Settled, infer_guard, judged, weakest
 
 DRAWN, QUICK = 800, 24
 """So many draws are made, and so many typings of them tested, to decide whether a more general form is worth settling."""
@@ -38,38 +38,38 @@ NONE = Reach(False, 0, 0)
 
 def generalise(
     equation: Equation,
-    given: Given,
+    given: VariableTypes,
     seed: int = 0,
     family: str = "rule",
     operators: int = 0,
     wanted: int = guards.TYPINGS,
-) -> Rule | Rejected:
+) -> Rule | RejectedRule:
     """The most general form of an equation that the fuzz lets pass, with the guard that it needs.
 
     `given` types the variables in letters; letters in attributes are sizes. Deterministic.
     """
     left, right = ({n.attr("name") for n in side if n.op == "input"} for side in (equation.lhs, equation.rhs))
     if right - left:
-        return Rejected(show_equation(equation), f"{min(right - left)} is on the right side only", {})
+        return RejectedRule(show_equation(equation), f"{min(right - left)} is on the right side only", {})
     try:
         work = Concrete(equation, given)
     except (Undecidable, IllTyped) as error:
-        return Rejected(show_equation(equation), f"it has no general form: {error}", {})
+        return RejectedRule(show_equation(equation), f"it has no general form: {error}", {})
     search = _Search(work, seed)
     forms = search.most_general()
-    verdict: Settled | guards.Rejected | None = None
+    verdict: Settled | guards.NoGuardHelps | None = None
     for each in (forms, work.fixed):
         verdict, attributes = search.settle(each, wanted)
         if isinstance(verdict, Settled):
-            evidence = Evidence(TRIALS, verdict.typings)
+            evidence = RuleEvidence(TRIALS, verdict.typings)
             name = rule_name(family, verdict.equation)
             settled = replace(verdict.equation, name=name, evidence="library")
-            kept = guards.stated(settled, attributes)
+            kept = guards.stated_values(settled, attributes)
             kept = tuple((n, partly(v, work.sizes)) for n, v in kept)
             return Rule(name, operators or _operators(equation), work.at(work.given), kept, settled, evidence)
-    assert isinstance(verdict, guards.Rejected)
+    assert isinstance(verdict, guards.NoGuardHelps)
     fields = verdict.counterexample.fields() if verdict.counterexample else {}
-    return Rejected(show_equation(equation), verdict.why, fields)
+    return RejectedRule(show_equation(equation), verdict.why, fields)
 
 
 def _operators(equation: Equation) -> int:
@@ -99,14 +99,14 @@ class _Search:
                     break
         return forms
 
-    def settle(self, forms: Forms, wanted: int) -> tuple[Settled | guards.Rejected, tuple[tuple[str, Any], ...]]:
+    def settle(self, forms: Forms, wanted: int) -> tuple[Settled | guards.NoGuardHelps, tuple[tuple[str, Any], ...]]:
         """The verdict on a form; a name that its guard fixes is no name."""
         built, attributes = self.work.build(forms)
-        verdict = settle(built, self.work.given, attributes, wanted, self.seed)
+        verdict = infer_guard(built, self.work.given, attributes, wanted, self.seed)
         if isinstance(verdict, Settled):
             equal = {c.source for c in verdict.conditions}
             fixed = {n for n, v in attributes if f"{n} == {v!r}" in equal}
-            users = {s for s, f in forms.items() if isinstance(f, Expr) and names(f.source) & fixed}
+            users = {s for s, f in forms.items() if isinstance(f, Expr) and names_in_expression(f.source) & fixed}
             users = {s for s in users if not _named(self.work.fixed[s])}
             if users:
                 return self.settle({s: self.work.fixed[s] if s in users else f for s, f in forms.items()}, wanted)
@@ -147,7 +147,7 @@ class _Search:
             name = self.work.name(slot.left[0], forms)
             if slot.sort == "axis":
                 ranked = self._all_ranked(slot)
-                if ranked is not None and len({min(names(f.source)) for f in ranked.values()}) > 1:
+                if ranked is not None and len({min(names_in_expression(f.source)) for f in ranked.values()}) > 1:
                     yield [ranked]
                 yield [self._axis(slot, name)]
             elif slot.sort == "perm":

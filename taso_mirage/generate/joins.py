@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.generate.enumeration import Table
-from taso_mirage.generate.equations import Classes, Pairs, Tree, Trees
+from taso_mirage.generate.equations import Classes, EquationPairs, Tree, Trees
 from taso_mirage.operators.ops import traits
 
 Join = tuple[Tree, Tree, Tree, Tree]
@@ -40,7 +40,7 @@ _Key = tuple[tuple[int, int], ...]
 """What is joined: the class of either side, and which part of the whole it becomes."""
 
 
-def merges(table: Table, classes: Classes) -> Pairs:
+def merges(table: Table, classes: Classes) -> EquationPairs:
     """Pairs (by place in `classes`) of a smallest member of a class and a member with a variable more. A class with a bare variable has
     none: that would match everywhere."""
     columns = table.all
@@ -56,7 +56,7 @@ def merges(table: Table, classes: Classes) -> Pairs:
         rights.append(right[more])
     a, b = np.concatenate(lefts), np.concatenate(rights)
     apart = ~_meet(classes.nodes[a], classes.nodes[b])
-    return Pairs(a[apart], b[apart])
+    return EquationPairs(a[apart], b[apart])
 
 
 def _meet(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:

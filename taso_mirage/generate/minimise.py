@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from taso_mirage.generate.equations import Tree, operators, variables
+from taso_mirage.generate.equations import Tree, operators, tree_variables
 
 Id = int
 Substitution = dict[int, Id]
@@ -39,7 +39,7 @@ class Bank:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class KeptDirection:
     """One direction of a kept equation."""
 
     pattern: Id
@@ -52,7 +52,7 @@ class Derivation:
     def __init__(self, commutative: set[str], depth: int = 2, width: int = 200, slack: int = 1) -> None:
         self.bank = Bank(commutative)
         self.depth, self.width, self.slack = depth, width, slack
-        self._rules: dict[object, list[Rewrite]] = {}
+        self._rules: dict[object, list[KeptDirection]] = {}
         self._count = 0
         self._steps: dict[Id, tuple[int, list[Id]]] = {}
         self._roots: dict[Id, tuple[int, list[Id]]] = {}
@@ -60,8 +60,8 @@ class Derivation:
     def learn(self, left: Tree, right: Tree) -> None:
         """Both directions of an equation become rewrites, where the result has no variable of its own."""
         for a, b in ((left, right), (right, left)):
-            if not isinstance(a, int) and variables(b).keys() <= variables(a).keys():
-                self._rules.setdefault(a[0], []).append(Rewrite(self.bank.add(a), self.bank.add(b)))
+            if not isinstance(a, int) and tree_variables(b).keys() <= tree_variables(a).keys():
+                self._rules.setdefault(a[0], []).append(KeptDirection(self.bank.add(a), self.bank.add(b)))
         self._count += 1
 
     def derives(self, left: Tree, right: Tree, steps: int | None = None) -> bool:
@@ -161,5 +161,5 @@ def order(equation: Equality) -> tuple[int, int, int, str]:
     """Small ones first; among those the general ones, with many variables."""
     left, right = equation
     sizes = operators(left), operators(right)
-    several = len({**variables(left), **variables(right)})
+    several = len({**tree_variables(left), **tree_variables(right)})
     return max(sizes), sum(sizes), -several, repr(equation)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int32]
-Ints = NDArray[np.int64]
+_Ints = NDArray[np.int64]
 Two = tuple[Numbers, Numbers]
 BITS = 20
 """Node numbers fit in so many bits; three of them are the key of a node set."""
@@ -77,15 +77,15 @@ def _cross(xs: Numbers, ys: Numbers) -> Two:
     return np.repeat(xs, len(ys)), np.tile(ys, len(xs))
 
 
-def _ranges(low: Ints, high: Ints) -> Ints:
+def _ranges(low: _Ints, high: _Ints) -> _Ints:
     """The concatenation of range(low[i], high[i])."""
     counts = high - low
     ends = np.cumsum(counts)
-    places: Ints = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - low, counts)
+    places: _Ints = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - low, counts)
     return places
 
 
-def _set_keys(nodes: Numbers) -> Ints:
+def _set_keys(nodes: Numbers) -> _Ints:
     """A number for every set of at most three nodes (descending, -1 for none)."""
     key = np.zeros(len(nodes), np.int64)
     for column in nodes.T[:3]:

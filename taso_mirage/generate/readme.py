@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from taso_mirage.rewriting.library import PROOF_KINDS, Rejected, Rule, read, read_rejected
+from taso_mirage.rewriting.library import PROOF_KINDS, RejectedRule, Rule, read, read_rejected
 from taso_mirage.system.files import write_file
 
-Counts = Mapping[str, Mapping[str, int]]
+_Counts = Mapping[str, Mapping[str, int]]
 """For every family the count of each stage of the generator, stages in their order."""
 MEANING = {
     "symbolic": "every case that was met is proved for every size",
@@ -18,7 +18,7 @@ MEANING = {
 }
 
 
-def refresh(folder: Path, counts: Counts | None = None) -> None:
+def refresh(folder: Path, counts: _Counts | None = None) -> None:
     """Write README.md (and counts.json, if there are new counts) from the files of the folder."""
     path = folder / "counts.json"
     if counts is not None:
@@ -33,7 +33,7 @@ def refresh(folder: Path, counts: Counts | None = None) -> None:
     write_file(folder / "README.md", readme([r for f in files for r in read(f)], refuted, counts or {}, laws))
 
 
-def write_laws(folder: Path, cases: Counts) -> None:
+def write_laws(folder: Path, cases: _Counts) -> None:
     """Write laws.json, which has the cases of each law by verdict, and the page anew."""
     rows = [f"  {json.dumps(name)}: {json.dumps(dict(found), sort_keys=True)}" for name, found in cases.items()]
     write_file(folder / "laws.json", "{\n" + ",\n".join(rows) + "\n}\n")
@@ -46,7 +46,7 @@ def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
     write_file(folder / "timings.json", json.dumps(rounded, indent=1) + "\n")
 
 
-def readme(rules: Sequence[Rule], rejected: Sequence[Rejected], counts: Counts, laws: Counts) -> str:
+def readme(rules: Sequence[Rule], rejected: Sequence[RejectedRule], counts: _Counts, laws: _Counts) -> str:
     """The page: counts by family, size and proof, stages, and the commands. The same library gives the same bytes."""
     families = sorted({r.family for r in rules})
     joint = sum(len(r.equation.roots) > 1 for r in rules)
@@ -123,7 +123,7 @@ def _by_case(rules: Sequence[Rule], families: Sequence[str]) -> list[str]:
     return _table(["family", "proved for every size", "bounded", "excluded", "all"], families, rows.__getitem__)
 
 
-def _of_laws(laws: Counts) -> list[str]:
+def _of_laws(laws: _Counts) -> list[str]:
     """The cases of the laws in all, and which laws have some that are excluded."""
     if not laws:
         return []
@@ -154,7 +154,7 @@ def _table(head: Sequence[str], families: Sequence[str], row: Callable[[str], li
     return [_line(head), _line(["---", *["---:"] * (len(head) - 1)]), *body, _line(["all", *totals, sum(totals)])]
 
 
-def _stages(counts: Counts) -> list[str]:
+def _stages(counts: _Counts) -> list[str]:
     """A row for every stage, a column for every family."""
     if not counts:
         return []

@@ -11,16 +11,16 @@ from itertools import islice
 from time import perf_counter
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.generate.candidates import Candidate
-from taso_mirage.generate.family import Letters
+from taso_mirage.generate.candidates import RuleCandidate
+from taso_mirage.generate.family import OperandNames
 from taso_mirage.generate.generalise import generalise
 from taso_mirage.ir.terms import Node, substitute, topological, users, variable
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import Rejected, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.rewriting.library import RejectedRule, Rule, parse_given, parse_rules, show_rule
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.guard_numbers import pinned
+from taso_mirage.verify.guard_numbers import number_guards
 from taso_mirage.verify.ladder import different, holding
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -36,7 +36,7 @@ class Outcome:
     seconds: float
 
 
-def settle(candidate: Candidate, family: str, seed: int, typings: int = 512) -> Outcome:
+def settle_candidate(candidate: RuleCandidate, family: str, seed: int, typings: int = 512) -> Outcome:
     """Generalise and prove one candidate. What has no proof is no rule."""
     start = perf_counter()
     try:
@@ -49,9 +49,9 @@ def settle(candidate: Candidate, family: str, seed: int, typings: int = 512) -> 
     seconds = perf_counter() - start
     if isinstance(found, Rule):
         return Outcome(show_rule(found), None, "", seconds)
-    if isinstance(found, Rejected) and found.counterexample:
+    if isinstance(found, RejectedRule) and found.counterexample:
         return Outcome(None, (found.equation, found.why, dict(found.counterexample)), "", seconds)
-    return Outcome(None, None, found.why if isinstance(found, Rejected) else found, seconds)
+    return Outcome(None, None, found.why if isinstance(found, RejectedRule) else found, seconds)
 
 
 class TooLong(BaseException):
@@ -82,23 +82,23 @@ def time_limit(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _settled(candidate: Candidate, family: str, seed: int, typings: int) -> Rule | Rejected | str:
+def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> Rule | RejectedRule | str:
     """A form that passes the fuzz of its own making may still fail on new typings: then other ones are drawn from the start."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
-    rejected = Rejected(candidate.text, "not tried", {})
+    rejected = RejectedRule(candidate.text, "not tried", {})
     for attempt in range(ATTEMPTS):
         rule = generalise(equation, given, seed + 10 * attempt, family, candidate.operators, typings * (1 + attempt))
-        if isinstance(rule, Rejected):
+        if isinstance(rule, RejectedRule):
             return rule
-        rule = pinned(rule, seed + 100 * attempt + 5)
-        if isinstance(rule, Rejected):
+        rule = number_guards(rule, seed + 100 * attempt + 5)
+        if isinstance(rule, RejectedRule):
             rejected = rule
             continue
         found = holding(rule, seed + 1)
         if isinstance(found, tuple):
             guarded, evidence = found
             return parse_rules(show_rule(replace(guarded, evidence=evidence)))[0]
-        if not isinstance(found, Rejected):
+        if not isinstance(found, RejectedRule):
             return f"no proof: {found.why}"
         rejected = found
     return rejected
@@ -136,10 +136,10 @@ class Needed:
         self._equations += [e for r in rules for e in (r.equation, r.equation.reverse()) if e is not None]
         self._known = Rules(self._equations)
 
-    def derives(self, candidate: Candidate) -> bool:
+    def derives(self, candidate: RuleCandidate) -> bool:
         """Whether the kept rules give a candidate already, as it was found."""
         equation = parse_equation(candidate.text)
-        names = Letters({name: variable(name, type) for name, type in parse_given(candidate.given)})
+        names = OperandNames({name: variable(name, type) for name, type in parse_given(candidate.given)})
         try:
             left, right = instantiate(equation.lhs, names), instantiate(equation.rhs, names)
         except ERRORS:

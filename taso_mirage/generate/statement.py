@@ -10,15 +10,15 @@ from taso_mirage.generate.enumeration import INPUT, Table
 from taso_mirage.generate.family import Operator
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
-from taso_mirage.operators.expressions import Expr, splat_value
+from taso_mirage.operators.expressions import Expr, uniform_value
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_equation
 
-Given = tuple[tuple[str, Tensor], ...]
+_Given = tuple[tuple[str, Tensor], ...]
 
 
-def stated(table: Table, left: Sequence[int], right: Sequence[int]) -> tuple[str, Given] | None:
+def stated_equation(table: Table, left: Sequence[int], right: Sequence[int]) -> tuple[str, _Given] | None:
     """`lhs == rhs` for candidates of a table, the side that binds all variables on the left (the larger one if both do), and the types
     of the variables. None where both sides are one term once composite operators are spelled out."""
     writer = _Writer(table)
@@ -114,7 +114,7 @@ def _untyped(term: Node, operands: Mapping[str, Node], parts: tuple[str, str] | 
         elif node is ABSENT:
             done[node] = node
         elif node.op == "constant":
-            done[node] = Node("splat", (), (("value", splat_value(node)),))
+            done[node] = Node("splat", (), (("value", uniform_value(node)),))
         else:
             attrs = tuple((k, _attribute(node, k, v, parts)) for k, v in node.attrs)
             done[node] = Node(node.op, tuple(done[a] for a in node.args), attrs)

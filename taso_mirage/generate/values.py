@@ -8,32 +8,32 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.generate.family import Assignment, Family, Kind
+from taso_mirage.generate.family import Assignment, Family, TermKind
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.terms import Node, Tensor, is_float, topological
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI
 from taso_mirage.operators.ops import interpret
 
-Array = NDArray[np.integer]
+_Array = NDArray[np.integer]
 CHUNK = 1 << 21
 """How many residues of one result are computed at a time; temporaries take some ten times their bytes."""
 
 
-class Values:
+class TermValues:
     """The residues of all kept terms at one assignment of sizes: by kind an array (2, terms, trials, elements) of uint16."""
 
     def __init__(self, family: Family, assignment: Assignment, seed: int) -> None:
         self.sizes, self.trials = dict(assignment.sizes), assignment.trials
         self.field = Field(assignment.trials, seed)
-        self.store: dict[Kind, Array] = {}
+        self.store: dict[TermKind, _Array] = {}
         self._seed, self._forms = seed, dict[int, NDArray[np.uint64]]()
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """The sizes of a type at this assignment."""
         return tuple(evaluate(d, self.sizes) for d in tensor.shape or ())
 
-    def fresh(self, kind: Kind) -> Array:
+    def fresh(self, kind: TermKind) -> _Array:
         """Random residues of an input. In half of the trials all of one sign (residues above p/2 are negative): the largest of many
         numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) = max_pool(max_pool(relu(x))) would pass."""
         data = self.field.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor))).data.reshape(2, self.trials, -1)
@@ -46,7 +46,7 @@ class Values:
                 data[0, trial] = data[0, trial] % half + sign * (half + 1)
         return data.reshape(2, 1, self.trials, -1).astype(np.uint16)
 
-    def compute(self, term: Node, kinds: Mapping[str, Kind], rows: Sequence[Array]) -> Array:
+    def compute(self, term: Node, kinds: Mapping[str, TermKind], rows: Sequence[_Array]) -> _Array:
         """The residues of `term` on operands by name, whose rows are in `rows`: (2, n, trials, elements) of uint16."""
         n = len(rows[0]) if rows else 1
         wide = self.field.repeated(n)
@@ -55,7 +55,7 @@ class Values:
         result: Residues = interpret([term], wide, env, sizes=self.sizes)[term]
         return result.data.reshape(2, n, self.trials, -1).astype(np.uint16)
 
-    def full(self, term: Node, kinds: Mapping[str, Kind]) -> bool:
+    def full(self, term: Node, kinds: Mapping[str, TermKind]) -> bool:
         """Whether the residue modulo q of a result is defined: not behind an exp (Mirage section 5)."""
         narrow = Field(1)
         env = {}
@@ -67,20 +67,20 @@ class Values:
         result: Residues = interpret([term], narrow, env, sizes=self.sizes)[term]
         return result.full
 
-    def _load(self, kind: Kind, rows: Array) -> Residues:
+    def _load(self, kind: TermKind, rows: _Array) -> Residues:
         data = self.store[kind][:, rows].astype(np.int64)
         trials = len(rows) * self.trials
         return Residues(
             data.reshape(2, trials, *self.shape(kind.tensor)), kind.tensor.dtype, kind.full, np.ones(trials, bool)
         )
 
-    def keep(self, kind: Kind, data: Array) -> int:
+    def keep(self, kind: TermKind, data: _Array) -> int:
         """Append rows of a kind; returns the number of the first one."""
         old = self.store.get(kind)
         self.store[kind] = data if old is None else np.concatenate([old, data], axis=1)
         return 0 if old is None else old.shape[1]
 
-    def hashes(self, kind: Kind, data: Array) -> NDArray[np.uint64]:
+    def hashes(self, kind: TermKind, data: _Array) -> NDArray[np.uint64]:
         """A 64-bit fingerprint of every row: a random linear form of its residues, mixed."""
         sides = 2 if kind.full else 1
         flat = data[:sides].transpose(1, 0, 2, 3).reshape(data.shape[1], -1)

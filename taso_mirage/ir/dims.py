@@ -26,16 +26,16 @@ class Floor:
 F = TypeVar("F")
 Powers: TypeAlias = tuple[tuple[F, int], ...]
 """Factors with their exponents, sorted."""
-Atom: TypeAlias = str | Floor
-Monomial: TypeAlias = Powers[Atom]
-Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
+DimFactor: TypeAlias = str | Floor
+DimMonomial: TypeAlias = Powers[DimFactor]
+_Terms: TypeAlias = tuple[tuple[DimMonomial, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Symbolic:
     """A polynomial with integer coefficients; `terms` is sorted and holds no zero. Symbols stand for sizes >= 0."""
 
-    terms: Terms
+    terms: _Terms
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def symbol(name: str) -> Symbolic:
     return Symbolic((((((name, 1),)), 1),))
 
 
-def _show(monomial: Monomial, coefficient: int) -> str:
+def _show(monomial: DimMonomial, coefficient: int) -> str:
     factors = [str(atom) for atom, power in monomial for _ in range(power)]
     if not factors:
         return str(coefficient)
@@ -110,7 +110,7 @@ def _show(monomial: Monomial, coefficient: int) -> str:
     return text if coefficient == 1 else f"-{text}" if coefficient == -1 else f"{coefficient}*{text}"
 
 
-def _terms(dim: Dim) -> Terms:
+def _terms(dim: Dim) -> _Terms:
     if isinstance(dim, Symbolic):
         return dim.terms
     return (((), int(dim)),) if dim else ()
@@ -142,12 +142,12 @@ def times(a: Powers[F], b: Powers[F], key: Callable[[tuple[F, int]], Any] | None
     return tuple(sorted([pair for pair in total.items() if pair[1]], key=key))
 
 
-def _shown(power: tuple[Atom, int]) -> str:
+def _shown(power: tuple[DimFactor, int]) -> str:
     return str(power[0])
 
 
-def _build(terms: Iterable[tuple[Monomial, int]]) -> Dim:
-    total: dict[Monomial, int] = {}
+def _build(terms: Iterable[tuple[DimMonomial, int]]) -> Dim:
+    total: dict[DimMonomial, int] = {}
     for monomial, coefficient in terms:
         total[monomial] = total.get(monomial, 0) + coefficient
     kept = [item for item in total.items() if item[1]]
@@ -158,7 +158,7 @@ def _build(terms: Iterable[tuple[Monomial, int]]) -> Dim:
     return kept[0][1] if len(kept) == 1 and kept[0][0] == () else Symbolic(tuple(kept))
 
 
-def _divide_term(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
+def _divide_term(term: tuple[DimMonomial, int], divisor: tuple[DimMonomial, int]) -> tuple[DimMonomial, int] | None:
     powers = dict(term[0])
     for atom, power in divisor[0]:
         powers[atom] = powers.get(atom, 0) - power
@@ -183,8 +183,8 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     divisors = _terms(b)
     if len(divisors) != 1:
         return a if b == 1 else Symbolic((((((Floor(_lift(a), b)), 1),), 1),))
-    quotient: list[tuple[Monomial, int]] = []
-    rest: list[tuple[Monomial, int]] = []
+    quotient: list[tuple[DimMonomial, int]] = []
+    rest: list[tuple[DimMonomial, int]] = []
     for term in _terms(a):
         divided = _divide_term(term, divisors[0])
         (rest if divided is None else quotient).append(term if divided is None else divided)
@@ -305,7 +305,7 @@ def learn(shape: Shape | None, actual: Iterable[int], sizes: dict[str, int]) -> 
                 sizes.setdefault(monomial[0][0], int(n))
 
 
-def product(dims: Iterable[Dim]) -> Dim:
+def dim_product(dims: Iterable[Dim]) -> Dim:
     """The product of `dims`; 1 for none."""
     total: Dim = 1
     for dim in dims:

@@ -25,7 +25,7 @@ class Weight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class StoredWeight:
     """A weight that was computed here."""
 
     array: NDArray[Any]

@@ -10,8 +10,8 @@ from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological
 
-Ints = tuple[int, ...]
-Maps = tuple[Ints, ...]
+_Ints = tuple[int, ...]
+_Maps = tuple[_Ints, ...]
 
 
 class Lowering(Enum):
@@ -30,7 +30,7 @@ class Lowering(Enum):
     LINEAR = "a product with prepared weights, which has C++ by hand"
 
 
-class Stage(IntEnum):
+class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
     INVARIANT = 0
@@ -55,40 +55,40 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
     return [node for node in topological(outputs) if node.op == "kernel"]
 
 
-def stages(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, Stage]:
+def loop_phases(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, LoopPhase]:
     """The stage of every term of a body, operands first. Raises IllTyped where a term mixes the loop with what follows it.
 
     In a loop of one iteration an accumulator may be of an invariant.
     """
-    found = {x: Stage.LOOP if axis >= 0 else Stage.INVARIANT for x, axis in zip(body.inputs, fmap, strict=True)}
+    found = {x: LoopPhase.LOOP if axis >= 0 else LoopPhase.INVARIANT for x, axis in zip(body.inputs, fmap, strict=True)}
     for node in body:
         if node not in found:
             found[node] = _stage(node, {found[arg] for arg in node.args}, loop)
     for i, output in enumerate(body.outputs):
-        if found[output] is Stage.LOOP:
+        if found[output] is LoopPhase.LOOP:
             raise IllTyped(f"output {i}, {output.op}, differs between iterations; accumulate it")
     return found
 
 
-def _stage(node: Node, below: set[Stage], loop: int) -> Stage:
+def _stage(node: Node, below: set[LoopPhase], loop: int) -> LoopPhase:
     if node.op in ("input", "weight"):
         raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
-    if {Stage.LOOP, Stage.AFTER} <= below:
+    if {LoopPhase.LOOP, LoopPhase.AFTER} <= below:
         raise IllTyped(f"{node.op} takes a value of one iteration together with one that is known after the loop")
     if node.op not in ("accumulate", "running_max"):
-        return max(below, default=Stage.INVARIANT)
-    if Stage.AFTER in below:
+        return max(below, default=LoopPhase.INVARIANT)
+    if LoopPhase.AFTER in below:
         raise IllTyped(f"{node.op} of a value that is known after the loop only")
-    if loop > 1 and Stage.LOOP not in below:
+    if loop > 1 and LoopPhase.LOOP not in below:
         raise IllTyped(f"{node.op} of a value that is the same in each of the {loop} iterations")
     if node.op == "running_max":
         return max(below)
     if node.attr("over") == "rescaled" and node.args[1].op != "running_max":
         raise IllTyped(f"accumulate is rescaled by {node.args[1].op}; it must be a running_max")
-    return Stage.AFTER
+    return LoopPhase.AFTER
 
 
-def tile(type: Tensor, grid: Ints, imap: Ints, fmap: int = -1, loop: int = 1) -> Tensor:
+def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) -> Tensor:
     """The tile of an operand of this type that one block sees in one iteration. Raises IllTyped where parts are not equal."""
     shape = _shape(type)
     parts = _parts(len(shape), grid, imap, fmap, loop)
@@ -103,7 +103,7 @@ Overlap = tuple[int, int]
 with the one before is computed twice."""
 
 
-def overlaps(shapes: Sequence[Shape], body: Graph, grid: Ints, imap: Maps) -> tuple[Overlap | None, ...]:
+def overlaps(shapes: Sequence[Shape], body: Graph, grid: _Ints, imap: _Maps) -> tuple[Overlap | None, ...]:
     """For each grid dim how the tiles that it cuts overlap, None where they are equal parts. Nothing else cuts such a dim."""
     found: list[Overlap | None] = [None] * len(grid)
     for shape, leaf, axes in zip(shapes, body.inputs, imap, strict=True):
@@ -120,7 +120,9 @@ def _overlap(size: Dim, tile: Dim, count: int) -> Overlap | None:
     return (size, tile) if (count - 1) * tile < size < count * tile else None
 
 
-def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps) -> None:
+def check(
+    operands: Sequence[Tensor], body: Graph, grid: _Ints, loop: int, imap: _Maps, fmap: _Ints, omap: _Maps
+) -> None:
     """Raise IllTyped, with the operand, the dimension and both values, unless these make a kernel."""
     if len(grid) > 3 or any(n < 1 for n in (*grid, loop)):
         raise IllTyped(
@@ -140,7 +142,7 @@ def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: 
         _check_operand(i, operand, body.inputs[i], grid, imap[i], fmap[i], loop)
     if loop > 1 and max(fmap, default=-1) < 0:
         raise IllTyped(f"a loop of {loop} iterations that cuts no operand")
-    stages(body, fmap, loop)
+    loop_phases(body, fmap, loop)
     overlapping = overlaps([_shape(x) for x in operands], body, grid, imap)
     for i, operand in enumerate(operands):
         _check_overlaps(f"operand {i}", _shape(operand), _shape(body.inputs[i].tensor), overlapping, imap[i])
@@ -150,7 +152,7 @@ def check(operands: Sequence[Tensor], body: Graph, grid: Ints, loop: int, imap: 
 
 
 def _check_overlaps(
-    who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: Ints
+    who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: _Ints
 ) -> None:
     """All that a grid dim cuts has the same tiles, if they overlap. The size of an output follows."""
     for g, axis in enumerate(cuts):
@@ -164,7 +166,7 @@ def _check_overlaps(
             )
 
 
-def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Ints, imap: Ints, fmap: int, loop: int) -> None:
+def _check_operand(i: int, operand: Tensor, leaf: Node, grid: _Ints, imap: _Ints, fmap: int, loop: int) -> None:
     who = f"operand {i} ({leaf.attr('name') if leaf.op == 'input' else leaf.op})"
     if leaf.op != "input":
         raise IllTyped(f"{who}: the body's operands are inputs")
@@ -181,7 +183,7 @@ def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Ints, imap: Ints, 
             raise IllTyped(f"{who}: dimension {axis} is {n}, not {count} parts of {m}")
 
 
-def _check_output(o: int, output: Node, grid: Ints, omap: Ints) -> None:
+def _check_output(o: int, output: Node, grid: _Ints, omap: _Ints) -> None:
     who = f"output {o} ({output.op})"
     if not isinstance(output.type, Tensor):
         raise IllTyped(f"{who}: {output.type} is not one tensor")
@@ -192,7 +194,7 @@ def _check_output(o: int, output: Node, grid: Ints, omap: Ints) -> None:
             raise IllTyped(f"{who}: the blocks of grid dim {g} stand along dimension {axis} of {output.tensor}")
 
 
-def _parts(rank: int, grid: Ints, imap: Ints, fmap: int, loop: int) -> list[int]:
+def _parts(rank: int, grid: _Ints, imap: _Ints, fmap: int, loop: int) -> list[int]:
     """Into how many parts the grid and the loop cut each dim."""
     if len(imap) != len(grid):
         raise IllTyped(f"imap {imap} for the grid {grid}")
@@ -214,7 +216,7 @@ def _shape(type: Tensor) -> Shape:
     return type.shape
 
 
-def stitched(type: Tensor, grid: Ints, omap: Ints) -> Tensor:
+def stitched(type: Tensor, grid: _Ints, omap: _Ints) -> Tensor:
     """The type of a kernel's output whose tile has this type."""
     shape: list[Dim] = list(_shape(type))
     for count, axis in zip(grid, omap, strict=True):

@@ -17,52 +17,61 @@ from itertools import permutations, product
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import times
 from taso_mirage.kernels.atoms import (
-    EXP,
+    EXP_FORM,
     FOLD,
     FUNCTION,
-    INPUT,
-    LEVELS,
+    INPUT_FORM,
     NUMBER,
     POLY,
-    SHARE,
+    ROOT_LEVELS,
+    SHARE_FORM,
     SIZE,
-    SUM,
+    SUM_FORM,
     WHOLE,
-    Atom,
-    Labels,
+    AbstractExpression,
+    AbstractFactor,
+    LabelSet,
     Properties,
     Renaming,
-    Sketch,
     family,
-    joined,
+    joined_factors,
 )
-from taso_mirage.kernels.products import Number, Product, Terms, first, nearest, over, plain, power
+from taso_mirage.kernels.products import (
+    Coefficient,
+    FactorPowers,
+    ProductSum,
+    first,
+    nearest,
+    over,
+    plain_number,
+    power,
+)
 
 
 class Algebra:
     """The sketches of one goal: every operation is memoised, every result interned."""
 
     def __init__(self) -> None:
-        self.atoms: list[Atom] = []
+        self.atoms: list[AbstractFactor] = []
         self._of_atom: list[Properties] = []
-        self._atom_ids: dict[Atom, int] = {}
-        self.polys: list[Terms] = []
+        self._atom_ids: dict[AbstractFactor, int] = {}
+        self.polys: list[ProductSum] = []
         self._of_poly: list[Properties] = []
-        self._poly_ids: dict[Terms, Sketch] = {}
+        self._poly_ids: dict[ProductSum, AbstractExpression] = {}
         self._renamed: dict[tuple[int, Renaming], int] = {}
-        self._components: dict[tuple[tuple[str, ...], Product], int] = {}
-        self._flat: dict[Product, tuple[tuple[str, ...], Product]] = {}
-        self._lines: dict[Sketch, tuple[frozenset[int], frozenset[int]]] = {}
-        self._split: dict[Sketch, tuple[Product, Number, Sketch]] = {}
-        self._memo: dict[tuple[str, int, object], Sketch] = {}
-        self._wholes: dict[Sketch, Sketch] = {}
+        self._components: dict[tuple[tuple[str, ...], FactorPowers], int] = {}
+        self._flat: dict[FactorPowers, tuple[tuple[str, ...], FactorPowers]] = {}
+        self._lines: dict[AbstractExpression, tuple[frozenset[int], frozenset[int]]] = {}
+        self._split: dict[AbstractExpression, tuple[FactorPowers, Coefficient, AbstractExpression]] = {}
+        self._memo: dict[tuple[str, int, object], AbstractExpression] = {}
+        self._wholes: dict[AbstractExpression, AbstractExpression] = {}
         self._fresh = 0
         self.zero = self._intern({})
         self.one = self.number(1)
 
     # ------------------------------------------------------------ interning
 
-    def _atom(self, atom: Atom) -> int:
+    def _atom(self, atom: AbstractFactor) -> int:
         found = self._atom_ids.get(atom)
         if found is None:
             found = self._atom_ids[atom] = len(self.atoms)
@@ -70,74 +79,76 @@ class Algebra:
             self._of_atom.append(self._properties(atom))
         return found
 
-    def _properties(self, atom: Atom) -> Properties:
-        if atom.form is INPUT:
+    def _properties(self, atom: AbstractFactor) -> Properties:
+        if atom.form is INPUT_FORM:
             return Properties(frozenset(atom.labels))
-        parts = joined([self._of_poly[p] for p in atom.polys] + [self._of_atom[f // LEVELS] for f, _ in atom.inner])
+        parts = joined_factors(
+            [self._of_poly[p] for p in atom.polys] + [self._of_atom[f // ROOT_LEVELS] for f, _ in atom.inner]
+        )
         return Properties(
             parts.free.difference(atom.labels),
             parts.height + bool(atom.labels),
-            parts.exponential or atom.form is EXP or atom.exponential,
+            parts.exponential or atom.form is EXP_FORM or atom.exponential,
         )
 
-    def _intern(self, terms: Mapping[Product, Number]) -> Sketch:
-        poly = tuple(sorted([(m, plain(c)) for m, c in terms.items() if c], key=first))
+    def _intern(self, terms: Mapping[FactorPowers, Coefficient]) -> AbstractExpression:
+        poly = tuple(sorted([(m, plain_number(c)) for m, c in terms.items() if c], key=first))
         found = self._poly_ids.get(poly)
         if found is None:
             found = self._poly_ids[poly] = len(self.polys)
             self.polys.append(poly)
-            self._of_poly.append(joined([self._of_atom[f // LEVELS] for m, _ in poly for f, _ in m]))
+            self._of_poly.append(joined_factors([self._of_atom[f // ROOT_LEVELS] for m, _ in poly for f, _ in m]))
         return found
 
-    def single(self, factors: Product, coefficient: Number = 1) -> Sketch:
+    def single(self, factors: FactorPowers, coefficient: Coefficient = 1) -> AbstractExpression:
         """The polynomial of one product."""
         return self._intern({factors: coefficient})
 
-    def _leaf(self, atom: Atom) -> Sketch:
-        return self.single(((self._atom(atom) * LEVELS, 1),))
+    def _leaf(self, atom: AbstractFactor) -> AbstractExpression:
+        return self.single(((self._atom(atom) * ROOT_LEVELS, 1),))
 
-    def free(self, p: Sketch) -> Labels:
+    def free(self, p: AbstractExpression) -> LabelSet:
         """The labels that a term hangs on."""
         return self._of_poly[p].free
 
-    def free_of(self, factor: int) -> Labels:
+    def free_of(self, factor: int) -> LabelSet:
         """The labels that a factor hangs on."""
-        return self._of_atom[factor // LEVELS].free
+        return self._of_atom[factor // ROOT_LEVELS].free
 
     # ------------------------------------------------------------ leaves and functions
 
-    def number(self, value: Number) -> Sketch:
+    def number(self, value: Coefficient) -> AbstractExpression:
         return self._intern({(): value})
 
-    def is_number(self, p: Sketch) -> bool:
+    def is_number(self, p: AbstractExpression) -> bool:
         """Whether nothing is left of a term but a coefficient, as of the sum of a softmax."""
         return all(not factors for factors, _ in self.polys[p])
 
-    def input(self, name: str, labels: Sequence[str] = ()) -> Sketch:
-        return self._leaf(Atom(INPUT, name, tuple(labels)))
+    def input(self, name: str, labels: Sequence[str] = ()) -> AbstractExpression:
+        return self._leaf(AbstractFactor(INPUT_FORM, name, tuple(labels)))
 
-    def function(self, name: str, args: Sequence[Sketch], exponential: bool = False) -> Sketch:
+    def function(self, name: str, args: Sequence[AbstractExpression], exponential: bool = False) -> AbstractExpression:
         """An opaque function; `exponential` where the field knows its value mod p alone, so that exp of it is opaque too."""
-        return self._leaf(Atom(FUNCTION, name, (), tuple(args), (), exponential))
+        return self._leaf(AbstractFactor(FUNCTION, name, (), tuple(args), (), exponential))
 
-    def share(self, label: str) -> Sketch:
+    def share(self, label: str) -> AbstractExpression:
         """1 / n for a label of n elements: a mean's factor stands where its sum does, above or below a fraction line."""
-        return self._leaf(Atom(SHARE, family(label)))
+        return self._leaf(AbstractFactor(SHARE_FORM, family(label)))
 
-    def whole(self, p: Sketch) -> Sketch:
+    def whole(self, p: AbstractExpression) -> AbstractExpression:
         """A sum that from now on is one opaque value, whatever adds up to it."""
         if len(self.polys[p]) > 1:
-            self._wholes[p] = self._leaf(Atom(WHOLE, polys=(p,)))
+            self._wholes[p] = self._leaf(AbstractFactor(WHOLE, polys=(p,)))
         return self._wholes.get(p, p)
 
     # ------------------------------------------------------------ arithmetic
 
-    def add(self, p: Sketch, q: Sketch, sign: int = 1) -> Sketch:
+    def add(self, p: AbstractExpression, q: AbstractExpression, sign: int = 1) -> AbstractExpression:
         made = self._add(p, q, sign)
         return self._wholes.get(made, made)
 
-    def _add(self, p: Sketch, q: Sketch, sign: int) -> Sketch:
-        def compute() -> Sketch:
+    def _add(self, p: AbstractExpression, q: AbstractExpression, sign: int) -> AbstractExpression:
+        def compute() -> AbstractExpression:
             total = dict(self.polys[p])
             for m, c in self.polys[q]:
                 total[m] = total.get(m, 0) + sign * c
@@ -145,40 +156,42 @@ class Algebra:
 
         return self._once("add" if sign == 1 else "sub", p, q, compute)
 
-    def sub(self, p: Sketch, q: Sketch) -> Sketch:
+    def sub(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         return self.add(p, q, -1)
 
-    def mul(self, p: Sketch, q: Sketch) -> Sketch:
+    def mul(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         return self._once("mul", min(p, q), max(p, q), lambda: self._mul(p, q))
 
-    def _mul(self, p: Sketch, q: Sketch) -> Sketch:
+    def _mul(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         if len(self.polys[p]) > 1 and len(self.polys[q]) > 1:
             ((a, c),), ((b, d),) = self.polys[self.factored(p)], self.polys[self.factored(q)]
             return self.single(times(a, b), c * d)
-        total: dict[Product, Number] = {}
+        total: dict[FactorPowers, Coefficient] = {}
         for m, c in self.polys[p]:
             for n, d in self.polys[q]:
                 for each, e in self._opened(times(m, n), c * d):
                     total[each] = total.get(each, 0) + e
         return self._intern(total)
 
-    def factored(self, p: Sketch) -> Sketch:
+    def factored(self, p: AbstractExpression) -> AbstractExpression:
         """p as one product: a sum is a factor of it."""
         shared, c, rest = self.common(p)
         return self.single(times(shared, self._factored(rest)), c) if rest != self.one else p
 
-    def _factored(self, p: Sketch) -> Product:
-        return ((self._atom(Atom(POLY, polys=(p,))) * LEVELS, 1),)
+    def _factored(self, p: AbstractExpression) -> FactorPowers:
+        return ((self._atom(AbstractFactor(POLY, polys=(p,))) * ROOT_LEVELS, 1),)
 
-    def _opened(self, factors: Product, coefficient: Number) -> Terms:
+    def _opened(self, factors: FactorPowers, coefficient: Coefficient) -> ProductSum:
         """A product in which one sum is a factor, once, distributes over it."""
-        sums = [(f, e) for f, e in factors if e > 0 and not f % LEVELS and self.atoms[f // LEVELS].form is POLY]
+        sums = [
+            (f, e) for f, e in factors if e > 0 and not f % ROOT_LEVELS and self.atoms[f // ROOT_LEVELS].form is POLY
+        ]
         if len(sums) != 1 or sums[0][1] != 1:
             return ((factors, coefficient),)
         rest = self.single(tuple(f for f in factors if f != sums[0]), coefficient)
-        return self.polys[self.mul(rest, self.atoms[sums[0][0] // LEVELS].polys[0])]
+        return self.polys[self.mul(rest, self.atoms[sums[0][0] // ROOT_LEVELS].polys[0])]
 
-    def common(self, p: Sketch) -> tuple[Product, Number, Sketch]:
+    def common(self, p: AbstractExpression) -> tuple[FactorPowers, Coefficient, AbstractExpression]:
         """p as product * number * rest, the rest without a common factor; its first coefficient, in an order that no renaming
         changes, is 1."""
         terms = self.polys[p]
@@ -189,7 +202,7 @@ class Algebra:
             found = self._split[p] = self._common(terms)
         return found
 
-    def _common(self, terms: Terms) -> tuple[Product, Number, Sketch]:
+    def _common(self, terms: ProductSum) -> tuple[FactorPowers, Coefficient, AbstractExpression]:
         shared: dict[int, int] = dict(terms[0][0])
         for m, _ in terms[1:]:
             other = dict(m)
@@ -199,7 +212,7 @@ class Algebra:
         back = power(factors, -1)
         return factors, unit, self._intern({times(m, back): over(c, unit) for m, c in terms})
 
-    def inverse(self, p: Sketch) -> Sketch:
+    def inverse(self, p: AbstractExpression) -> AbstractExpression:
         """1 / p. Raises Unsupported for 0."""
         if p == self.zero:
             raise Unsupported("a term that is zero everywhere is divided by")
@@ -207,37 +220,37 @@ class Algebra:
         below = factors if rest == self.one else times(factors, self._factored(rest))
         return self.single(power(below, -1), over(1, c))
 
-    def div(self, p: Sketch, q: Sketch) -> Sketch:
+    def div(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         return self.mul(p, self.inverse(q))
 
-    def sqrt(self, p: Sketch) -> Sketch:
+    def sqrt(self, p: AbstractExpression) -> AbstractExpression:
         factors, c, rest = self.common(p) if p != self.zero else ((), 1, p)
         if c != 1:
-            factors = times(factors, ((self._atom(Atom(NUMBER, str(c))) * LEVELS, 1),))
+            factors = times(factors, ((self._atom(AbstractFactor(NUMBER, str(c))) * ROOT_LEVELS, 1),))
         if rest != self.one:
             factors = times(factors, self._factored(rest))
-        if any(f % LEVELS == LEVELS - 1 for f, _ in factors):
-            raise Unsupported(f"{LEVELS} nested roots")
+        if any(f % ROOT_LEVELS == ROOT_LEVELS - 1 for f, _ in factors):
+            raise Unsupported(f"{ROOT_LEVELS} nested roots")
         return self.single(tuple((f + 1, e) for f, e in factors))
 
-    def exp(self, p: Sketch) -> Sketch:
+    def exp(self, p: AbstractExpression) -> AbstractExpression:
         """exp(a + b) = exp(a) exp(b); of what has an exp inside it is opaque, as it is in the field."""
         if self._of_poly[p].exponential:
             return self.function("", (p,), True)
-        total: Product = ()
+        total: FactorPowers = ()
         for m, c in self.polys[p]:
             if isinstance(c, Fraction):
-                m, c = times(m, ((self._atom(Atom(NUMBER, str(c))) * LEVELS, 1),)), 1
-            total = times(total, ((self._atom(Atom(EXP, inner=m)) * LEVELS, c),))
+                m, c = times(m, ((self._atom(AbstractFactor(NUMBER, str(c))) * ROOT_LEVELS, 1),)), 1
+            total = times(total, ((self._atom(AbstractFactor(EXP_FORM, inner=m)) * ROOT_LEVELS, c),))
         return self.single(total)
 
     # ------------------------------------------------------------ folds
 
-    def sum(self, p: Sketch, label: str) -> Sketch:
+    def sum(self, p: AbstractExpression, label: str) -> AbstractExpression:
         return self._once("sum", p, label, lambda: self._sum(p, label))
 
-    def _sum(self, p: Sketch, label: str) -> Sketch:
-        total: dict[Product, Number] = {}
+    def _sum(self, p: AbstractExpression, label: str) -> AbstractExpression:
+        total: dict[FactorPowers, Coefficient] = {}
         for m, c in self.polys[p]:
             inside = tuple([f for f in m if label in self.free_of(f[0])])
             outside = tuple([f for f in m if label not in self.free_of(f[0])])
@@ -245,36 +258,36 @@ class Algebra:
                 bound, factors = self.flat(inside)
                 own = f"{family(label)}#f"
                 factors = self.rename_product(factors, ((label, own),))
-                each = times(outside, ((self._component((*bound, own), factors) * LEVELS, 1),))
+                each = times(outside, ((self._component((*bound, own), factors) * ROOT_LEVELS, 1),))
             else:
-                each = times(outside, ((self._atom(Atom(SIZE, family(label))) * LEVELS, 1),))
+                each = times(outside, ((self._atom(AbstractFactor(SIZE, family(label))) * ROOT_LEVELS, 1),))
             total[each] = total.get(each, 0) + c
         return self._intern(total)
 
-    def folded(self, p: Sketch, labels: Sequence[str]) -> Sketch:
+    def folded(self, p: AbstractExpression, labels: Sequence[str]) -> AbstractExpression:
         """The sum over several labels."""
         for label in reversed(labels):
             p = self.sum(p, label)
         return p
 
-    def fold(self, name: str, p: Sketch, label: str) -> Sketch:
+    def fold(self, name: str, p: AbstractExpression, label: str) -> AbstractExpression:
         """Another reduction over a label: opaque, but for its bound name."""
         bound = f"{family(label)}#{self._of_poly[p].height + 1}.0"
-        return self._leaf(Atom(FOLD, name, (bound,), (self.rename(p, ((label, bound),)),)))
+        return self._leaf(AbstractFactor(FOLD, name, (bound,), (self.rename(p, ((label, bound),)),)))
 
-    def roots(self, p: Sketch) -> int:
+    def roots(self, p: AbstractExpression) -> int:
         """The deepest root that a factor is under."""
-        return max([f % LEVELS for m, _ in self.polys[p] for f, _ in m], default=0)
+        return max([f % ROOT_LEVELS for m, _ in self.polys[p] for f, _ in m], default=0)
 
-    def above(self, p: Sketch, sign: int = 1) -> frozenset[int]:
+    def above(self, p: AbstractExpression, sign: int = 1) -> frozenset[int]:
         """The factors above the fraction line of p, or of 1/p for the sign -1."""
         return self.lines(p if sign > 0 else self.inverse(p))[0]
 
-    def below(self, p: Sketch, sign: int = 1) -> frozenset[int]:
+    def below(self, p: AbstractExpression, sign: int = 1) -> frozenset[int]:
         """The factors below the fraction line of p, or of 1/p for the sign -1."""
         return self.lines(p if sign > 0 else self.inverse(p))[1]
 
-    def lines(self, p: Sketch) -> tuple[frozenset[int], frozenset[int]]:
+    def lines(self, p: AbstractExpression) -> tuple[frozenset[int], frozenset[int]]:
         found = self._lines.get(p)
         if found is None:
             factors = [pair for m, _ in self.polys[p] for pair in m]
@@ -286,19 +299,19 @@ class Algebra:
         self._fresh += 1
         return f"{family(label)}#f{self._fresh}"
 
-    def flat(self, factors: Product) -> tuple[tuple[str, ...], Product]:
+    def flat(self, factors: FactorPowers) -> tuple[tuple[str, ...], FactorPowers]:
         """A product with its sums opened: fresh labels for what they bind, and all factors below them."""
         found = self._flat.get(factors)
         if found is None:
             found = self._flat[factors] = self._opened_sums(factors)
         return found
 
-    def _opened_sums(self, factors: Product) -> tuple[tuple[str, ...], Product]:
+    def _opened_sums(self, factors: FactorPowers) -> tuple[tuple[str, ...], FactorPowers]:
         bound: list[str] = []
-        total: Product = ()
+        total: FactorPowers = ()
         for f, e in factors:
-            atom = self.atoms[f // LEVELS]
-            if atom.form is not SUM or f % LEVELS or e < 0:
+            atom = self.atoms[f // ROOT_LEVELS]
+            if atom.form is not SUM_FORM or f % ROOT_LEVELS or e < 0:
                 total = times(total, ((f, e),))
                 continue
             for _ in range(e):
@@ -307,12 +320,12 @@ class Algebra:
                 total = times(total, self.rename_product(atom.inner, renaming))
         return tuple(bound), total
 
-    def _component(self, bound: tuple[str, ...], factors: Product) -> int:
+    def _component(self, bound: tuple[str, ...], factors: FactorPowers) -> int:
         """The atom of a sum. Bound names number the binder's height, so that nothing below is captured; the least order is taken."""
         key = bound, factors
         found = self._components.get(key)
         if found is None:
-            height = max(self._of_atom[f // LEVELS].height for f, _ in factors) + 1
+            height = max(self._of_atom[f // ROOT_LEVELS].height for f, _ in factors) + 1
             groups: dict[str, list[str]] = {}
             for b in bound:
                 groups.setdefault(family(b), []).append(b)
@@ -322,20 +335,20 @@ class Algebra:
                 self.rename_product(factors, tuple(zip([b for group in order for b in group], names, strict=True)))
                 for order in orders
             )
-            found = self._components[key] = self._atom(Atom(SUM, "", tuple(sorted(names)), (), least))
+            found = self._components[key] = self._atom(AbstractFactor(SUM_FORM, "", tuple(sorted(names)), (), least))
         return found
 
     # ------------------------------------------------------------ renaming
 
-    def rename(self, p: Sketch, renaming: Renaming) -> Sketch:
+    def rename(self, p: AbstractExpression, renaming: Renaming) -> AbstractExpression:
         """All labels of `renaming` at once."""
         free = self.free(p)
         needed = tuple([pair for pair in renaming if pair[0] in free and pair[0] != pair[1]])
         if not needed:
             return p
 
-        def compute() -> Sketch:
-            total: dict[Product, Number] = {}
+        def compute() -> AbstractExpression:
+            total: dict[FactorPowers, Coefficient] = {}
             for m, c in self.polys[p]:
                 each = self.rename_product(m, needed)
                 total[each] = total.get(each, 0) + c
@@ -343,10 +356,10 @@ class Algebra:
 
         return self._once("rename", p, needed, compute)
 
-    def rename_product(self, factors: Product, renaming: Renaming) -> Product:
+    def rename_product(self, factors: FactorPowers, renaming: Renaming) -> FactorPowers:
         total: dict[int, int] = {}
         for f, e in factors:
-            new = self._rename_atom(f // LEVELS, renaming) * LEVELS + f % LEVELS
+            new = self._rename_atom(f // ROOT_LEVELS, renaming) * ROOT_LEVELS + f % ROOT_LEVELS
             total[new] = total.get(new, 0) + e
         return tuple(sorted([pair for pair in total.items() if pair[1]]))
 
@@ -359,20 +372,22 @@ class Algebra:
         found = self._renamed.get(key)
         if found is None:
             atom = self.atoms[i]
-            if atom.form is INPUT:
+            if atom.form is INPUT_FORM:
                 names = dict(needed)
                 found = self._atom(atom._replace(labels=tuple(names.get(label, label) for label in atom.labels)))
-            elif atom.form is SUM:
+            elif atom.form is SUM_FORM:
                 found = self._component(atom.labels, self.rename_product(atom.inner, needed))
             else:
                 polys = tuple(self.rename(p, needed) for p in atom.polys)
                 found = self._atom(atom._replace(polys=polys, inner=self.rename_product(atom.inner, needed)))
                 if atom.form is WHOLE:
-                    self._wholes[polys[0]] = self.single(((found * LEVELS, 1),))
+                    self._wholes[polys[0]] = self.single(((found * ROOT_LEVELS, 1),))
             self._renamed[key] = found
         return found
 
-    def _once(self, op: str, p: Sketch, other: object, compute: Callable[[], Sketch]) -> Sketch:
+    def _once(
+        self, op: str, p: AbstractExpression, other: object, compute: Callable[[], AbstractExpression]
+    ) -> AbstractExpression:
         key = op, p, other
         found = self._memo.get(key)
         if found is None:
@@ -391,7 +406,7 @@ class _Erased:
         self._algebra = algebra
         self._ids: dict[object, int] = {}
         self._atoms: dict[int, int] = {}
-        self._polys: dict[Sketch, int] = {}
+        self._polys: dict[AbstractExpression, int] = {}
 
     def atom(self, i: int) -> int:
         found = self._atoms.get(i)
@@ -402,20 +417,20 @@ class _Erased:
             found = self._atoms[i] = self._ids.setdefault(key, len(self._ids))
         return found
 
-    def poly(self, p: Sketch) -> int:
+    def poly(self, p: AbstractExpression) -> int:
         found = self._polys.get(p)
         if found is None:
             key = tuple(sorted([(self.product(m), c) for m, c in self._algebra.polys[p]]))
             found = self._polys[p] = self._ids.setdefault(("poly", key), len(self._ids))
         return found
 
-    def product(self, factors: Product) -> Product:
+    def product(self, factors: FactorPowers) -> FactorPowers:
         return tuple(sorted(self.counts(factors).items()))
 
-    def counts(self, factors: Product) -> dict[int, int]:
+    def counts(self, factors: FactorPowers) -> dict[int, int]:
         """Exponents of each erased factor, those above and those below a fraction line apart."""
         total: dict[int, int] = {}
         for f, e in factors:
-            key = (self.atom(f // LEVELS) * LEVELS + f % LEVELS) * 2 + (e < 0)
+            key = (self.atom(f // ROOT_LEVELS) * ROOT_LEVELS + f % ROOT_LEVELS) * 2 + (e < 0)
             total[key] = total.get(key, 0) + abs(e)
         return total

@@ -14,11 +14,11 @@ import numpy as np
 
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
-from taso_mirage.kernels.stabilised import Safe, Stabiliser
-from taso_mirage.kernels.structures import AFTER, stages
-from taso_mirage.kernels.tiles import Sizes, Tiled
+from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
+from taso_mirage.kernels.structures import AFTER, class_phases
+from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -38,8 +38,8 @@ class Stored:
 def assembled(
     plan: Sequence[Tiled],
     closure: Closure,
-    safe: Sequence[Safe],
-    sizes: Sizes,
+    safe: Sequence[Stabilisation],
+    sizes: TileSizes,
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
 ) -> Graph | None:
@@ -71,8 +71,8 @@ class _Kernel:
 
     tiled: Tiled
     closure: Closure
-    safe: Safe
-    sizes: Sizes
+    safe: Stabilisation
+    sizes: TileSizes
     given: Mapping[str, Node]
     stored: dict[int, Stored]
     maxima: dict[int, Stored]
@@ -87,7 +87,7 @@ class _Kernel:
         kernel, self.goal = self.tiled.kernel, self.closure.goal
         self.body, self.loop, self.plainly = kernel.body, kernel.loop, False
         self.order = axes_order(self.closure)
-        self.stages = (stages(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
+        self.stages = (class_phases(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
         reads = {label for c, e in self.body.chosen if e.kind.reads is not None for label in self.closure.classes[c]}
         self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
         counts = {
@@ -137,7 +137,7 @@ class _Kernel:
         stored = [t for t in self.body.targets if t not in self.safe.bare]
         return list(dict.fromkeys(k for t in stored for k in self.safe.degrees[t]))
 
-    def _compute(self, made: int, edge: Edge) -> None:
+    def _compute(self, made: int, edge: DerivationEdge) -> None:
         """The value of a class, relative to maxima or bare or both, and its axes."""
         if made in self.safe.stable:
             self.values[made], self.axes[made] = edge.kind.write(made, edge, self)
@@ -254,10 +254,10 @@ class _Kernel:
         spelled = ["".join(letters[x] for x in each) for each in axes]
         return term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
 
-    def looped(self, made: int, edge: Edge) -> bool:
+    def looped(self, made: int, edge: DerivationEdge) -> bool:
         return self.stages.get(made) == AFTER and edge.label == self.loop
 
-    def accumulated(self, made: int, edge: Edge, value: Node, over: str) -> Node:
+    def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
         """Relative to a maximum that grows, a sum is rescaled."""
         if not self.looped(made, edge):
             return value

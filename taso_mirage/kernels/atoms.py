@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from taso_mirage.kernels.products import Product
+from taso_mirage.kernels.products import FactorPowers
 
-Labels: TypeAlias = frozenset[str]
+LabelSet: TypeAlias = frozenset[str]
 Renaming: TypeAlias = tuple[tuple[str, str], ...]
-Sketch: TypeAlias = int
+AbstractExpression: TypeAlias = int
 
-LEVELS = 8
+ROOT_LEVELS = 8
 """A factor is LEVELS * atom + the level of the root that it is under."""
-NONE: Labels = frozenset()
+NONE: LabelSet = frozenset()
 
 
-class Form(IntEnum):
+class FactorForm(IntEnum):
     """What an atom is."""
 
     INPUT = 0
@@ -40,28 +40,28 @@ class Form(IntEnum):
     """Another reduction, by its name: opaque."""
 
 
-INPUT, NUMBER, SHARE, SIZE, EXP, FUNCTION, POLY, WHOLE, SUM, FOLD = Form
+INPUT_FORM, NUMBER, SHARE_FORM, SIZE, EXP_FORM, FUNCTION, POLY, WHOLE, SUM_FORM, FOLD = FactorForm
 """Plain names: a member of an enumeration takes long to look up."""
 
 
-class Atom(NamedTuple):
+class AbstractFactor(NamedTuple):
     """`labels`: an input's own, or those bound here.
 
     `exponential`: of a function, whether the field knows its value mod p alone.
     """
 
-    form: Form
+    form: FactorForm
     name: str = ""
     labels: tuple[str, ...] = ()
-    polys: tuple[Sketch, ...] = ()
-    inner: Product = ()
+    polys: tuple[AbstractExpression, ...] = ()
+    inner: FactorPowers = ()
     exponential: bool = False
 
 
 class Properties(NamedTuple):
     """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the field's residue mod q is lost."""
 
-    free: Labels = NONE
+    free: LabelSet = NONE
     height: int = 0
     exponential: bool = False
 
@@ -71,7 +71,7 @@ def family(label: str) -> str:
     return label.split("#")[0]
 
 
-def joined(parts: Sequence[Properties]) -> Properties:
+def joined_factors(parts: Sequence[Properties]) -> Properties:
     """Of what has these parts, where it binds nothing itself."""
     return Properties(
         NONE.union(*[p.free for p in parts]),

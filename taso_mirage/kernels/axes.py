@@ -13,8 +13,8 @@ from typing import TypeAlias
 from taso_mirage.errors import Unsupported
 
 Label: TypeAlias = int
-Axis: TypeAlias = tuple[Label, ...]
-Axes: TypeAlias = tuple[Axis, ...]
+AxisLabels: TypeAlias = tuple[Label, ...]
+LabelledAxes: TypeAlias = tuple[AxisLabels, ...]
 
 
 class Unifier:
@@ -22,17 +22,17 @@ class Unifier:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._parts: dict[Label, Axis] = {}
-        self._together: list[Axis] = []
+        self._parts: dict[Label, AxisLabels] = {}
+        self._together: list[AxisLabels] = []
 
-    def fresh(self, size: int) -> Axis:
+    def fresh(self, size: int) -> AxisLabels:
         """The axis of a dim of this size: a new label, none for 1."""
         if size == 1:
             return ()
         self.sizes.append(size)
         return (len(self.sizes) - 1,)
 
-    def axis(self, labels: Iterable[Label]) -> Axis:
+    def axis(self, labels: Iterable[Label]) -> AxisLabels:
         """What some labels are by now."""
         found: list[Label] = []
         for label in labels:
@@ -40,10 +40,10 @@ class Unifier:
             found += [label] if parts is None else self.axis(parts)
         return tuple(found)
 
-    def axes(self, axes: Iterable[Axis]) -> Axes:
+    def axes(self, axes: Iterable[AxisLabels]) -> LabelledAxes:
         return tuple([self.axis(axis) for axis in axes])
 
-    def size(self, axis: Axis) -> int:
+    def size(self, axis: AxisLabels) -> int:
         return prod(self.sizes[label] for label in axis)
 
     def together(self, labels: Iterable[Label]) -> None:
@@ -53,7 +53,9 @@ class Unifier:
             raise Unsupported("one axis is met twice")
         self._together.append(seen)
 
-    def unify(self, a: Axis, b: Axis, bound: tuple[Axis, Axis] = ((), ())) -> list[tuple[Label, Label]]:
+    def unify(
+        self, a: AxisLabels, b: AxisLabels, bound: tuple[AxisLabels, AxisLabels] = ((), ())
+    ) -> list[tuple[Label, Label]]:
         """Make two axes of one size one. What cannot be one is returned, as labels of `b` with those of `a` to rename them to.
 
         `bound`: the labels that either side is already summed over. One that the first side is, and that is free in the second (the
@@ -76,7 +78,7 @@ class Unifier:
                 self._parts[max(x, y)] = (min(x, y),)
         return refused
 
-    def refine(self, a: Axis, b: Axis) -> None:
+    def refine(self, a: AxisLabels, b: AxisLabels) -> None:
         """Split labels until both axes have labels of the same sizes."""
         while True:
             left, right = self.axis(a), self.axis(b)
@@ -92,7 +94,7 @@ class Unifier:
             raise Unsupported(f"an axis of {self.sizes[label]} does not divide into parts of {outer}")
         self._parts[label] = (*self.fresh(outer), *self.fresh(self.sizes[label] // outer))
 
-    def regroup(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
+    def regroup(self, axes: Sequence[AxisLabels], shape: Sequence[int]) -> LabelledAxes:
         """The axes of a reshape: the labels in their order, cut where the new dims end."""
         cut: list[int] = []
         for n in shape:
@@ -109,9 +111,9 @@ class Unifier:
             if have != n:
                 raise Unsupported(f"dims that a reshape to {tuple(shape)} cuts across")
         labels = iter(self.axis([label for axis in axes for label in axis]))
-        result: list[Axis] = []
+        result: list[AxisLabels] = []
         for n in shape:
-            axis: Axis = ()
+            axis: AxisLabels = ()
             while self.size(axis) < n:
                 axis += (next(labels),)
             result.append(axis)

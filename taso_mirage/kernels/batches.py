@@ -20,7 +20,7 @@ from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import Sizes, Spot, canonical, fragments
+from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret
 from taso_mirage.operators.work import size
@@ -36,7 +36,7 @@ Known = dict[tuple[Graph, Graph, Batch], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EqualRegions:
     """Equal regions: what is searched for, and what it computes at the sizes that it is measured at; they differ where `batch` says how
     many of what was searched run there."""
 
@@ -45,19 +45,19 @@ class Kind:
     batch: Batch | None = None
 
 
-def kinds(
-    model: Model, sizes: Sizes, lanes: int, batched: bool, prepared: bool = False
-) -> tuple[dict[Kind, list[Spot]], set[str]]:
+def equal_regions(
+    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: bool = False
+) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. With `batched` one with free dims runs at
     all sizes or is left out. Without, every free dim is at its size."""
-    found: dict[Kind, list[Spot]] = {}
+    found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: Known = {}
     for whole, spots in fragments(model, sizes, lanes, batched, prepared).items():
         for spot in spots:
             seen = _free([*spot.inputs, *spot.outputs])
             hidden = _free(_members(spot)) - seen
-            kind: Kind | None = Kind(whole, whole)
+            kind: EqualRegions | None = EqualRegions(whole, whole)
             if hidden and (batched or not seen):  # nothing would tell one size from another
                 kind = None
             elif batched and seen:
@@ -84,7 +84,7 @@ def _free(nodes: Iterable[Node]) -> set[str]:
     return found
 
 
-def _batched(spot: Spot, whole: Graph, free: set[str], known: Known) -> Kind | None:
+def _batched(spot: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
     """The kind of a region with free dims, if those are leading ones and its samples have nothing to do with each other."""
     batch = batch_of(spot)
     if batch is None:
@@ -99,7 +99,7 @@ def _batched(spot: Spot, whole: Graph, free: set[str], known: Known) -> Kind | N
             known[key] = independent(spot, goal, batch, free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None  # a region that has no such sizes, or is none of one sample
-    return Kind(goal, whole, batch) if known[key] else None
+    return EqualRegions(goal, whole, batch) if known[key] else None
 
 
 def _own(goal: Graph, batch: Batch) -> int:
@@ -113,7 +113,7 @@ def _shared(goal: Graph, batch: Batch) -> int:
     return sum(size(x.type) for x, one in zip(goal.inputs, batch.inputs, strict=True) if not one)
 
 
-def batch_of(spot: Spot) -> Batch | None:
+def batch_of(spot: RegionSite) -> Batch | None:
     """The leading dims that are free in all results and in some inputs; None where other dims are free too, or other ones elsewhere, or
     no input says how many samples there are."""
     nodes = (*spot.inputs, *spot.outputs)
@@ -133,7 +133,7 @@ def _name(dim: Dim) -> bool:
     return isinstance(dim, Symbolic) and len(symbols(dim)) == 1 and str(dim) in symbols(dim)
 
 
-def independent(spot: Spot, goal: Graph, batch: Batch, free: set[str]) -> bool:
+def independent(spot: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> bool:
     """Whether a region's results are those of its samples: at two sets of sizes, on random inputs, in float64. Its operators are those of
     regions, whose results do not hang on how large a number is."""
     rng = np.random.default_rng(0)
@@ -154,12 +154,12 @@ def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
     return dict(zip(sorted(free), cycle(numbers), strict=False))
 
 
-def resized(spot: Spot, sizes: Mapping[str, int]) -> Graph:
+def resized(spot: RegionSite, sizes: Mapping[str, int]) -> Graph:
     """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
-    return canonical(_members(spot), spot.outputs, sizes)[0]
+    return canonical_region(_members(spot), spot.outputs, sizes)[0]
 
 
-def _members(spot: Spot) -> list[Node]:
+def _members(spot: RegionSite) -> list[Node]:
     inputs = set(spot.inputs)
     return [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
 

@@ -16,17 +16,17 @@ from itertools import product
 from taso_mirage.errors import Unsupported
 from taso_mirage.kernels import derivations
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import LEVELS, Atom, Form, Sketch
-from taso_mirage.kernels.derivations.base import Edge, Kind
+from taso_mirage.kernels.atoms import ROOT_LEVELS, AbstractExpression, AbstractFactor, FactorForm
+from taso_mirage.kernels.derivations.base import DerivationEdge, DerivationKind
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ADD, DIV, EXP, MUL, SQRT, SUB, UNARY
-from taso_mirage.kernels.derivations.function import Function
+from taso_mirage.kernels.derivations.elementwise import ADD_KIND, DIV, EXP_KIND, MUL, SQRT_KIND, SUB, UNARY
+from taso_mirage.kernels.derivations.function import OpaqueKind
 from taso_mirage.kernels.derivations.leaf import Input
-from taso_mirage.kernels.field_check import check
+from taso_mirage.kernels.field_check import refuted_derivations
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
 
-Progress = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 """Told how many classes there are, and how many of them wait for their turn."""
 
 
@@ -41,15 +41,15 @@ class Closure:
 
     goal: Labelled
     classes: tuple[frozenset[str], ...]
-    edges: tuple[tuple[Edge, ...], ...]
+    edges: tuple[tuple[DerivationEdge, ...], ...]
     targets: tuple[int, ...]
     statistics: Mapping[str, float] = field(default_factory=dict)
-    sketches: tuple[Sketch, ...] = field(default=(), repr=False)
+    sketches: tuple[AbstractExpression, ...] = field(default=(), repr=False)
     """The sketch of each class, in the goal's algebra."""
 
 
 def close(
-    goal: Labelled, *, prune: bool = True, cap: int = 2000, seed: int = 0, progress: Progress | None = None
+    goal: Labelled, *, prune: bool = True, cap: int = 2000, seed: int = 0, progress: _Progress | None = None
 ) -> Closure:
     """All classes and edges, each checked in the field with fresh residues of `seed`.
 
@@ -68,7 +68,7 @@ def close(
         raise Unsupported(f"output {missing[0]} has no derivation in which nothing cancels")
     verifying = time.perf_counter()
     edges = [tuple(made) for made in closing.edges]
-    wrong = check(goal, closing.classes, edges, seed)
+    wrong = refuted_derivations(goal, closing.classes, edges, seed)
     end = time.perf_counter()
     statistics = {
         "classes": len(closing.classes),
@@ -86,7 +86,7 @@ def close(
 
 
 def _trimmed(
-    goal: Labelled, closing: _Closing, edges: list[tuple[Edge, ...]], statistics: Mapping[str, float]
+    goal: Labelled, closing: _Closing, edges: list[tuple[DerivationEdge, ...]], statistics: Mapping[str, float]
 ) -> Closure:
     """Only what the outputs are derived from, in the same order."""
     outputs = [closing.index[s] for s in goal.sketches if s in closing.index]
@@ -115,17 +115,17 @@ class _Closing:
         self.goal, self.algebra, self.prune, self.cap = goal, goal.algebra, prune, cap
         self.targets = Targets(goal.algebra, goal.sketches)
         self.wanted = _Wanted(goal, self.targets)
-        self.classes: list[Sketch] = []
+        self.classes: list[AbstractExpression] = []
         self.free: list[frozenset[str]] = []
-        self.edges: list[dict[Edge, None]] = []
-        self.index: dict[Sketch, int] = {}
+        self.edges: list[dict[DerivationEdge, None]] = []
+        self.index: dict[AbstractExpression, int] = {}
         self.counts = {"tried": 0, "pruned": 0, "lost": 0}
         self.capped = False
         self.compounds = [each(self) for each in derivations.COMPOUNDS]
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, progress: _Progress | None) -> None:
         for name, sketch in self.goal.views.items():
-            self.put(sketch, Edge(Input(name)), self.algebra.free(sketch))
+            self.put(sketch, DerivationEdge(Input(name)), self.algebra.free(sketch))
         at = 0
         while at < len(self.classes):
             if len(self.classes) > self.cap:
@@ -144,7 +144,7 @@ class _Closing:
         for each in self.compounds:
             each.end()
 
-    def put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
+    def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
         """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a cancellation lost a label."""
         self.counts["tried"] += 1
         at = self.index.get(sketch)
@@ -168,14 +168,14 @@ class _Closing:
         for kind in UNARY:
             made = kind.derived(self.algebra, self.classes[i]) if kind in self.wanted.kinds else None
             if made is not None:
-                self.put(made, Edge(kind, (i,)), self.free[i])
+                self.put(made, DerivationEdge(kind, (i,)), self.free[i])
 
     def _reduced(self, i: int) -> None:
         for label in sorted(self.free[i] & self.wanted.reduced):
             for kind in derivations.REDUCTIONS:
                 made = kind.derived(self.wanted, self.classes[i], label)
                 if made is not None:
-                    self.put(made, Edge(kind, (i,), label), self.free[i] - {label})
+                    self.put(made, DerivationEdge(kind, (i,), label), self.free[i] - {label})
 
     def _functions(self, i: int) -> None:
         """Opaque functions of this class and those before it."""
@@ -184,8 +184,8 @@ class _Closing:
             for args in product(*fits):
                 if i in args:
                     made = self.algebra.function(name, [self.classes[j] for j in args], exponential)
-                    kind = Function(name) if name else EXP
-                    self.put(made, Edge(kind, args), frozenset().union(*[self.free[j] for j in args]))
+                    kind = OpaqueKind(name) if name else EXP_KIND
+                    self.put(made, DerivationEdge(kind, args), frozenset().union(*[self.free[j] for j in args]))
 
     def _pair(self, i: int, j: int) -> None:
         wanted, left, right = self.wanted.kinds, self.free[i], self.free[j]
@@ -195,36 +195,36 @@ class _Closing:
         algebra, p, q = self.algebra, self.classes[i], self.classes[j]
         if self._shared(self._factor(p, q), self._factor(q, p)) and not _cancels(algebra, p, q, 1):
             if joined and MUL in wanted:
-                self.put(algebra.mul(p, q), Edge(MUL, (i, j)), free)
+                self.put(algebra.mul(p, q), DerivationEdge(MUL, (i, j)), free)
             for label in sorted(left & right & self.wanted.reduced) if not nested else ():
-                self.put(algebra.sum(algebra.mul(p, q), label), Edge(DOT, (i, j), label), free - {label})
+                self.put(algebra.sum(algebra.mul(p, q), label), DerivationEdge(DOT, (i, j), label), free - {label})
         if i == j and not self.wanted.twice:
             return
         summed = joined and self._shared(p, q)
-        if summed and ADD in wanted and not _collide(algebra, p, q, 1):
-            self.put(algebra.add(p, q), Edge(ADD, (i, j)), free)
+        if summed and ADD_KIND in wanted and not _collide(algebra, p, q, 1):
+            self.put(algebra.add(p, q), DerivationEdge(ADD_KIND, (i, j)), free)
         for a, b in ((i, j), (j, i)):
             p, q = self.classes[a], self.classes[b]
             if summed and SUB in wanted and not _collide(algebra, p, q, -1):
-                self.put(algebra.sub(p, q), Edge(SUB, (a, b)), free)
+                self.put(algebra.sub(p, q), DerivationEdge(SUB, (a, b)), free)
             if joined and DIV in wanted and self._shared(p, algebra.inverse(q)) and not _cancels(algebra, p, q, -1):
-                self.put(algebra.div(p, q), Edge(DIV, (a, b)), free)
+                self.put(algebra.div(p, q), DerivationEdge(DIV, (a, b)), free)
 
-    def _factor(self, p: Sketch, q: Sketch) -> Sketch:
+    def _factor(self, p: AbstractExpression, q: AbstractExpression) -> AbstractExpression:
         """p as it stands in p * q, where a product of two sums stays factored."""
         return self.algebra.factored(p) if min(len(self.algebra.polys[x]) for x in (p, q)) > 1 else p
 
-    def _shared(self, p: Sketch, q: Sketch) -> bool:
+    def _shared(self, p: AbstractExpression, q: AbstractExpression) -> bool:
         """Whether both are part of one target, as far as that can be told before they are joined."""
         return not self.prune or bool(self.targets.places(p) & self.targets.places(q))
 
 
-def _cancels(algebra: Algebra, p: Sketch, q: Sketch, sign: int) -> bool:
+def _cancels(algebra: Algebra, p: AbstractExpression, q: AbstractExpression, sign: int) -> bool:
     """Whether a factor of p meets one of q (of 1/q for the sign -1) above and below a fraction line."""
     return bool(algebra.above(p) & algebra.below(q, sign) or algebra.below(p) & algebra.above(q, sign))
 
 
-def _collide(algebra: Algebra, p: Sketch, q: Sketch, sign: int) -> bool:
+def _collide(algebra: Algebra, p: AbstractExpression, q: AbstractExpression, sign: int) -> bool:
     """Whether p + sign * q cancels a term."""
     terms = dict(algebra.polys[p])
     return any(terms.get(m, 0) * c * sign < 0 for m, c in algebra.polys[q])
@@ -237,14 +237,14 @@ class _Wanted:
         self.algebra = algebra = goal.algebra
         atoms = _atoms(algebra, targets.polys)
         written = {kind for kind in UNARY if kind.as_written and kind.scalar in goal.scalars}
-        self.kinds: set[Kind] = written.union(_kinds(algebra, targets.polys))
+        self.kinds: set[DerivationKind] = written.union(_kinds(algebra, targets.polys))
         self.twice = any(max(c, -c) > 1 for p in targets.polys for _, c in algebra.polys[p])
-        self.folds = {atom.name for atom in atoms if atom.form is Form.FOLD}
+        self.folds = {atom.name for atom in atoms if atom.form is FactorForm.FOLD}
         self.reduced = frozenset(part for label in goal.reduced for part in goal.split.get(label, (label,)))
         self.means = self._means(goal, atoms)
         places: dict[tuple[tuple[str, bool], int], list[set[int]]] = {}
         for atom in atoms:
-            if atom.form is Form.FUNCTION:
+            if atom.form is FactorForm.FUNCTION:
                 key = (atom.name, atom.exponential), len(atom.polys)
                 own = places.setdefault(key, [set() for _ in atom.polys])
                 for place, poly in zip(own, atom.polys, strict=True):
@@ -252,10 +252,10 @@ class _Wanted:
         self.functions = [(function, own) for (function, _), own in places.items()]
 
     @staticmethod
-    def _means(goal: Labelled, atoms: Iterable[Atom]) -> dict[str, Sketch]:
+    def _means(goal: Labelled, atoms: Iterable[AbstractFactor]) -> dict[str, AbstractExpression]:
         """The labels over which a mean is taken, and the size that each divides by: of a split label its grid part divides by all."""
         algebra, found = goal.algebra, {}
-        sizes = {atom.name for atom in atoms if atom.form is Form.SHARE}
+        sizes = {atom.name for atom in atoms if atom.form is FactorForm.SHARE}
         for whole, (outer, inner) in goal.split.items():
             if outer in sizes:
                 found[outer] = algebra.mul(algebra.share(outer), algebra.share(inner))
@@ -263,24 +263,28 @@ class _Wanted:
         return found | {label: algebra.share(label) for label in sizes}
 
 
-def _atoms(algebra: Algebra, polys: Iterable[Sketch]) -> list[Atom]:
-    factors = dict.fromkeys(f // LEVELS for p in polys for m, _ in algebra.polys[p] for f, _ in m)
+def _atoms(algebra: Algebra, polys: Iterable[AbstractExpression]) -> list[AbstractFactor]:
+    factors = dict.fromkeys(f // ROOT_LEVELS for p in polys for m, _ in algebra.polys[p] for f, _ in m)
     return [algebra.atoms[i] for i in factors]
 
 
-def _kinds(algebra: Algebra, polys: Iterable[Sketch]) -> Iterator[Kind]:
+def _kinds(algebra: Algebra, polys: Iterable[AbstractExpression]) -> Iterator[DerivationKind]:
     """The arithmetic that normal forms are made with."""
     for p in polys:
         terms = algebra.polys[p]
         if len(terms) > 1:
-            yield ADD
+            yield ADD_KIND
         if len({c > 0 for _, c in terms}) > 1:
             yield SUB
         for m, c in terms:
-            yield from ([ADD] if max(c, -c) > 1 else [])
+            yield from ([ADD_KIND] if max(c, -c) > 1 else [])
             yield from ([MUL] if len(m) > 1 or any(e != 1 for _, e in m) else [])
             for f, e in m:
-                atom = algebra.atoms[f // LEVELS]
-                yield from ([DIV] if e < 0 and atom.form is not Form.SHARE else [])
-                yield from ([SQRT] if f % LEVELS else [])
-                yield from ([EXP] if atom.form is Form.EXP or (atom.form is Form.FUNCTION and not atom.name) else [])
+                atom = algebra.atoms[f // ROOT_LEVELS]
+                yield from ([DIV] if e < 0 and atom.form is not FactorForm.SHARE else [])
+                yield from ([SQRT_KIND] if f % ROOT_LEVELS else [])
+                yield from (
+                    [EXP_KIND]
+                    if atom.form is FactorForm.EXP or (atom.form is FactorForm.FUNCTION and not atom.name)
+                    else []
+                )

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, topological
-from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.atoms import AbstractExpression
+from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import Axes, Labelled
+from taso_mirage.kernels.goal import Labelled, LabelNames
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.operators.ops import get
@@ -31,12 +31,12 @@ TESTS = 8
 ROUNDS = 6
 
 
-def check(
-    goal: Labelled, classes: Sequence[Sketch], edges: Sequence[Sequence[Edge]], seed: int
-) -> set[tuple[int, Edge]]:
+def refuted_derivations(
+    goal: Labelled, classes: Sequence[AbstractExpression], edges: Sequence[Sequence[DerivationEdge]], seed: int
+) -> set[tuple[int, DerivationEdge]]:
     """The edges that the field refutes, or that too few trials decide. Sizes change from round to round."""
-    wrong: set[tuple[int, Edge]] = set()
-    agreed: Counter[tuple[int, Edge]] = Counter()
+    wrong: set[tuple[int, DerivationEdge]] = set()
+    agreed: Counter[tuple[int, DerivationEdge]] = Counter()
     waiting = [(i, e) for i, made in enumerate(edges) for e in made if e.kind.reads is None]
     for round_ in range(ROUNDS):
         if round_ >= 2 and not waiting:
@@ -70,7 +70,12 @@ class _Values:
     """The value of every class in one round; the axes of a value are its labels in alphabetical order."""
 
     def __init__(
-        self, goal: Labelled, classes: Sequence[Sketch], edges: Sequence[Sequence[Edge]], xp: Field, round_: int
+        self,
+        goal: Labelled,
+        classes: Sequence[AbstractExpression],
+        edges: Sequence[Sequence[DerivationEdge]],
+        xp: Field,
+        round_: int,
     ) -> None:
         self.goal, self.xp = goal, xp
         self.free = [tuple(sorted(goal.algebra.free(sketch))) for sketch in classes]
@@ -83,17 +88,17 @@ class _Values:
         for sketch, made in zip(classes, edges, strict=True):
             self.values.append(known[sketch] if sketch in known else self.evaluate(made[0]))
 
-    def agreement(self, i: int, edge: Edge) -> int | None:
+    def agreement(self, i: int, edge: DerivationEdge) -> int | None:
         """On how many valid trials an edge agrees with its class; None if it differs on one."""
         found, expected = self.evaluate(edge), self.values[i]
         same = agree(found, expected)
         return None if same is False else int((found.valid & expected.valid).sum()) if same else 0
 
-    def _known(self) -> dict[Sketch, Residues]:
+    def _known(self) -> dict[AbstractExpression, Residues]:
         """The goal's own terms, by its own operators, at small sizes."""
         nodes = {each.node: each for each in self.goal.known}
         values: dict[Node, Residues | None] = {ABSENT: None}
-        found: dict[Sketch, Residues] = {}
+        found: dict[AbstractExpression, Residues] = {}
         for node in topological(each.node for each in self.goal.known):
             if node is ABSENT:
                 continue
@@ -110,7 +115,7 @@ class _Values:
             found[self.goal.views[name]] = self.xp.load(np.asarray(number, np.float64))
         return found
 
-    def _shape(self, axes: Axes) -> tuple[int, ...]:
+    def _shape(self, axes: LabelNames) -> tuple[int, ...]:
         return tuple([prod(self.sizes[label] for label in axis) for axis in axes])
 
     def _run(self, node: Node, shape: tuple[int, ...], values: Mapping[Node, Residues | None]) -> Residues:
@@ -124,13 +129,13 @@ class _Values:
         result: Residues = get(node.op).body(self.xp, *[values[a] for a in node.args], **attrs)
         return result
 
-    def _named(self, value: Residues, axes: Axes) -> Residues:
+    def _named(self, value: Residues, axes: LabelNames) -> Residues:
         """A tensor of the goal as a value over labels."""
         labels = [label for axis in axes for label in axis]
         apart = self.xp.reshape(value, [self.sizes[label] for label in labels])
         return self.xp.transpose(apart, [labels.index(label) for label in sorted(labels)])
 
-    def evaluate(self, edge: Edge) -> Residues:
+    def evaluate(self, edge: DerivationEdge) -> Residues:
         """The value that an edge gives its class."""
         return edge.kind.evaluate(edge, self)
 
@@ -181,7 +186,7 @@ def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
             label = groups[label]
         return label
 
-    first: dict[Node, Axes] = {each.node: each.axes for each in goal.known if not each.node.args}
+    first: dict[Node, LabelNames] = {each.node: each.axes for each in goal.known if not each.node.args}
     pairs: list[tuple[str, str]] = []
     for name, axes in goal.inputs.items():
         before = first.setdefault(goal.leaves[name], axes)

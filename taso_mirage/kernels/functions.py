@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant
 from taso_mirage.meanings.field import Field, Residues
-from taso_mirage.operators.ops import get, load_specs, run, term
+from taso_mirage.operators.ops import get, interpret_term, load_specs, term
 
 
 def is_scalar(node: Node) -> bool:
@@ -43,7 +43,7 @@ def applied(node: Node, xp: Field, args: Sequence[Residues]) -> Residues:
     """An opaque function in the field, with `args` for its tensors."""
     given = iter(args)
     values = [None if a is ABSENT else xp.constant(a.attr("value")) if is_scalar(a) else next(given) for a in node.args]
-    result: Residues = run(node, xp, values)
+    result: Residues = interpret_term(node, xp, values)
     return result
 
 

@@ -8,20 +8,20 @@ from typing import TypeAlias
 
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
+from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
 
-Axes: TypeAlias = tuple[tuple[str, ...], ...]
+LabelNames: TypeAlias = tuple[tuple[str, ...], ...]
 """For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LabelledTerm:
     """A term of the goal (after operators were replaced by what defines them), its axes, and its sketch."""
 
     node: Node
-    axes: Axes
-    sketch: Sketch
+    axes: LabelNames
+    sketch: AbstractExpression
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,19 @@ class Labelled:
     """
 
     graph: Graph
-    inputs: Mapping[str, Axes]
+    inputs: Mapping[str, LabelNames]
     leaves: Mapping[str, Node]
-    outputs: tuple[Axes, ...]
+    outputs: tuple[LabelNames, ...]
     sizes: Mapping[str, int]
     constants: Mapping[str, float]
     functions: Mapping[str, Node]
     split: Mapping[str, tuple[str, str]]
     reduced: frozenset[str]
     algebra: Algebra = field(repr=False)
-    views: Mapping[str, Sketch] = field(repr=False)
+    views: Mapping[str, AbstractExpression] = field(repr=False)
     """The sketch of every view and constant by its name."""
-    sketches: tuple[Sketch, ...] = field(repr=False)
-    known: tuple[Known, ...] = field(repr=False)
+    sketches: tuple[AbstractExpression, ...] = field(repr=False)
+    known: tuple[LabelledTerm, ...] = field(repr=False)
     scalars: frozenset[Scalar] = field(repr=False)
     """The arithmetic, element by element, that the goal is written with."""
     outer: bool = False

@@ -15,7 +15,7 @@ import numpy as np
 
 from taso_mirage.errors import IllTyped, InvalidOption
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, variable
-from taso_mirage.kernels.search import Found, superoptimize
+from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.operators.ops import term
 
 float16, bfloat16, float32 = "float16", "bfloat16", "float32"
@@ -46,7 +46,7 @@ class KernelGraph:
             raise InvalidOption("the graph has no output; call mark_output with its results")
         return Graph(tuple(self.inputs), tuple(self.outputs))
 
-    def superoptimize(self, **options: Any) -> list[Found]:
+    def superoptimize(self, **options: Any) -> list[FoundMuGraph]:
         """`superoptimize` of this graph, with its options."""
         return superoptimize(self.graph(), **options)
 

@@ -15,7 +15,7 @@ from taso_mirage.kernels.labels import Labelled
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class FusedGoal:
     """`graph` has inputs of its own; `inputs` and `results` are their places among those of the goal."""
 
     graph: Graph
@@ -31,13 +31,13 @@ def groups(labelled: Labelled) -> list[tuple[int, ...]]:
     return [tuple(places) for places in found.values()]
 
 
-def lanes(labelled: Labelled) -> list[Lane]:
+def fused_goals(labelled: Labelled) -> list[FusedGoal]:
     """The lanes of a goal; equal ones are the same graph."""
     return [_lane(labelled.graph, places) for places in groups(labelled)]
 
 
 def together(
-    goal: Graph, parts: Sequence[Lane], found: Sequence[Graph]
+    goal: Graph, parts: Sequence[FusedGoal], found: Sequence[Graph]
 ) -> tuple[Graph, Mapping[Node, tuple[int, Node]]]:
     """The muGraphs of a goal's lanes as one, and for each of its terms the number of a lane and the term there that it was."""
     outputs: dict[int, Node] = {}
@@ -51,9 +51,9 @@ def together(
     return Graph(goal.inputs, tuple([outputs[i] for i in sorted(outputs)])), origin
 
 
-def _lane(goal: Graph, places: tuple[int, ...]) -> Lane:
+def _lane(goal: Graph, places: tuple[int, ...]) -> FusedGoal:
     outputs = tuple([goal.outputs[i] for i in places])
     needed = set(topological(outputs))
     read = tuple([i for i, node in enumerate(goal.inputs) if node in needed])
     leaves = {goal.inputs[i]: variable(f"i{k}", goal.inputs[i].tensor) for k, i in enumerate(read)}
-    return Lane(Graph(tuple(leaves.values()), substitute(outputs, leaves)), read, places)
+    return FusedGoal(Graph(tuple(leaves.values()), substitute(outputs, leaves)), read, places)

@@ -2,7 +2,7 @@
 
 Nothing is listed by operator: an operator that is defined over others is replaced by them; a function of one tensor, element by
 element, is an atom of its own (unless it is exp, sqrt or arithmetic with a constant); everything else is read off its definition by
-the meaning `Labels`. Inputs, weights and constants are all inputs.
+the meaning `LabelsMeaning`. Inputs, weights and constants are all inputs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.axes import Axis, Unifier
+from taso_mirage.kernels.atoms import AbstractExpression
+from taso_mirage.kernels.axes import AxisLabels, Unifier
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ADD, SUB, Elementwise
-from taso_mirage.kernels.derivations.folds import SUM, Fold
-from taso_mirage.kernels.derivations.terms import Form, Term, below, seen
+from taso_mirage.kernels.derivations.elementwise import ADD_KIND, SUB, Elementwise
+from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
+from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import Axes, Known, Labelled
+from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames
 from taso_mirage.kernels.roles import Role, inlined, role
-from taso_mirage.kernels.trace import Labels, Value
+from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
-from taso_mirage.operators.ops import run
+from taso_mirage.operators.ops import interpret_term
 
 __all__ = ["Labelled", "label"]
 
 OPAQUE = (Role.FUNCTION, Role.POINTWISE)
 """What is an atom of its own."""
-SHARED = (ADD, SUB)
+SHARED = (ADD_KIND, SUB)
 """What is one value, where it is used in several places."""
 
 
@@ -44,7 +44,7 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
     """
     outputs = inlined(graph.outputs)
     unifier = Unifier()
-    values = _values(outputs, Labels(unifier))
+    values = _values(outputs, LabelsMeaning(unifier))
     _refine(values, unifier)
     return _Reading(graph, unifier, values, split).labelled(outputs)
 
@@ -52,8 +52,8 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
 # ---------------------------------------------------------------- values
 
 
-def _values(outputs: Sequence[Node], meaning: Labels) -> dict[Node, Value]:
-    values: dict[Node, Value] = {}
+def _values(outputs: Sequence[Node], meaning: LabelsMeaning) -> dict[Node, LabelledValue]:
+    values: dict[Node, LabelledValue] = {}
     for node in topological(outputs):
         if node is ABSENT:
             continue
@@ -64,7 +64,7 @@ def _values(outputs: Sequence[Node], meaning: Labels) -> dict[Node, Value]:
     return values
 
 
-def _value(node: Node, values: Mapping[Node, Value], meaning: Labels) -> Value:
+def _value(node: Node, values: Mapping[Node, LabelledValue], meaning: LabelsMeaning) -> LabelledValue:
     if not isinstance(node.type, Tensor):
         raise Unsupported("it is no single tensor")
     if is_scalar(node):
@@ -73,13 +73,13 @@ def _value(node: Node, values: Mapping[Node, Value], meaning: Labels) -> Value:
         return meaning.leaf(node)
     if role(node) in OPAQUE:
         aligned, axes = meaning.broadcast([values[a] for a in tensors(node)])
-        term = Term(Form.FUNCTION, tuple([x.term for x in aligned]), node=node)
+        term = ScalarTerm(TermForm.FUNCTION, tuple([x.term for x in aligned]), node=node)
         return meaning.made(term, axes, node.dtype)
-    result: Value = run(node, meaning, [None if a is ABSENT else values[a] for a in node.args])
+    result: LabelledValue = interpret_term(node, meaning, [None if a is ABSENT else values[a] for a in node.args])
     return result
 
 
-def _refine(values: Mapping[Node, Value], unifier: Unifier) -> None:
+def _refine(values: Mapping[Node, LabelledValue], unifier: Unifier) -> None:
     """A label and what it is renamed to have the same parts."""
     pairs = [pair for v in values.values() for t in below(v.term) for pair in t.pairs]
     before = -1
@@ -95,20 +95,20 @@ def _refine(values: Mapping[Node, Value], unifier: Unifier) -> None:
 class _Reading:
     """Names for the labels, views for the inputs, and the sketch of every term."""
 
-    def __init__(self, graph: Graph, unifier: Unifier, values: Mapping[Node, Value], split: str | None) -> None:
+    def __init__(self, graph: Graph, unifier: Unifier, values: Mapping[Node, LabelledValue], split: str | None) -> None:
         self.graph, self.unifier, self.values, self.split = graph, unifier, values, split
         self.algebra = Algebra()
         self.names = _named(values, unifier)
-        self.inputs: dict[str, Axes] = {}
+        self.inputs: dict[str, LabelNames] = {}
         self.leaves: dict[str, Node] = {}
-        self.views: dict[str, Sketch] = {}
+        self.views: dict[str, AbstractExpression] = {}
         self.constants: dict[str, float] = {}
         self.functions: dict[str, Node] = {}
         self.scalars: set[Scalar] = set()
         self.outer = False
         self._exponential: dict[str, bool] = {}
         self._shared: frozenset[int] = frozenset()
-        self._memo: dict[tuple[int, tuple[tuple[int, int], ...]], Sketch] = {}
+        self._memo: dict[tuple[int, tuple[tuple[int, int], ...]], AbstractExpression] = {}
 
     def labelled(self, outputs: Sequence[Node]) -> Labelled:
         reduced = self._reduced()
@@ -128,7 +128,11 @@ class _Reading:
                 raise Unsupported(f"a result with the axes {axes} is a function of {sorted(self.algebra.free(sketch))}")
         inputs, leaves = self._views()
         known = tuple(
-            [Known(n, self.axes(v.axes), self.sketch(v.term, ())) for n, v in self.values.items() if self._read(v)]
+            [
+                LabelledTerm(n, self.axes(v.axes), self.sketch(v.term, ()))
+                for n, v in self.values.items()
+                if self._read(v)
+            ]
         )
         split = {} if self.split is None else {self.split: self.parts(self.split)}
         sizes = {name: self.unifier.sizes[i] for i, name in self.names.items()}
@@ -150,15 +154,15 @@ class _Reading:
             self.outer,
         )
 
-    def _views(self) -> tuple[dict[str, Axes], dict[str, Node]]:
+    def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""
         order = {node: i for i, node in enumerate(self.graph.inputs)}
         names = sorted(self.inputs, key=lambda name: order.get(self.leaves[name], len(order)))
         return {name: self.inputs[name] for name in names}, {name: self.leaves[name] for name in names}
 
-    def _read(self, value: Value) -> bool:
+    def _read(self, value: LabelledValue) -> bool:
         """Whether a term below the outputs is one tensor over its own labels, and no count."""
-        return value.term.kind not in (Form.SCALAR, Form.CONSTANT)
+        return value.term.kind not in (TermForm.SCALAR, TermForm.CONSTANT)
 
     def _reduced(self) -> frozenset[str]:
         terms = {id(t): t for v in self.values.values() for t in below(v.term)}
@@ -168,17 +172,17 @@ class _Reading:
     def parts(self, name: str) -> tuple[str, str]:
         return f"{name}g", f"{name}i"
 
-    def labels(self, axis: Axis) -> tuple[str, ...]:
+    def labels(self, axis: AxisLabels) -> tuple[str, ...]:
         """The names of an axis's labels, a split one as its two parts."""
         found: list[str] = []
         for i in self.unifier.axis(axis):
             found += self.parts(self.names[i]) if self.names[i] == self.split else (self.names[i],)
         return tuple(found)
 
-    def axes(self, axes: Iterable[Axis]) -> Axes:
+    def axes(self, axes: Iterable[AxisLabels]) -> LabelNames:
         return tuple([self.labels(axis) for axis in axes])
 
-    def sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+    def sketch(self, term: ScalarTerm, renaming: tuple[tuple[int, int], ...]) -> AbstractExpression:
         """The sketch of a term whose labels are renamed; recursive, for goals are small."""
         key = id(term), renaming
         if key not in self._memo:
@@ -186,12 +190,12 @@ class _Reading:
             self._memo[key] = self.algebra.whole(found) if id(term) in self._shared else found
         return self._memo[key]
 
-    def _sketch(self, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
-        if term.kind is Form.RENAME:
+    def _sketch(self, term: ScalarTerm, renaming: tuple[tuple[int, int], ...]) -> AbstractExpression:
+        if term.kind is TermForm.RENAME:
             return self.sketch(term.args[0], self._composed(term, renaming))
-        if term.kind is Form.LEAF:
+        if term.kind is TermForm.LEAF:
             return self._input(term, dict(renaming))
-        if term.kind is Form.CONSTANT:
+        if term.kind is TermForm.CONSTANT:
             return self._constant(term.value)
         bound = self.unifier.axis(term.labels)
         renaming = tuple([(old, new) for old, new in renaming if old not in bound])
@@ -200,9 +204,9 @@ class _Reading:
         if isinstance(term.kind, Elementwise) and (unit := _unit(term.kind, term)) is not None:
             return self._scaled(term.kind, unit, term, renaming)
         args = [self.sketch(arg, renaming) for arg in term.args]
-        if term.kind is Form.FUNCTION and term.node is not None:
+        if term.kind is TermForm.FUNCTION and term.node is not None:
             return self._function(term.node, args)
-        if isinstance(term.kind, Fold) or term.kind is DOT:
+        if isinstance(term.kind, FoldKind) or term.kind is DOT:
             return self._fold(term, args)
         if not isinstance(term.kind, Elementwise):
             raise Unsupported("a number computed from sizes")
@@ -210,7 +214,9 @@ class _Reading:
         self.outer |= self._outer(args)
         return self._centred(term, term.kind.sketch(self.algebra, *args), renaming)
 
-    def _centred(self, term: Term, found: Sketch, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+    def _centred(
+        self, term: ScalarTerm, found: AbstractExpression, renaming: tuple[tuple[int, int], ...]
+    ) -> AbstractExpression:
         """The mean of squares less the square of the mean, as the mean of the squares of the differences."""
         mean = squared_mean(term)
         if mean is None:
@@ -220,7 +226,9 @@ class _Reading:
             return found
         return variance_and_mean(self.algebra, of, labels)[0]
 
-    def _scaled(self, kind: Elementwise, unit: int, term: Term, renaming: tuple[tuple[int, int], ...]) -> Sketch:
+    def _scaled(
+        self, kind: Elementwise, unit: int, term: ScalarTerm, renaming: tuple[tuple[int, int], ...]
+    ) -> AbstractExpression:
         """A product or sum with a unit needs no constant: x, -x or 1/x."""
         other = self.sketch(term.args[1 - unit], renaming)
         for each in kind.rest(unit, term.args[unit].value):
@@ -228,18 +236,18 @@ class _Reading:
             other = each.sketch(self.algebra, other)
         return other
 
-    def _composed(self, term: Term, after: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    def _composed(self, term: ScalarTerm, after: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         """A renaming of a term, and then that of what it is part of."""
         outer = dict(after)
         own = {x: y for old, new in term.pairs for x, y in zip(*map(self.unifier.axis, ((old,), (new,))), strict=True)}
         total = {old: outer.get(new, new) for old, new in own.items()} | {o: n for o, n in after if o not in own}
         return tuple(sorted((old, new) for old, new in total.items() if old != new))
 
-    def _outer(self, args: Sequence[Sketch]) -> bool:
+    def _outer(self, args: Sequence[AbstractExpression]) -> bool:
         free = [self.algebra.free(p) for p in args]
         return len(free) == 2 and not (free[0] <= free[1] or free[1] <= free[0])
 
-    def _input(self, term: Term, renaming: Mapping[int, int]) -> Sketch:
+    def _input(self, term: ScalarTerm, renaming: Mapping[int, int]) -> AbstractExpression:
         axes = tuple([tuple([renaming.get(i, i) for i in self.unifier.axis(axis)]) for axis in term.axes])
         named = self.axes(axes)
         assert term.node is not None
@@ -256,22 +264,22 @@ class _Reading:
         constants = [n for n in self.values if is_constant(n)]
         return f"constant{constants.index(leaf)}"
 
-    def _constant(self, value: float) -> Sketch:
+    def _constant(self, value: float) -> AbstractExpression:
         name = repr(value)
         self.constants[name] = value
         self.views[name] = self.algebra.input(name)
         return self.views[name]
 
-    def _function(self, node: Node, args: Sequence[Sketch]) -> Sketch:
+    def _function(self, node: Node, args: Sequence[AbstractExpression]) -> AbstractExpression:
         name = function_name(node)
         self.functions.setdefault(name, node)
         if name not in self._exponential:
             self._exponential[name] = not known_in_the_field(node)
         return self.algebra.function(name, args, self._exponential[name])
 
-    def _fold(self, term: Term, args: list[Sketch]) -> Sketch:
+    def _fold(self, term: ScalarTerm, args: list[AbstractExpression]) -> AbstractExpression:
         algebra, labels = self.algebra, self.labels(term.labels)
-        kind = term.kind if isinstance(term.kind, Fold) else SUM
+        kind = term.kind if isinstance(term.kind, FoldKind) else SUM_KIND
         made = algebra.mul(*args) if term.kind is DOT else args[0]
         for each in reversed(labels):
             if each not in algebra.free(made):
@@ -282,23 +290,23 @@ class _Reading:
         return made
 
 
-def _unit(kind: Elementwise, term: Term) -> int | None:
+def _unit(kind: Elementwise, term: ScalarTerm) -> int | None:
     """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of sums)."""
     args = enumerate(term.args)
-    return next((i for i, arg in args if arg.kind is Form.CONSTANT and arg.value in kind.units), None)
+    return next((i for i, arg in args if arg.kind is TermForm.CONSTANT and arg.value in kind.units), None)
 
 
-def _shared(outputs: Sequence[Term]) -> frozenset[int]:
+def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
     """The identities of the sums and differences that are used in several places."""
     terms = {id(t): t for output in outputs for t in below(output)}
-    uses = Counter(id(seen(arg)) for t in terms.values() if t.kind is not Form.RENAME for arg in t.args)
+    uses = Counter(id(seen(arg)) for t in terms.values() if t.kind is not TermForm.RENAME for arg in t.args)
     uses.update(id(seen(output)) for output in outputs)
     return frozenset(i for i, n in uses.items() if n > 1 and terms[i].kind in SHARED)
 
 
-def _named(values: Mapping[Node, Value], unifier: Unifier) -> dict[int, str]:
+def _named(values: Mapping[Node, LabelledValue], unifier: Unifier) -> dict[int, str]:
     """A letter for each label, in the order in which the inputs have them; behind z come a1, b1, ..."""
-    leaves = (axis for v in values.values() if v.term.kind is Form.LEAF for axis in v.axes)
+    leaves = (axis for v in values.values() if v.term.kind is TermForm.LEAF for axis in v.axes)
     others = (axis for v in values.values() for t in below(v.term) for axis in (t.labels, *([n for _, n in t.pairs],)))
     everything = (axis for v in values.values() for axis in v.axes)
     order = dict.fromkeys(i for axis in (*leaves, *everything, *others) for i in unifier.axis(axis))

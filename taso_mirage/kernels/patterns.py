@@ -13,7 +13,7 @@ from taso_mirage.rewriting.text import parse_equation
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class RegionPattern:
     """A term in which names stand for operands and attributes; operands may commute."""
 
     text: str
@@ -24,7 +24,7 @@ class Pattern:
         return {**found.operands, **found.attributes} if isinstance(found, Match) else None
 
 
-ADDED = Pattern("add(y, z)")
+ADDED = RegionPattern("add(y, z)")
 
 
 @cache

@@ -7,18 +7,18 @@ from typing import TypeAlias
 
 from taso_mirage.ir.dims import Powers
 
-Number: TypeAlias = "int | Fraction"
-Product: TypeAlias = Powers[int]
+Coefficient: TypeAlias = "int | Fraction"
+FactorPowers: TypeAlias = Powers[int]
 """(factor, exponent), sorted."""
-Terms: TypeAlias = tuple[tuple[Product, Number], ...]
+ProductSum: TypeAlias = tuple[tuple[FactorPowers, Coefficient], ...]
 
 
-def power(a: Product, n: int) -> Product:
+def power(a: FactorPowers, n: int) -> FactorPowers:
     """Every exponent times n."""
     return tuple([(f, e * n) for f, e in a])
 
 
-def first(term: tuple[Product, Number]) -> Product:
+def first(term: tuple[FactorPowers, Coefficient]) -> FactorPowers:
     """What terms are sorted by."""
     return term[0]
 
@@ -28,11 +28,11 @@ def nearest(a: int, b: int) -> int:
     return min(a, b) if a > 0 else max(a, b)
 
 
-def over(c: Number, d: Number) -> Number:
+def over(c: Coefficient, d: Coefficient) -> Coefficient:
     """c / d, whole where it is."""
-    return c * d if d in (1, -1) else plain(Fraction(c) / d)
+    return c * d if d in (1, -1) else plain_number(Fraction(c) / d)
 
 
-def plain(c: Number) -> Number:
+def plain_number(c: Coefficient) -> Coefficient:
     """A whole number as an int."""
     return int(c) if isinstance(c, Fraction) and c.denominator == 1 else c

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from taso_mirage.ir.dims import times
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import EXP, LEVELS, Renaming, Sketch, family
-from taso_mirage.kernels.products import Number, Product
+from taso_mirage.kernels.atoms import EXP_FORM, ROOT_LEVELS, AbstractExpression, Renaming, family
+from taso_mirage.kernels.products import Coefficient, FactorPowers
 
 
 class _Opened(NamedTuple):
@@ -24,9 +24,9 @@ class _Opened(NamedTuple):
     It has what its labels and those of its target are, by family, and the counts of its factors without labels.
     """
 
-    coefficient: Number
+    coefficient: Coefficient
     bound: tuple[str, ...]
-    factors: Product
+    factors: FactorPowers
     labels: dict[str, list[str]]
     counts: dict[int, int]
 
@@ -34,22 +34,22 @@ class _Opened(NamedTuple):
 class Targets:
     """The polynomials that a closure makes, and the test that prunes it."""
 
-    def __init__(self, algebra: Algebra, goals: Iterable[Sketch]) -> None:
+    def __init__(self, algebra: Algebra, goals: Iterable[AbstractExpression]) -> None:
         self.algebra = algebra
         self.polys = _targets(algebra, goals)
         self._terms = {p: dict(algebra.polys[p]) for p in self.polys}
         self._opened = {p: [self._open(m, c, p) for m, c in algebra.polys[p]] for p in self.polys}
-        self._memo: dict[Sketch, bool] = {algebra.one: True, algebra.zero: False}
-        self._places: dict[Sketch, int] = {}
+        self._memo: dict[AbstractExpression, bool] = {algebra.one: True, algebra.zero: False}
+        self._places: dict[AbstractExpression, int] = {}
 
-    def _open(self, factors: Product, coefficient: Number, target: Sketch) -> _Opened:
+    def _open(self, factors: FactorPowers, coefficient: Coefficient, target: AbstractExpression) -> _Opened:
         bound, opened = self.algebra.flat(factors)
         groups: dict[str, list[str]] = {}
         for label in (*sorted(self.algebra.free(target)), *bound):
             groups.setdefault(family(label), []).append(label)
         return _Opened(coefficient, bound, opened, groups, self.algebra.erased.counts(opened))
 
-    def __contains__(self, p: Sketch) -> bool:
+    def __contains__(self, p: AbstractExpression) -> bool:
         found = self._memo.get(p)
         if found is None:
             found = self._memo[p] = self._part(p)
@@ -60,7 +60,7 @@ class Targets:
         """How many different terms were asked for."""
         return len(self._memo) - 2
 
-    def places(self, p: Sketch) -> int:
+    def places(self, p: AbstractExpression) -> int:
         """The targets, as bits, of which every product of p is a part of some product, if labels play no part. A product or a sum without
         cancellation is a part of what all its operands are parts of."""
         found = self._places.get(p)
@@ -70,7 +70,7 @@ class Targets:
             found = self._places[p] = sum(1 << i for i, fit in enumerate(fits) if fit)
         return found
 
-    def _part(self, p: Sketch) -> bool:
+    def _part(self, p: AbstractExpression) -> bool:
         algebra, places = self.algebra, self.places(p)
         if not places:
             return False
@@ -90,13 +90,13 @@ class Targets:
 
     def _within(
         self,
-        p: Sketch,
+        p: AbstractExpression,
         free: tuple[str, ...],
-        coefficient: Number,
-        factors: Product,
+        coefficient: Coefficient,
+        factors: FactorPowers,
         renaming: Renaming,
         t: _Opened,
-        target: Sketch,
+        target: AbstractExpression,
     ) -> bool:
         algebra = self.algebra
         rest = _quotient(t.factors, algebra.rename_product(factors, renaming))
@@ -123,7 +123,7 @@ def _maps(labels: tuple[str, ...], t: _Opened) -> Iterator[Renaming]:
             yield tuple(zip(labels, images, strict=True))
 
 
-def _quotient(whole: Product, part: Product) -> Product | None:
+def _quotient(whole: FactorPowers, part: FactorPowers) -> FactorPowers | None:
     """whole / part, where part has no factor of another sign or a larger exponent."""
     left = dict(whole)
     for f, e in part:
@@ -134,8 +134,8 @@ def _quotient(whole: Product, part: Product) -> Product | None:
     return tuple([(f, e) for f, e in left.items() if e])
 
 
-def _targets(algebra: Algebra, goals: Iterable[Sketch]) -> tuple[Sketch, ...]:
-    found: dict[Sketch, None] = {}
+def _targets(algebra: Algebra, goals: Iterable[AbstractExpression]) -> tuple[AbstractExpression, ...]:
+    found: dict[AbstractExpression, None] = {}
     waiting = list(goals)[::-1]
     while waiting:
         p = waiting.pop()
@@ -146,18 +146,18 @@ def _targets(algebra: Algebra, goals: Iterable[Sketch]) -> tuple[Sketch, ...]:
     return tuple(found)
 
 
-def _inner(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
+def _inner(algebra: Algebra, factors: FactorPowers) -> Iterator[AbstractExpression]:
     for f, _ in factors:
-        atom = algebra.atoms[f // LEVELS]
+        atom = algebra.atoms[f // ROOT_LEVELS]
         if atom.inner:
             yield algebra.single(atom.inner)
         yield from atom.polys
     yield from _grouped(algebra, factors)
     for each in (factors, algebra.flat(factors)[1]):  # exp(a) exp(b) is exp(a + b)
-        exponents: Counter[Product] = Counter()
+        exponents: Counter[FactorPowers] = Counter()
         for f, e in each:
-            if algebra.atoms[f // LEVELS].form is EXP and not f % LEVELS:
-                exponents[algebra.atoms[f // LEVELS].inner] += e
+            if algebra.atoms[f // ROOT_LEVELS].form is EXP_FORM and not f % ROOT_LEVELS:
+                exponents[algebra.atoms[f // ROOT_LEVELS].inner] += e
         if len(exponents) > 1:
             total = algebra.zero
             for inner, e in exponents.items():
@@ -165,13 +165,13 @@ def _inner(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
             yield total
 
 
-def _grouped(algebra: Algebra, factors: Product) -> Iterator[Sketch]:
+def _grouped(algebra: Algebra, factors: FactorPowers) -> Iterator[AbstractExpression]:
     """The products below a fraction line, or under a root."""
-    for level in range(1 + max([f % LEVELS for f, _ in factors], default=0)):
+    for level in range(1 + max([f % ROOT_LEVELS for f, _ in factors], default=0)):
         for sign in (1, -1):
-            group: Product = ()
+            group: FactorPowers = ()
             for f, e in factors:
-                if f % LEVELS >= level and e * sign > 0 and (level or sign < 0):
+                if f % ROOT_LEVELS >= level and e * sign > 0 and (level or sign < 0):
                     group = times(group, ((f - level, abs(e)),))
             if group:
                 yield algebra.single(group)

@@ -41,7 +41,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
 
-Sizes = Mapping[str, int]
+SymbolSizes = Mapping[str, int]
 OPERATORS, INPUTS = 24, 8
 """A region has at most so many operators, and a lane of it so many inputs."""
 ROWS = 64
@@ -51,7 +51,7 @@ PRODUCTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class KernelRegion:
     """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of the operators of each.
 
     `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`: its inputs and outputs once.
@@ -69,14 +69,14 @@ class Region:
         return [n for n in self.graph if n.args and not is_part(n)]
 
 
-def regions(model: Model, sizes: Sizes) -> list[Region]:
+def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
     """The regions of a model with every symbol at its size, in the order of their first places; equal ones are one."""
     found = fragments(model, sizes).items()
     return [_region(graph, tuple([s.names for s in spots])) for graph, spots in found]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class RegionSite:
     """One place of a region: the model's terms that are its inputs, and those that it gives, in the order of its graph, and the
     names of its operators."""
 
@@ -86,29 +86,29 @@ class Spot:
 
 
 def fragments(
-    model: Model, sizes: Sizes, lanes: int = 1, batched: bool = False, prepared: bool = False
-) -> dict[Graph, list[Spot]]:
+    model: Model, sizes: SymbolSizes, lanes: int = 1, batched: bool = False, prepared: bool = False
+) -> dict[Graph, list[RegionSite]]:
     """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places. With `batched` a
     linear layer of a free number of rows is in none: it may get many. With `prepared` what has kernels that prepare weights is a region."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched)
     if prepared:
         growing.prepare()
-    found: dict[Graph, list[Spot]] = {}
+    found: dict[Graph, list[RegionSite]] = {}
     growing.run()
     for members in sorted(growing.found, key=lambda m: growing.position[m[0]]):
         results = growing.results(members)
-        graph, leaves = canonical(members, results, sizes)
+        graph, leaves = canonical_region(members, results, sizes)
         terms = {leaf: term for term, leaf in leaves.items()}
         names = tuple([_name(model, n) for n in members if not is_part(n)])
-        spot = Spot(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
+        spot = RegionSite(tuple([terms[leaf] for leaf in graph.inputs]), tuple(results), names)
         found.setdefault(graph, []).append(spot)
     return found
 
 
-def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> Region:
+def _region(graph: Graph, places: tuple[tuple[str, ...], ...]) -> KernelRegion:
     counted = [work(n, {}) for n in graph if n.args and not is_part(n)]
     least = sum(size(n.type) for n in (*graph.inputs, *graph.outputs))
-    return Region(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
+    return KernelRegion(graph, places, sum(w.flops for w in counted), sum(w.bytes for w in counted), least)
 
 
 def _name(model: Model, node: Node) -> str:
@@ -116,13 +116,13 @@ def _name(model: Model, node: Node) -> str:
     return (origin.name if origin is not None else None) or model.names.get(node) or node.op
 
 
-def alone(node: Node, sizes: Sizes) -> Graph:
+def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
     """One operator, with all its results, over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed
     sizes."""
     results = (
         [node] if isinstance(node.type, Tensor) else [term("item", node, index=i) for i in range(len(node.type or ()))]
     )
-    return canonical([node, *results], results, sizes)[0]
+    return canonical_region([node, *results], results, sizes)[0]
 
 
 def moves(labelled: Labelled) -> bool:
@@ -148,7 +148,7 @@ class _Kind(Enum):
 class _Growing:
     """Regions as they grow, each a list of terms in the model's order."""
 
-    def __init__(self, outputs: Sequence[Node], sizes: Sizes, lanes: int, batched: bool) -> None:
+    def __init__(self, outputs: Sequence[Node], sizes: SymbolSizes, lanes: int, batched: bool) -> None:
         self.order, self.wanted, self.sizes, self.lanes = topological(outputs), set(outputs), sizes, lanes
         self.batched = batched
         self.position = {node: i for i, node in enumerate(self.order)}
@@ -202,7 +202,7 @@ class _Growing:
 
     def fragment(self, members: Sequence[Node]) -> Graph:
         """Terms of the model over canonical inputs; the results are what is used outside."""
-        return canonical(members, self.results(members), self.sizes)[0]
+        return canonical_region(members, self.results(members), self.sizes)[0]
 
     def results(self, members: Sequence[Node]) -> list[Node]:
         inside = set(members)
@@ -219,7 +219,7 @@ class _Growing:
         members = self._whole(node)
         results = members[1:] or members
         try:
-            graph, leaves = canonical(members, results, self.sizes)
+            graph, leaves = canonical_region(members, results, self.sizes)
             if not all(isinstance(o.type, Tensor) and (is_float(o.dtype) or o.dtype == "bool") for o in graph.outputs):
                 return None
             found = self._labelled(graph) or self._repeating(graph)
@@ -293,7 +293,7 @@ class _Growing:
         for places in [] if found is None else groups(found):
             own = [results[i] for i in places]
             inside = topological(own, stop=outside)
-            made.append((inside, canonical(inside, own, self.sizes)[0]))
+            made.append((inside, canonical_region(inside, own, self.sizes)[0]))
         return made
 
     def _around(self, members: Sequence[Node]) -> list[Node]:
@@ -402,7 +402,9 @@ def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
     return kind
 
 
-def canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) -> tuple[Graph, dict[Node, Node]]:
+def canonical_region(
+    members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
+) -> tuple[Graph, dict[Node, Node]]:
     """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has become. Scalars stay constants."""
     inside = set(members)
     outside = {a for n in members for a in n.args if a not in inside}
@@ -418,7 +420,7 @@ def canonical(members: Sequence[Node], results: Sequence[Node], sizes: Sizes) ->
     return Graph(tuple(inputs), tuple([done[r] for r in results])), done
 
 
-def _leaf(node: Node, place: int, sizes: Sizes) -> Node:
+def _leaf(node: Node, place: int, sizes: SymbolSizes) -> Node:
     if is_constant(node) and prod(node.shape) == 1:
         return node
     return variable(f"i{place}", sized(node.tensor, sizes))

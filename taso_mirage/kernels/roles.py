@@ -8,10 +8,10 @@ from enum import Enum
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, with_args
 from taso_mirage.kernels.axes import Unifier
-from taso_mirage.kernels.derivations.terms import Form, below
+from taso_mirage.kernels.derivations.terms import TermForm, below
 from taso_mirage.kernels.functions import is_scalar, tensors
-from taso_mirage.kernels.trace import ALGEBRA, Labels, Value
-from taso_mirage.operators.ops import TERMS, definition, run
+from taso_mirage.kernels.trace import ALGEBRA, LabelledValue, LabelsMeaning
+from taso_mirage.operators.ops import TERMS, definition, interpret_term
 
 
 class Role(Enum):
@@ -44,7 +44,7 @@ def _definition(node: Node) -> Node | None:
         if not is_part(node):
             return definition(node)
         whole = node.args[0]
-        parts: tuple[Node, ...] = run(whole, TERMS, [None if a is ABSENT else a for a in whole.args])
+        parts: tuple[Node, ...] = interpret_term(whole, TERMS, [None if a is ABSENT else a for a in whole.args])
         index: int = node.attr("index")
         return parts[index]
     except TasoMirageError:
@@ -60,19 +60,19 @@ def role(node: Node) -> Role:
         or not all(isinstance(a.type, Tensor) and a.tensor.shape is not None for a in node.args)
     ):
         return Role.OTHER
-    meaning = Labels(Unifier())
+    meaning = LabelsMeaning(Unifier())
     try:
         probes = {a: meaning.constant(a.attr("value")) for a in node.args if a is not ABSENT and is_scalar(a)}
         probes |= {a: meaning.leaf(a) for a in operands}
-        result: Value = run(node, meaning, [probes.get(a) for a in node.args])
-        maps = [t for t in below(result.term) if t.kind not in (Form.LEAF, Form.CONSTANT)]
-        if not maps or any(t.kind not in {*ALGEBRA.values(), Form.SCALAR} for t in maps):
+        result: LabelledValue = interpret_term(node, meaning, [probes.get(a) for a in node.args])
+        maps = [t for t in below(result.term) if t.kind not in (TermForm.LEAF, TermForm.CONSTANT)]
+        if not maps or any(t.kind not in {*ALGEBRA.values(), TermForm.SCALAR} for t in maps):
             return Role.OTHER
         _, axes = meaning.broadcast([probes[a] for a in operands])
     except TasoMirageError:
         return Role.OTHER
     if meaning.unifier.axes(axes) != meaning.unifier.axes(result.axes):
         return Role.OTHER
-    if len(maps) == 1 and maps[0].kind is not Form.SCALAR:
+    if len(maps) == 1 and maps[0].kind is not TermForm.SCALAR:
         return Role.ALGEBRA
     return Role.FUNCTION if len(set(operands)) == 1 or len(maps) == 1 else Role.POINTWISE

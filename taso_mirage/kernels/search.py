@@ -22,21 +22,21 @@ from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.shrink import cuts, resized, shrunk, shrunk_sizes
-from taso_mirage.kernels.stabilised import Safe, safe, storable
-from taso_mirage.kernels.structures import Body, Limits, Plan, plans
-from taso_mirage.kernels.tiles import NEAR, Sizes, Tiled, fastest, predicted, rank
-from taso_mirage.kernels.verify import Evidence, Measured, verified
+from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
+from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
+from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
+from taso_mirage.kernels.tiles import NEAR, Tiled, TileSizes, fastest, predicted, rank
+from taso_mirage.kernels.verify import MeasuredError, MuGraphEvidence, verified_mugraph
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 if TYPE_CHECKING:
-    from taso_mirage.codegen.gpu.program import Program
+    from taso_mirage.codegen.gpu.program import TritonProgram
 
-Ints = tuple[int, ...]
-Progress = Callable[[str, int, int], None]
+_Ints = tuple[int, ...]
+_Progress = Callable[[str, int, int], None]
 PLANS = 400
 """So many muGraphs of a closure get sizes: of up to two kernels, and of each longer length."""
 TILINGS = 20
@@ -50,7 +50,7 @@ SPLIT_FROM = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SearchOptions:
     """What restricts the space; None leaves it to the search.
 
     `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to three counts); `franges`: the for-loop
@@ -58,10 +58,10 @@ class Options:
     that the for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
     """
 
-    griddims: Sequence[Ints] | None = None
-    blockdims: Sequence[Ints] | None = None
-    imaps: Sequence[Ints] | None = None
-    omaps: Sequence[Ints] | None = None
+    griddims: Sequence[_Ints] | None = None
+    blockdims: Sequence[_Ints] | None = None
+    imaps: Sequence[_Ints] | None = None
+    omaps: Sequence[_Ints] | None = None
     fmaps: Sequence[int] | None = None
     franges: Sequence[int] | None = None
     max_block_ops: int = 18
@@ -87,14 +87,14 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMuGraph:
     """A muGraph that computes `goal`: its predicted seconds on `device`, and the evidence that it does."""
 
     graph: Graph
     goal: Graph
     seconds: float
     device: str
-    evidence: Evidence
+    evidence: MuGraphEvidence
     warps: tuple[int, ...] = ()
     """How many warps of 32 threads a block may have; none leaves it open."""
 
@@ -104,14 +104,16 @@ class Found:
         return found | {"evidence": asdict(self.evidence)}
 
     @staticmethod
-    def of_json(value: Mapping[str, Any], goal: Graph) -> Found:
+    def of_json(value: Mapping[str, Any], goal: Graph) -> FoundMuGraph:
         """The muGraph of `as_json`; its inputs are the goal's."""
         evidence = value["evidence"]
-        measured = tuple(Measured(**each) for each in evidence["measured"])
-        proof = Evidence(evidence["tests"], evidence["undecided"], evidence["bound"], measured)
-        return Found(from_json(value["graph"]), goal, value["seconds"], value["device"], proof, tuple(value["warps"]))
+        measured = tuple(MeasuredError(**each) for each in evidence["measured"])
+        proof = MuGraphEvidence(evidence["tests"], evidence["undecided"], evidence["bound"], measured)
+        return FoundMuGraph(
+            from_json(value["graph"]), goal, value["seconds"], value["device"], proof, tuple(value["warps"])
+        )
 
-    def program(self) -> Program:
+    def program(self) -> TritonProgram:
         """The Triton kernels with the warps that were asked for."""
         from taso_mirage.codegen import triton
 
@@ -128,7 +130,7 @@ class Found:
 
 
 @dataclass
-class Statistics:
+class KernelSearchStatistics:
     """What a search looked at."""
 
     classes: int = 0
@@ -142,13 +144,13 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TiledPlan:
     """A plan with its tiles; the sizes tell into how many parts a reduction is split."""
 
     plan: tuple[Tiled, ...]
     closure: Closure
-    safe: tuple[Safe, ...]
-    sizes: Sizes
+    safe: tuple[Stabilisation, ...]
+    sizes: TileSizes
 
     @property
     def seconds(self) -> float:
@@ -160,7 +162,7 @@ class Candidate:
         return self._assembled(self.plan, self.sizes, goal.graph.inputs, goal.leaves)
 
     def _assembled(
-        self, plan: Sequence[Tiled], sizes: Sizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
+        self, plan: Sequence[Tiled], sizes: TileSizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
     ) -> Graph | None:
         try:
             return assembled(plan, self.closure, self.safe, sizes, inputs, leaves)
@@ -171,7 +173,7 @@ class Candidate:
         """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
         kernels = [cuts(tiled, self.sizes) for tiled in self.plan]
         sizes = shrunk_sizes(self.closure.goal, kernels)
-        goal, leaves = resized(self.closure.goal, sizes)
+        goal, leaves = resized_goal(self.closure.goal, sizes)
         plan = shrunk(self.plan, kernels, sizes)
         return self._assembled(plan, sizes, goal.inputs, leaves), goal
 
@@ -181,7 +183,7 @@ class Candidate:
         return tuple(self.closure.goal.split), plan
 
 
-def varied(candidates: Sequence[Candidate]) -> list[Candidate]:
+def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
     """In their order, but what has the slowest kernel of another one comes again only after each such kernel has come: a tuner that
     measures the first few then sees that many different kernels, and not one beside many that follow it."""
     seen: Counter[tuple[object, ...]] = Counter()
@@ -215,28 +217,28 @@ class _Late(Exception):
 class Search:
     """One search; `statistics` tells what it did so far."""
 
-    def __init__(self, goal: Graph, options: Options, device: Device = H100, seed: int = 0) -> None:
+    def __init__(self, goal: Graph, options: SearchOptions, device: Device = H100, seed: int = 0) -> None:
         if options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         _refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
-        self.statistics = Statistics()
+        self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
-        self.known: dict[tuple[object, ...], Evidence | Refused] = {}
+        self.known: dict[tuple[object, ...], MuGraphEvidence | Refusal] = {}
         self.labelled = label(goal)
 
     def run(
         self,
         best: int,
         budget: float,
-        progress: Progress = lambda stage, done, total: None,
+        progress: _Progress = lambda stage, done, total: None,
         checkpoint: Path | None = None,
-    ) -> list[Found]:
+    ) -> list[FoundMuGraph]:
         """The `best` fastest muGraphs by the model that are verified, after at most about `budget` seconds. With `checkpoint`, a JSON
         file, an interrupted search goes on where it was. Raises Unsupported where every muGraph overflows or rounds too much."""
         end = time.monotonic() + budget
         state = Checkpoint(checkpoint, self._key())
-        found = [Found.of_json(value, self.goal) for value in state.found]
+        found = [FoundMuGraph.of_json(value, self.goal) for value in state.found]
         for i, each in enumerate(self.candidates(end, progress)):
             progress("verify", len(found), best)
             late = time.monotonic() > end
@@ -270,11 +272,11 @@ class Search:
         }
 
     def candidates(
-        self, end: float = math.inf, progress: Progress = lambda stage, done, total: None
-    ) -> list[Candidate]:
+        self, end: float = math.inf, progress: _Progress = lambda stage, done, total: None
+    ) -> list[TiledPlan]:
         """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that are done by the monotonic time
         `end`."""
-        found: list[Candidate] = []
+        found: list[TiledPlan] = []
         closures = [None, *self._splits()]
         for i, split in enumerate(closures):
             progress("enumerate", i, len(closures))
@@ -284,13 +286,13 @@ class Search:
                 break
         return varied(sorted(found, key=self.order))
 
-    def order(self, candidate: Candidate) -> tuple[int, float, float]:
+    def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
         """What is least comes first. Where there are few threads, a split has to promise more than the model can tell apart: it never
         fills the machine better."""
         split = self.device.general and candidate.closure.goal.split
         return rank(candidate.seconds * (1 + NEAR if split else 1), sum(each.held for each in candidate.plan))
 
-    def accepted(self, candidate: Candidate) -> Found | None:
+    def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
         """What is found if the candidate is within the restrictions and verified; equal roles are verified once."""
         graph = candidate.graph()
         if graph is None or not self.options.allows(graph):
@@ -299,15 +301,15 @@ class Search:
         if roles not in self.known:
             self.statistics.tested += 1
             small, goal = candidate.shrunk()
-            refused = Refused("it cannot be put together at small sizes")
-            self.known[roles] = refused if small is None else verified(small, goal, seed=self.seed)
+            refused = Refusal("it cannot be put together at small sizes")
+            self.known[roles] = refused if small is None else verified_mugraph(small, goal, seed=self.seed)
         evidence = self.known[roles]
-        if not isinstance(evidence, Evidence):
+        if not isinstance(evidence, MuGraphEvidence):
             self.refused = evidence.reason
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
-        return Found(graph, self.goal, candidate.seconds, self.device.name, evidence, warps)
+        return FoundMuGraph(graph, self.goal, candidate.seconds, self.device.name, evidence, warps)
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
@@ -315,7 +317,7 @@ class Search:
             return []
         return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM)
 
-    def _candidates(self, split: str | None, end: float, progress: Progress) -> Iterator[Candidate]:
+    def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:
             progress("close", classes - waiting, classes)
             if time.monotonic() > end:
@@ -332,16 +334,16 @@ class Search:
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
-                    yield Candidate(tiled, closure, stable, sizes)
+                    yield TiledPlan(tiled, closure, stable, sizes)
 
-    def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Safe, ...]]]:
+    def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
         limits = Limits(options.max_kernels, options.max_block_ops)
         counts: Counter[int] = Counter()
 
-        def wanted(body: Body) -> bool:
+        def wanted(body: KernelBody) -> bool:
             if time.monotonic() > end:
                 raise _Late
             return bool(finals & {*body.targets}) or storable(body, closure)
@@ -351,15 +353,15 @@ class Search:
             if counts[length] == PLANS:
                 continue
             self.statistics.plans += 1
-            stable = safe(plan, closure)
-            if isinstance(stable, Refused):
+            stable = stabilisation(plan, closure)
+            if isinstance(stable, Refusal):
                 self.statistics.unstable += 1
                 self.unsafe = self.unsafe or stable.reason
             else:
                 counts[length] += 1
                 yield plan, stable
 
-    def _sizes(self, closure: Closure, split: str | None) -> Iterator[Sizes]:
+    def _sizes(self, closure: Closure, split: str | None) -> Iterator[TileSizes]:
         sizes = dict(closure.goal.sizes)
         if split is None:
             yield sizes
@@ -377,15 +379,15 @@ def superoptimize(
     budget: float = 60.0,
     device: Device = H100,
     seed: int = 0,
-    progress: Progress = lambda stage, done, total: None,
+    progress: _Progress = lambda stage, done, total: None,
     checkpoint: Path | None = None,
     **restrictions: object,
-) -> list[Found]:
+) -> list[FoundMuGraph]:
     """The `best` muGraphs for a graph of fixed sizes, the fastest by the device's model first; each is verified.
 
     `budget` is about how many seconds the search may take; with the file `checkpoint` it can be resumed. `restrictions` are the fields
     of Options. Raises Unsupported, which names the term, where an operator moves elements between axes, or which says why every muGraph
     would overflow.
     """
-    options = Options(**restrictions)  # type: ignore[arg-type]
+    options = SearchOptions(**restrictions)  # type: ignore[arg-type]
     return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)

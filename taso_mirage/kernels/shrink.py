@@ -13,7 +13,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topol
 from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
 from taso_mirage.kernels.goal import Labelled
-from taso_mirage.kernels.tiles import Sizes, Tiled
+from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
 ONE, PART, WHOLE, UNEVEN = range(4)
@@ -25,7 +25,7 @@ ODD = (9, 15, 21, 25, 27, 33, 35, 39)
 """Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another kernel may cut them into equal ones."""
 
 
-def cuts(tiled: Tiled, sizes: Sizes) -> dict[str, int]:
+def cuts(tiled: Tiled, sizes: TileSizes) -> dict[str, int]:
     """How the kernel cuts each of its labels."""
     return {
         x: WHOLE if n == sizes[x] else UNEVEN if sizes[x] % n else PART if n > 1 else ONE
@@ -52,7 +52,7 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
     return sizes
 
 
-def shrunk(plan: Sequence[Tiled], kernels: Sequence[Cuts], sizes: Sizes) -> list[Tiled]:
+def shrunk(plan: Sequence[Tiled], kernels: Sequence[Cuts], sizes: TileSizes) -> list[Tiled]:
     """The same plan with other sizes of the labels, cut alike."""
     return [
         Tiled(each.kernel, {x: _tile(sizes[x], cut) for x, cut in own.items()}, each.seconds)
@@ -65,7 +65,7 @@ def _tile(size: int, cut: int) -> int:
     return whole.get(cut) or size // next(d for d in range(2, size + 1) if size % d == 0)
 
 
-def resized(goal: Labelled, sizes: Sizes) -> tuple[Graph, dict[str, Node]]:
+def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Node]]:
     """The goal with other sizes of its labels, and the leaf of every view."""
     axes = {each.node: each.axes for each in goal.known}
     done: dict[Node, Node] = {ABSENT: ABSENT}

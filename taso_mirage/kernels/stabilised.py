@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import Edge
-from taso_mirage.kernels.derivations.base import largest
-from taso_mirage.kernels.derivations.degrees import NONE, Degree
-from taso_mirage.kernels.derivations.overflow import Bare
-from taso_mirage.kernels.structures import Body, Plan
-from taso_mirage.verify.refused import Refused
+from taso_mirage.kernels.derivations import DerivationEdge
+from taso_mirage.kernels.derivations.base import largest_operand
+from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree
+from taso_mirage.kernels.derivations.overflow import OverflowEffect
+from taso_mirage.kernels.structures import KernelBody, Plan
+from taso_mirage.verify.refused import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Stabiliser:
 
 
 @dataclass(frozen=True, slots=True)
-class Safe:
+class Stabilisation:
     """One kernel: the degree of each of its classes, the stabiliser of each class that is exponentiated, and for each exponential that
     is stabilised the class whose stabiliser it is relative to.
 
@@ -54,31 +54,31 @@ class _Value:
     for an exponential what it is relative to, with the labels over which its own exponent is the maximum of that."""
 
     degree: Degree | None
-    bare: Bare
+    bare: OverflowEffect
     alone: bool = False
     key: int | None = None
     top: frozenset[str] = frozenset()
 
 
-Values = dict[int, _Value]
+_Values = dict[int, _Value]
 Asked = tuple[int, bool]
 """A class, and whether it is needed bare."""
 
 
-def safe(plan: Plan, closure: Closure) -> tuple[Safe, ...] | Refused:
+def stabilisation(plan: Plan, closure: Closure) -> tuple[Stabilisation, ...] | Refusal:
     """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
-    stored: Values = {}
-    values: list[Values] = []
+    stored: _Values = {}
+    values: list[_Values] = []
     for kernel in plan:
         values.append(_values(kernel.body, stored, closure))
         stored |= {t: values[-1][t] for t in kernel.body.targets}
     try:
         return tuple(_stabilised(plan, values, closure))
     except _Refused as error:
-        return Refused(str(error))
+        return Refusal(str(error))
 
 
-def storable(body: Body, closure: Closure) -> bool:
+def storable(body: KernelBody, closure: Closure) -> bool:
     """Whether a first kernel's results can be kept relative to maxima, or be computed bare."""
     values = _values(body, {}, closure)
     try:
@@ -92,29 +92,29 @@ def storable(body: Body, closure: Closure) -> bool:
 # ---------------------------------------------------------------- degrees
 
 
-def _values(body: Body, stored: Mapping[int, _Value], closure: Closure) -> Values:
-    found: Values = {leaf: stored[leaf] for leaf in body.leaves}
+def _values(body: KernelBody, stored: Mapping[int, _Value], closure: Closure) -> _Values:
+    found: _Values = {leaf: stored[leaf] for leaf in body.leaves}
     chosen = dict(body.chosen)
     for made, edge in body.chosen:
         below = [found[a] for a in edge.args]
         of, top, bounded = None, frozenset[str](), False
         if edge.kind.exponential:
             (exponent,) = edge.args
-            of, top = largest(exponent, chosen)
+            of, top = largest_operand(exponent, chosen)
             bounded = exponent in chosen and chosen[exponent].kind.bounded(chosen[exponent], chosen)
         degree = _degree(edge, of, [v.degree for v in below])
         number = closure.goal.constants.get(edge.kind.reads or "")
         alike = edge.kind.bare(edge, [v.bare for v in below], number, bounded)
-        if bounded and below[0].degree == NONE:
-            degree, of = NONE, None
+        if bounded and below[0].degree == NO_DEGREE:
+            degree, of = NO_DEGREE, None
         alone = degree is None and not alike.grows and not alike.ill
-        if alone or degree == NONE:
-            alike, degree = alike.kept(), NONE
+        if alone or degree == NO_DEGREE:
+            alike, degree = alike.kept(), NO_DEGREE
         found[made] = _Value(degree, alike, alone, of, top)
     return found
 
 
-def _degree(edge: Edge, of: int | None, below: Sequence[Degree | None]) -> Degree | None:
+def _degree(edge: DerivationEdge, of: int | None, below: Sequence[Degree | None]) -> Degree | None:
     known = [d for d in below if d is not None]
     found = edge.kind.degree(known, of) if len(known) == len(below) else None
     return found if found is None or len(found) < 2 else None  # exp(a) exp(b): each may vanish where the other is huge
@@ -123,9 +123,9 @@ def _degree(edge: Edge, of: int | None, below: Sequence[Degree | None]) -> Degre
 # ---------------------------------------------------------------- stable or bare
 
 
-def _stabilised(plan: Plan, values: Sequence[Values], closure: Closure) -> Iterator[Safe]:
+def _stabilised(plan: Plan, values: Sequence[_Values], closure: Closure) -> Iterator[Stabilisation]:
     """What each kernel computes relative to maxima, and what bare: the last one its results that have a degree."""
-    wanted = {(t, values[-1][t].degree != NONE) for t in closure.targets}
+    wanted = {(t, values[-1][t].degree != NO_DEGREE) for t in closure.targets}
     asked: list[set[Asked]] = []
     for kernel, own in zip(reversed(plan), reversed(values), strict=True):
         asked.insert(0, _asked(kernel.body, own, [each for each in wanted if each[0] in kernel.body.targets]))
@@ -137,14 +137,14 @@ def _stabilised(plan: Plan, values: Sequence[Values], closure: Closure) -> Itera
         yield _safe(kernel.body, own, here, closure, before)
 
 
-def _asked(body: Body, values: Values, results: Sequence[Asked]) -> set[Asked]:
+def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[Asked]:
     """Which classes are computed for some results relative to maxima, and which bare."""
     chosen = dict(body.chosen)
     found = set[Asked]()
     waiting = list(results)
     while waiting:
         c, plainly = waiting.pop()
-        plainly = values[c].alone or (plainly and values[c].degree != NONE)
+        plainly = values[c].alone or (plainly and values[c].degree != NO_DEGREE)
         if (c, plainly) not in found:
             if plainly and values[c].bare.ill:
                 raise _Refused(values[c].bare.ill)
@@ -153,10 +153,12 @@ def _asked(body: Body, values: Values, results: Sequence[Asked]) -> set[Asked]:
     return found
 
 
-def _safe(body: Body, values: Values, asked: set[Asked], closure: Closure, before: dict[int, Stabiliser]) -> Safe:
+def _safe(
+    body: KernelBody, values: _Values, asked: set[Asked], closure: Closure, before: dict[int, Stabiliser]
+) -> Stabilisation:
     """One kernel; the maxima that it stores are noted in `before`."""
     stable, plainly = (frozenset(c for c, each in asked if each is which) for which in (False, True))
-    degrees = {c: value.degree or NONE if c in stable else NONE for c, value in values.items()}
+    degrees = {c: value.degree or NO_DEGREE if c in stable else NO_DEGREE for c, value in values.items()}
     stabilisers = _stabilisers(body, degrees, stable, closure, before)
     keys = {c: key for c in sorted(stable) if (key := values[c].key) is not None and degrees[c]}
     for c, key in keys.items():
@@ -164,11 +166,11 @@ def _safe(body: Body, values: Values, asked: set[Asked], closure: Closure, befor
             raise _Refused("the maximum that a model takes is over other axes than the sums of its exponentials")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
-    return Safe(degrees, stabilisers, keys, stable, plainly)
+    return Stabilisation(degrees, stabilisers, keys, stable, plainly)
 
 
 def _stabilisers(
-    body: Body,
+    body: KernelBody,
     degrees: Mapping[int, Degree],
     stable: frozenset[int],
     closure: Closure,
@@ -192,7 +194,9 @@ def _stabilisers(
     return found
 
 
-def _holds(edge: Edge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]) -> bool:
+def _holds(
+    edge: DerivationEdge, degrees: Mapping[int, Degree], closure: Closure, found: Mapping[int, Stabiliser]
+) -> bool:
     """Whether a denominator is summed over all that its stabiliser is the maximum over."""
     below = edge.kind.denominator(edge)
     return below is None or all(closure.classes[below] & closure.classes[k] <= found[k].labels for k in degrees[below])

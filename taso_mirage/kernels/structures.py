@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain, count, islice
 
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations import Edge
+from taso_mirage.kernels.derivations import DerivationEdge
 
 STEPS = 6_000
 """Partial bodies looked at for one kernel, at most."""
@@ -28,12 +28,12 @@ ALIKE = 2
 """So many bodies are looked at that read the same classes of earlier kernels."""
 TURN = 16
 """So many muGraphs of two kernels come with one second kernel before those with the next."""
-Choice = tuple[Mapping[int, Edge], tuple[int, ...]]
+_Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 """One derivation for each class of a body, and the classes that earlier kernels store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class KernelBody:
     """What one kernel computes: `targets`, from the model's inputs and from `leaves`, which earlier kernels store.
 
     `chosen` has a derivation for every other class, operands first. `grid` are the labels that its grid may cut.
@@ -41,7 +41,7 @@ class Body:
 
     targets: tuple[int, ...]
     leaves: tuple[int, ...]
-    chosen: tuple[tuple[int, Edge], ...]
+    chosen: tuple[tuple[int, DerivationEdge], ...]
     grid: frozenset[str]
 
     @property
@@ -56,33 +56,33 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class PlannedKernel:
     """A body with the label that its for-loop cuts, or None."""
 
-    body: Body
+    body: KernelBody
     loop: str | None
 
 
-Plan = tuple[Kernel, ...]
+Plan = tuple[PlannedKernel, ...]
 """The kernels of a muGraph, in the order of their runs; the last one gives the results."""
 
 
-def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list[Body]:
+def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list[KernelBody]:
     """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some more for each loop of a first kernel."""
     closure = space.closure
     choices = list(islice(_varied(space, targets, whole), limit))
     for loop in () if space.stored else _reduced(closure, targets):
         choices += islice(_chosen(space.looped(loop), targets, whole), LOOPED)
-    found: list[Body] = []
+    found: list[KernelBody] = []
     for chosen, leaves in choices:
         order = _ordered(targets, chosen, leaves)
         reduced = {e.label for _, e in order if e.label is not None}
         labels = frozenset[str]().union(*[closure.classes[t] for t in targets])
-        found.append(Body(tuple(targets), leaves, order, labels - reduced))
+        found.append(KernelBody(tuple(targets), leaves, order, labels - reduced))
     return list(dict.fromkeys(found))
 
 
-def _varied(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice]:
+def _varied(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
     """Some choices for each set of classes that earlier kernels store."""
     counts: Counter[tuple[int, ...]] = Counter()
     for chosen, leaves in _chosen(space, targets, whole):
@@ -97,7 +97,7 @@ def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
     return sorted({e.label for edges in closure.edges for e in edges if e.label is not None} - have)
 
 
-def loops(body: Body, closure: Closure) -> list[str | None]:
+def loops(body: KernelBody, closure: Closure) -> list[str | None]:
     """None, and every label that a for-loop over this body may cut: one that no result has, and of which nothing after the loop
     meets a value within it. What takes one pass for the sake of a loop, and is derived otherwise as well,
     has that loop."""
@@ -106,14 +106,14 @@ def loops(body: Body, closure: Closure) -> list[str | None]:
     }
     free = labels.difference(*[closure.classes[t] for t in body.targets])
     one_pass = {e.label for c, e in body.chosen if e.kind.one_pass and len(closure.edges[c]) > 1}
-    found: list[str | None] = [None, *(x for x in sorted(free) if stages(body, closure, x) is not None)]
+    found: list[str | None] = [None, *(x for x in sorted(free) if class_phases(body, closure, x) is not None)]
     return [loop for loop in found if one_pass <= {loop}]
 
 
 INVARIANT, INSIDE, AFTER = range(3)
 
 
-def stages(body: Body, closure: Closure, loop: str) -> dict[int, int] | None:
+def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int] | None:
     """Whether each class is invariant, within the loop over a label, or known after it; None where the two meet."""
     found = {leaf: INSIDE if loop in closure.classes[leaf] else INVARIANT for leaf in body.leaves}
     for made, edge in body.chosen:
@@ -145,7 +145,7 @@ class Limits:
     plans: int = 4000
 
 
-def plans(closure: Closure, limits: Limits, keep: Callable[[Body], bool] = lambda body: True) -> Iterator[Plan]:
+def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] = lambda body: True) -> Iterator[Plan]:
     """muGraphs, those of fewer kernels first; `keep` tells which bodies are wanted for a first kernel.
 
     A reduction that is split over the grid (split-K of a product, split-KV of attention) takes two
@@ -161,12 +161,12 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[Body], bool] = lambd
 class _Plans:
     """The bodies that are known so far, by what they give and how many kernels may run before them (2 for more)."""
 
-    def __init__(self, closure: Closure, limits: Limits, keep: Callable[[Body], bool]) -> None:
+    def __init__(self, closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool]) -> None:
         self.closure, self.limits, self.keep = closure, limits, keep
         self.outer = {outer for outer, _ in closure.goal.split.values()}
         combining = (False, True) if self.outer else (False,)
         self.spaces = [[space(closure, before, each) for each in combining] for before in range(3)]
-        self.known: dict[tuple[tuple[int, ...], int], list[Body]] = {}
+        self.known: dict[tuple[tuple[int, ...], int], list[KernelBody]] = {}
 
     def ending(self, targets: tuple[int, ...], number: int, limit: int | None = None) -> Iterator[Plan]:
         """The muGraphs of `number` kernels that give some classes; `limit` bodies of each kernel that lead to any."""
@@ -179,12 +179,12 @@ class _Plans:
                 yield plan
             leading += plan is not None
 
-    def _before(self, body: Body, number: int, limit: int | None) -> Iterator[Plan]:
+    def _before(self, body: KernelBody, number: int, limit: int | None) -> Iterator[Plan]:
         """The muGraphs of `number` kernels of which this is the last."""
         before: Iterator[Plan] = self.ending(body.leaves, number - 1, limit) if number > 1 else iter(((),))
         here = [x for x in loops(body, self.closure) if x not in self.outer]
         for plan in before:
-            yield from ((*plan, Kernel(body, loop)) for loop in here)
+            yield from ((*plan, PlannedKernel(body, loop)) for loop in here)
 
     def two(self, targets: tuple[int, ...]) -> Iterator[Plan]:
         """The muGraphs of two kernels, some for each second one before more of any: a cap then leaves no hand-over out."""
@@ -196,7 +196,7 @@ class _Plans:
                 if len(found) < TURN:
                     left.remove(each)
 
-    def bodies(self, targets: tuple[int, ...], before: int) -> list[Body]:
+    def bodies(self, targets: tuple[int, ...], before: int) -> list[KernelBody]:
         key = targets, before
         if key not in self.known:
             limits = self.limits
@@ -205,7 +205,7 @@ class _Plans:
             self.known[key] = found
         return self.known[key]
 
-    def _splits_well(self, body: Body) -> bool:
+    def _splits_well(self, body: KernelBody) -> bool:
         """Whether every block has one part of a split label, or none has: what reads parts has them on its grid, or combines them."""
         reads = {c for c, e in body.chosen if e.kind.reads is not None} | {*body.leaves}
         labels = {x for c in reads for x in self.closure.classes[c]} & self.outer
@@ -217,7 +217,7 @@ class Space:
     """The derivations that a kernel may use, and the classes that an earlier one may store for it: none for a first one."""
 
     closure: Closure
-    edges: Sequence[Sequence[Edge]]
+    edges: Sequence[Sequence[DerivationEdge]]
     storable: frozenset[int]
     stored: bool
 
@@ -268,7 +268,7 @@ def space(closure: Closure, before: int, combines: bool) -> Space:
     are of, or computes parts: it does not sum over them."""
     outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
     partial = _derived(closure.edges, lambda c, edge: edge.label not in outer)
-    edges: list[list[Edge]] = []
+    edges: list[list[DerivationEdge]] = []
     kept = set[int]()
     for c, (made, labels) in enumerate(zip(closure.edges, closure.classes, strict=True)):
         parts, whole = labels & outer, outer.isdisjoint(labels) and inner.isdisjoint(labels)
@@ -279,7 +279,7 @@ def space(closure: Closure, before: int, combines: bool) -> Space:
     return Space(closure, edges, frozenset(kept if before else ()), before > 0)
 
 
-def _derived(edges: Sequence[Sequence[Edge]], allowed: Callable[[int, Edge], bool]) -> set[int]:
+def _derived(edges: Sequence[Sequence[DerivationEdge]], allowed: Callable[[int, DerivationEdge], bool]) -> set[int]:
     """The classes that are derived by allowed edges alone."""
     found = set[int]()
     before = -1
@@ -289,12 +289,12 @@ def _derived(edges: Sequence[Sequence[Edge]], allowed: Callable[[int, Edge], boo
     return found
 
 
-def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice]:
+def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
     """Consistent choices of derivations, short ones first: best-first by what is chosen and what the classes that wait need at
     least, each for itself. Classes that several share are counted several times, so the order is nearly that of the lengths."""
     numbers, needs, depths = count(), space.needs, space.depths
     start = tuple(dict.fromkeys(targets))
-    queue: list[tuple[int, int, int, dict[int, Edge], tuple[int, ...], tuple[int, ...]]] = []
+    queue: list[tuple[int, int, int, dict[int, DerivationEdge], tuple[int, ...], tuple[int, ...]]] = []
     heapq.heappush(queue, (sum(needs[t] for t in start), next(numbers), 0, {}, (), start))
     for _ in range(STEPS):
         if not queue or queue[0][0] >= UNDERIVED:
@@ -319,7 +319,7 @@ def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[Choice
             heapq.heappush(queue, (price, next(numbers), longer, {**chosen, made: edge}, leaves, (*rest, *new)))
 
 
-def _circular(made: int, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+def _circular(made: int, edge: DerivationEdge, chosen: Mapping[int, DerivationEdge]) -> bool:
     """Whether a derivation would rest on what it derives."""
     stack, seen = list(edge.args), set[int]()
     while stack:
@@ -332,9 +332,11 @@ def _circular(made: int, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
     return False
 
 
-def _ordered(targets: Sequence[int], chosen: Mapping[int, Edge], leaves: Sequence[int]) -> tuple[tuple[int, Edge], ...]:
+def _ordered(
+    targets: Sequence[int], chosen: Mapping[int, DerivationEdge], leaves: Sequence[int]
+) -> tuple[tuple[int, DerivationEdge], ...]:
     """The chosen derivations, operands first."""
-    order: dict[int, Edge] = {}
+    order: dict[int, DerivationEdge] = {}
     stack = list(targets)[::-1]
     while stack:
         made = stack[-1]

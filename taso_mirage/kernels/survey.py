@@ -16,9 +16,9 @@ from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
-from taso_mirage.kernels.regions import Region, alone, views
-from taso_mirage.kernels.search import Found, Options, Search
-from taso_mirage.kernels.verify import Evidence, Measured
+from taso_mirage.kernels.regions import KernelRegion, operator_alone, views
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.kernels.verify import MeasuredError, MuGraphEvidence
 from taso_mirage.operators.work import work
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -32,8 +32,8 @@ SINGLE = 2.0
 class Surveyed:
     """A region with its best muGraph, or why there is none, and the predicted seconds of its operators as a kernel each."""
 
-    region: Region
-    found: Found | None
+    region: KernelRegion
+    found: FoundMuGraph | None
     problem: str
     apart: float
     took: float
@@ -50,12 +50,12 @@ class Surveyed:
         return 0.0 if self.found is None else (self.apart - self.found.seconds) * len(self.region.places)
 
 
-class Interrupted(Exception):
+class SurveyStopped(Exception):
     """The survey was told to stop."""
 
 
 def survey(
-    regions: Sequence[Region],
+    regions: Sequence[KernelRegion],
     budget: float,
     known: Mapping[Graph, Mapping[str, Any]],
     stop: Callable[[], bool] = lambda: False,
@@ -64,7 +64,7 @@ def survey(
 ) -> Iterator[Surveyed]:
     """Every region with what was found; what one leaves of its share of `budget`, in seconds, is for those after it.
 
-    `known`: what `as_data` gave for a graph in an earlier survey. Once `stop` says so, the rest is not searched.
+    `known`: what `survey_data` gave for a graph in an earlier survey. Once `stop` says so, the rest is not searched.
     """
     end = time.monotonic() + budget
     single: dict[Graph, float] = {}
@@ -75,25 +75,25 @@ def survey(
         share = max(end - time.monotonic(), 0.0) / (len(regions) - place)
         try:
             yield _searched(region, share, single, stop, device, seed)
-        except Interrupted:
+        except SurveyStopped:
             yield Surveyed(region, None, "its search was interrupted", 0.0, 0.0, {})
 
 
 def _searched(
-    region: Region, budget: float, single: dict[Graph, float], stop: Callable[[], bool], device: Device, seed: int
+    region: KernelRegion, budget: float, single: dict[Graph, float], stop: Callable[[], bool], device: Device, seed: int
 ) -> Surveyed:
     def progress(stage: str, done: int, total: int) -> None:
         if stop():
-            raise Interrupted
+            raise SurveyStopped
 
     start = time.monotonic()
     progress("start", 0, 0)
     found, problem, statistics = None, "no muGraph was verified within its share of the budget", {}
     try:
-        search = Search(region.graph, Options(), device, seed)
+        search = Search(region.graph, SearchOptions(), device, seed)
         found = next(iter(search.run(1, budget, progress)), None)
         statistics = asdict(search.statistics)
-    except Interrupted:
+    except SurveyStopped:
         raise
     except TasoMirageError as error:
         problem = str(error)
@@ -106,13 +106,13 @@ def _searched(
 def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int, int], None], device: Device) -> float:
     """Predicted seconds of one operator as a kernel of its own: nothing for another shape of the same bytes; a roofline
     where the search finds no kernel."""
-    graph = alone(node, {})
+    graph = operator_alone(node, {})
     if graph not in known:
         try:
             if views(label(graph)):
                 known[graph] = 0.0
                 return 0.0
-            found = Search(graph, Options(max_kernels=1), device).run(1, SINGLE, progress)
+            found = Search(graph, SearchOptions(max_kernels=1), device).run(1, SINGLE, progress)
         except TasoMirageError:
             found = []
         counted = work(node, {})
@@ -124,7 +124,7 @@ def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int,
 # ---------------------------------------------------------------- JSON
 
 
-def as_data(each: Surveyed) -> dict[str, Any]:
+def survey_data(each: Surveyed) -> dict[str, Any]:
     """A region and what was found, for `json.dump`; times in seconds."""
     found = each.found
     return {
@@ -153,10 +153,10 @@ def known_regions(rows: Any, device: Device = H100) -> dict[Graph, Mapping[str, 
         raise SyntaxProblem(f"no survey of regions: {type(error).__name__}: {error}") from None
 
 
-def _from_data(region: Region, row: Mapping[str, Any]) -> Surveyed:
+def _from_data(region: KernelRegion, row: Mapping[str, Any]) -> Surveyed:
     try:
         evidence = dict(row["evidence"])
-        evidence["measured"] = tuple([Measured(**each) for each in evidence["measured"]])
+        evidence["measured"] = tuple([MeasuredError(**each) for each in evidence["measured"]])
         search = dict(row["search"])
         took = _seconds(search.pop("seconds"))
         graph = from_json(row["mugraph"])
@@ -165,7 +165,7 @@ def _from_data(region: Region, row: Mapping[str, Any]) -> Surveyed:
             raise ValueError("no kernel takes no time")
         if [o.type for o in graph.outputs] != [o.type for o in region.graph.outputs]:
             raise SyntaxProblem("its muGraph has other outputs than the region")
-        found = Found(graph, region.graph, fused, row["device"], Evidence(**evidence))
+        found = FoundMuGraph(graph, region.graph, fused, row["device"], MuGraphEvidence(**evidence))
         return Surveyed(region, found, "", apart, took, search)
     except (TypeError, LookupError, ValueError, ArithmeticError) as error:
         raise SyntaxProblem(f"a region of a survey: {type(error).__name__}: {error}") from None

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.kernels.closure import Closure
-from taso_mirage.kernels.derivations.base import Counts
-from taso_mirage.kernels.structures import INSIDE, Kernel, Plan, stages
+from taso_mirage.kernels.derivations.base import TileCounts
+from taso_mirage.kernels.structures import INSIDE, Plan, PlannedKernel, class_phases
 from taso_mirage.targets.device import Device
 
-Sizes = Mapping[str, int]
+TileSizes = Mapping[str, int]
 Allowed = tuple[Sequence[int] | None, Sequence[int] | None]
 """How many blocks and how many iterations a kernel may have; None leaves it open."""
 
@@ -53,16 +53,16 @@ ITERATION = (16, 512)
 class Tiled:
     """A kernel with the tile of each of its labels, its predicted seconds, and the bytes that a block holds."""
 
-    kernel: Kernel
-    tiles: Sizes
+    kernel: PlannedKernel
+    tiles: TileSizes
     seconds: float
     held: float = 0.0
 
 
 def tiled(
-    kernel: Kernel,
+    kernel: PlannedKernel,
     closure: Closure,
-    sizes: Sizes,
+    sizes: TileSizes,
     width: int,
     device: Device,
     best: int,
@@ -89,12 +89,12 @@ def rank(seconds: float, held: float) -> tuple[int, float, float]:
     return round(math.log(seconds) / NEAR), held, seconds
 
 
-def _labels(kernel: Kernel, closure: Closure) -> set[str]:
+def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
     body = kernel.body
     return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
-def _innermost(kernel: Kernel, closure: Closure) -> dict[int, str]:
+def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, str]:
     """The label along which the elements of a tensor stand side by side; of what kernels hand on, as the goal's results have them."""
     goal = closure.goal
     axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
@@ -108,7 +108,7 @@ def _innermost(kernel: Kernel, closure: Closure) -> dict[int, str]:
     return found
 
 
-def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes, device: Device) -> list[int]:
+def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
     if label == kernel.loop:
         return _parts(size, *ITERATION)
@@ -122,7 +122,7 @@ def _options(label: str, kernel: Kernel, closure: Closure, sizes: Sizes, device:
     return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
 
 
-def _read(kernel: Kernel, closure: Closure) -> set[str]:
+def _read(kernel: PlannedKernel, closure: Closure) -> set[str]:
     return {label for c, e in kernel.body.chosen if e.kind.reads is not None for label in closure.classes[c]}
 
 
@@ -135,7 +135,13 @@ class _Model:
     """The analytic model over all tilings of a kernel: every number is an array with one element for each."""
 
     def __init__(
-        self, kernel: Kernel, closure: Closure, sizes: Sizes, tiles: Mapping[str, Counts], width: int, device: Device
+        self,
+        kernel: PlannedKernel,
+        closure: Closure,
+        sizes: TileSizes,
+        tiles: Mapping[str, TileCounts],
+        width: int,
+        device: Device,
     ) -> None:
         self.body, self.loop, self.closure, self.sizes, self.tiles = kernel.body, kernel.loop, closure, sizes, tiles
         self.width, self.device = width, device
@@ -144,17 +150,17 @@ class _Model:
         self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
         self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
         self.once = self.iterations == 1
-        inside = stages(kernel.body, closure, self.loop) if self.loop is not None else None
+        inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
         self.inner = _innermost(kernel, closure)
         self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
 
-    def shared(self) -> Counts:
+    def shared(self) -> TileCounts:
         """Bytes of the operands' tiles, two of each in a loop."""
         tiles = sum((self._tile(c) * self._bytes(c) for c in self.sources), 0 * self.one)
         return np.asarray(tiles * np.where(self.once, 1, 2))
 
-    def sums(self) -> Counts:
+    def sums(self) -> TileCounts:
         """Bytes of what is summed, in registers."""
         sums = [c for c, e in self.body.chosen if e.label is not None]
         return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
@@ -166,7 +172,7 @@ class _Model:
             (self.shared() <= self.device.shared) & (self.sums() <= self.device.registers) & (cut <= GRID_DIMS)
         )
 
-    def seconds(self) -> Counts:
+    def seconds(self) -> TileCounts:
         device = self.device
         unique = sum(self._whole(c) * self._bytes(c) for c in self.sources)
         results = set(self.body.targets)
@@ -195,7 +201,7 @@ class _Model:
         starting = self.once * device.started * np.minimum(self.blocks, device.processors * device.resident)
         return np.asarray(np.maximum(overlapped + alone, latency) + device.launch + starting)
 
-    def _operations(self) -> Counts:
+    def _operations(self) -> TileCounts:
         total = 0 * self.one
         for made, edge in self.body.chosen:
             times = self.iterations if any(a in self.inside for a in edge.args) else self.one
@@ -206,14 +212,14 @@ class _Model:
         """Those of a class."""
         return self.closure.classes[c]
 
-    def volume(self, labels: Iterable[str]) -> Counts:
+    def volume(self, labels: Iterable[str]) -> TileCounts:
         """Elements of a block along some labels."""
         return self._product(self.tiles[label] for label in labels)
 
-    def _tile(self, c: int) -> Counts:
+    def _tile(self, c: int) -> TileCounts:
         return self.volume(self.closure.classes[c])
 
-    def _moved(self, c: int) -> Counts:
+    def _moved(self, c: int) -> TileCounts:
         """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without iterations a line."""
         width = self._bytes(c)
         label = self.inner.get(c)
@@ -221,7 +227,7 @@ class _Model:
         row = self.tiles[label] * width if label is not None else self.one * least
         return self._tile(c) * width * np.maximum(least / row, 1)
 
-    def _times(self, c: int) -> Counts:
+    def _times(self, c: int) -> TileCounts:
         return self.iterations if c in self.inside else self.one
 
     def _whole(self, c: int) -> float:
@@ -230,7 +236,7 @@ class _Model:
     def _bytes(self, c: int) -> int:
         return STORED if c in self.body.leaves else self.width
 
-    def _product(self, factors: Iterable[Counts]) -> Counts:
+    def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
         found = self.one
         for factor in factors:
             found = found * factor
@@ -245,7 +251,7 @@ def predicted(plan: Sequence[Tiled]) -> float:
 def fastest(
     plan: Plan,
     closure: Closure,
-    sizes: Sizes,
+    sizes: TileSizes,
     width: int,
     device: Device,
     best: int,

@@ -13,25 +13,25 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Node, Tensor, is_float
 from taso_mirage.kernels import derivations
-from taso_mirage.kernels.axes import Axes, Axis, Label, Unifier
-from taso_mirage.kernels.derivations.base import Kind
+from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes, Unifier
+from taso_mirage.kernels.derivations.base import DerivationKind
 from taso_mirage.kernels.derivations.contraction import DOT
-from taso_mirage.kernels.derivations.elementwise import ARITHMETIC, RECIPROCAL, SQRT, SQUARE
-from taso_mirage.kernels.derivations.folds import MEAN, SUM
-from taso_mirage.kernels.derivations.terms import Form, Term, below
+from taso_mirage.kernels.derivations.elementwise import ARITHMETIC, RECIPROCAL_KIND, SQRT_KIND, SQUARE
+from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND
+from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below
 from taso_mirage.meanings.base import Meaning, Scalar, contraction, scalar_name
 from taso_mirage.meanings.shapes import SHAPES
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Value:
-    axes: Axes
+class LabelledValue:
+    axes: LabelledAxes
     dtype: str
-    term: Term
+    term: ScalarTerm
 
 
-ALGEBRA: dict[Scalar, Kind] = {kind.scalar: kind for kind in ARITHMETIC}
-_POWERS: dict[float, Kind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT, -1.0: RECIPROCAL}
+ALGEBRA: dict[Scalar, DerivationKind] = {kind.scalar: kind for kind in ARITHMETIC}
+_POWERS: dict[float, DerivationKind | None] = {1.0: None, 2.0: SQUARE, 0.5: SQRT_KIND, -1.0: RECIPROCAL_KIND}
 """What is a power with a constant exponent; of 1 its operand."""
 
 
@@ -45,7 +45,7 @@ class Moving:
         raise Unsupported(f"{self.name} moves elements between axes")
 
 
-class Labels(Meaning[Value]):
+class LabelsMeaning(Meaning[LabelledValue]):
     """Primitives that move elements have no meaning here."""
 
     iota: Any = Moving()
@@ -60,57 +60,63 @@ class Labels(Meaning[Value]):
     def __init__(self, unifier: Unifier) -> None:
         self.unifier = unifier
 
-    def leaf(self, node: Node) -> Value:
+    def leaf(self, node: Node) -> LabelledValue:
         """An input: one new label for each dim that is not 1."""
-        axes: list[Axis] = []
+        axes: list[AxisLabels] = []
         for n in node.shape:
             if not isinstance(n, int):
                 raise Unsupported(f"the dim {n} of {node!r}: sizes must be fixed")
             axes.append(self.unifier.fresh(n))
-        return self.made(Term(Form.LEAF, node=node, axes=tuple(axes)), tuple(axes), node.dtype)
+        return self.made(ScalarTerm(TermForm.LEAF, node=node, axes=tuple(axes)), tuple(axes), node.dtype)
 
-    def made(self, term: Term, axes: Axes, dtype: str) -> Value:
+    def made(self, term: ScalarTerm, axes: LabelledAxes, dtype: str) -> LabelledValue:
         self.unifier.together(label for axis in axes for label in axis)
-        return Value(axes, dtype, term)
+        return LabelledValue(axes, dtype, term)
 
-    def shape(self, a: Value) -> Shape:
+    def shape(self, a: LabelledValue) -> Shape:
         return tuple([self.unifier.size(self.unifier.axis(axis)) for axis in a.axes])
 
-    def dtype(self, a: Value) -> str:
+    def dtype(self, a: LabelledValue) -> str:
         return a.dtype
 
-    def constant(self, value: Literal) -> Value:
+    def constant(self, value: Literal) -> LabelledValue:
         if prod(value.shape) != 1:
             raise Unsupported(f"a constant of shape {value.shape}")
-        return Value(((),) * len(value.shape), value.dtype, Term(Form.CONSTANT, value=float(value.numpy().item())))
+        return LabelledValue(
+            ((),) * len(value.shape), value.dtype, ScalarTerm(TermForm.CONSTANT, value=float(value.numpy().item()))
+        )
 
-    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Value:
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> LabelledValue:
         raise Unsupported("a number computed from sizes")
 
-    def count(self, a: Value, axes: Sequence[int]) -> Value:
+    def count(self, a: LabelledValue, axes: Sequence[int]) -> LabelledValue:
         labels = tuple([label for i in axes for label in a.axes[i]])
-        return Value((), a.dtype, Term(Form.SCALAR, labels=labels) if labels else Term(Form.CONSTANT, value=1.0))
+        return LabelledValue(
+            (),
+            a.dtype,
+            ScalarTerm(TermForm.SCALAR, labels=labels) if labels else ScalarTerm(TermForm.CONSTANT, value=1.0),
+        )
 
     # ------------------------------------------------------------ elements
 
-    def map(self, fn: Scalar, *xs: Value) -> Value:
+    def map(self, fn: Scalar, *xs: LabelledValue) -> LabelledValue:
         dtype = SHAPES.map(fn, *[Tensor(x.dtype, ()) for x in xs]).dtype
-        if fn is np.divide and xs[1].term.kind is Form.SCALAR and xs[1].term.labels:
+        if fn is np.divide and xs[1].term.kind is TermForm.SCALAR and xs[1].term.labels:
             return replace(xs[0], term=self._mean(xs[0].term, xs[1].term))
-        kind: Form | Kind | None = ALGEBRA.get(fn, Form.SCALAR)
-        if fn is np.power and xs[1].term.kind is Form.CONSTANT and xs[1].term.value in _POWERS:
+        kind: TermForm | DerivationKind | None = ALGEBRA.get(fn, TermForm.SCALAR)
+        if fn is np.power and xs[1].term.kind is TermForm.CONSTANT and xs[1].term.value in _POWERS:
             kind, xs = _POWERS[xs[1].term.value], xs[:1]
         aligned, axes = self.broadcast(xs)
         terms = tuple([x.term for x in aligned])
-        return self.made(terms[0] if kind is None else Term(kind, terms), axes, dtype)
+        return self.made(terms[0] if kind is None else ScalarTerm(kind, terms), axes, dtype)
 
-    def _mean(self, folded: Term, count: Term) -> Term:
+    def _mean(self, folded: ScalarTerm, count: ScalarTerm) -> ScalarTerm:
         """A sum divided by how many elements it meets is a mean."""
-        if folded.kind is not SUM or set(self.unifier.axis(folded.labels)) != set(self.unifier.axis(count.labels)):
+        if folded.kind is not SUM_KIND or set(self.unifier.axis(folded.labels)) != set(self.unifier.axis(count.labels)):
             raise Unsupported("a quotient by the size of an axis that is no mean")
-        return Term(MEAN, folded.args, labels=folded.labels)
+        return ScalarTerm(MEAN_KIND, folded.args, labels=folded.labels)
 
-    def broadcast(self, xs: Sequence[Value]) -> tuple[list[Value], Axes]:
+    def broadcast(self, xs: Sequence[LabelledValue]) -> tuple[list[LabelledValue], LabelledAxes]:
         """Operands under common labels, and the axes of a result of all of them; aligned at the right."""
         rank = max(len(x.axes) for x in xs)
         places = [list(range(rank - len(x.axes), rank)) for x in xs]
@@ -118,12 +124,12 @@ class Labels(Meaning[Value]):
         return values, tuple([found.get(i, ()) for i in range(rank)])
 
     def _placed(
-        self, xs: Sequence[Value], places: Sequence[Sequence[Hashable]]
-    ) -> tuple[list[Value], dict[Hashable, Axis]]:
+        self, xs: Sequence[LabelledValue], places: Sequence[Sequence[Hashable]]
+    ) -> tuple[list[LabelledValue], dict[Hashable, AxisLabels]]:
         """Give axes in one place one label; an operand that would then meet a label twice is renamed, the one with fewer folds."""
-        found: dict[Hashable, Axis] = {}
+        found: dict[Hashable, AxisLabels] = {}
         values = list(xs)
-        folded: Axis = ()
+        folded: AxisLabels = ()
         folds = [tuple([label for t in below(x.term) for label in t.labels]) for x in xs]
         for at in sorted(range(len(xs)), key=lambda i: -len(folds[i])):
             x, own = xs[at], places[at]
@@ -151,14 +157,14 @@ class Labels(Meaning[Value]):
         self.unifier.together((label, new))
         return label, new
 
-    def _renamed(self, x: Value, pairs: Sequence[tuple[Label, Label]]) -> Value:
+    def _renamed(self, x: LabelledValue, pairs: Sequence[tuple[Label, Label]]) -> LabelledValue:
         if not pairs:
             return x
         names = dict(pairs)
         axes = tuple([tuple([names.get(label, label) for label in axis]) for axis in self.unifier.axes(x.axes)])
-        return replace(x, axes=axes, term=Term(Form.RENAME, (x.term,), pairs=tuple(pairs)))
+        return replace(x, axes=axes, term=ScalarTerm(TermForm.RENAME, (x.term,), pairs=tuple(pairs)))
 
-    def cast(self, a: Value, dtype: str) -> Value:
+    def cast(self, a: LabelledValue, dtype: str) -> LabelledValue:
         """Kernels keep what they compute in fp32: rounding is checked with numbers, not here."""
         if not is_float(dtype) and a.dtype != dtype:
             raise Unsupported(f"a conversion from {a.dtype} to {dtype}")
@@ -166,30 +172,32 @@ class Labels(Meaning[Value]):
 
     # ------------------------------------------------------------ folds
 
-    def contract(self, equation: str, a: Value, b: Value) -> Value:
+    def contract(self, equation: str, a: LabelledValue, b: LabelledValue) -> LabelledValue:
         letters_a, letters_b, result = contraction(equation, len(a.axes), len(b.axes))
         (left, right), found = self._placed([a, b], [letters_a, letters_b])
         axes = tuple([found[letter] for letter in result])
         labels = tuple([label for letter, axis in found.items() if letter not in tuple(result) for label in axis])
-        return self.made(Term(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
+        return self.made(ScalarTerm(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
 
-    def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
+    def reduce(self, fn: np.ufunc, a: LabelledValue, axes: Sequence[int], keepdims: bool = True) -> LabelledValue:
         kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
         labels = tuple([label for i in axes for label in a.axes[i]])
-        left: Axes = tuple([() if i in axes else axis for i, axis in enumerate(a.axes) if keepdims or i not in axes])
-        return Value(left, a.dtype, Term(kind, (a.term,), labels=labels))
+        left: LabelledAxes = tuple(
+            [() if i in axes else axis for i, axis in enumerate(a.axes) if keepdims or i not in axes]
+        )
+        return LabelledValue(left, a.dtype, ScalarTerm(kind, (a.term,), labels=labels))
 
     # ------------------------------------------------------------ structure
 
-    def reshape(self, a: Value, shape: Sequence[Dim]) -> Value:
+    def reshape(self, a: LabelledValue, shape: Sequence[Dim]) -> LabelledValue:
         return replace(a, axes=self.unifier.regroup(a.axes, [int(n) for n in shape]))
 
-    def transpose(self, a: Value, perm: Sequence[int]) -> Value:
+    def transpose(self, a: LabelledValue, perm: Sequence[int]) -> LabelledValue:
         return replace(a, axes=tuple([a.axes[i] for i in perm]))
 
-    def expand(self, a: Value, shape: Sequence[Dim]) -> Value:
+    def expand(self, a: LabelledValue, shape: Sequence[Dim]) -> LabelledValue:
         axes = ((),) * (len(shape) - len(a.axes)) + a.axes
         wide = tuple([axis or self.unifier.fresh(int(n)) for axis, n in zip(axes, shape, strict=True)])
         return self.made(a.term, wide, a.dtype)

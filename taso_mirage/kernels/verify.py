@@ -20,7 +20,7 @@ from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import interpret
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
@@ -34,7 +34,7 @@ UNDERFLOW = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredError:
     """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
 
     dtype: str
@@ -45,7 +45,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class MuGraphEvidence:
     """So many valid tests passed, others did not decide; a wrong muGraph passes with a probability of at most `bound`.
 
     `bound` is (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input.
@@ -54,24 +54,24 @@ class Evidence:
     tests: int
     undecided: int
     bound: float
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredError, ...]
 
 
-def verified(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Refused:
+def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> MuGraphEvidence | Refusal:
     """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; Refused says why not."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
-        return Refused(f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not")
+        return Refusal(f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not")
     types = [[o.type for o in g.outputs] for g in (mugraph, goal)]
     if types[0] != types[1]:
-        return Refused(f"its outputs have the types {_listed(types[0])}, the goal's {_listed(types[1])}")
+        return Refusal(f"its outputs have the types {_listed(types[0])}, the goal's {_listed(types[1])}")
     passed = _in_the_field(mugraph, goal, tests, seed)
-    if isinstance(passed, Refused):
+    if isinstance(passed, Refusal):
         return passed
     measured = _in_numbers(mugraph, goal, seed)
-    if isinstance(measured, Refused):
+    if isinstance(measured, Refusal):
         return measured
-    return Evidence(tests, passed, (len(leaves) / P) ** tests, measured)
+    return MuGraphEvidence(tests, passed, (len(leaves) / P) ** tests, measured)
 
 
 def _leaves(graph: Graph) -> list[Node]:
@@ -82,7 +82,7 @@ def _listed(types: Iterable[object]) -> str:
     return ", ".join(map(str, types))
 
 
-def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Refused:
+def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Refusal:
     """How many tests did not decide before `tests` did. Each has its own inputs and its own base of the powers."""
     passed = undecided = 0
     for attempt in range(ATTEMPTS):
@@ -93,13 +93,13 @@ def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | R
         valid = np.ones(xp.trials, bool)
         for i, (ours, wanted) in enumerate(zip(mugraph.outputs, goal.outputs, strict=True)):
             if agree(values[ours], values[wanted]) is False:
-                return Refused(f"output {i} differs from the goal's in the field")
+                return Refusal(f"output {i} differs from the goal's in the field")
             valid &= values[ours].valid & values[wanted].valid
         passed += int(valid.sum())
         undecided += int((~valid).sum())
         if passed >= tests:
             return undecided
-    return Refused(
+    return Refusal(
         f"{undecided} of {passed + undecided} tests do not decide: they divide by zero, or leave an order open"
     )
 
@@ -121,7 +121,7 @@ SINGLE = Single()
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class NumericCase:
     """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input, so that scores are large
     of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never),
     "apart" (the scale is a distance between the elements along every axis, so that a maximum over too much leaves nothing), "shifted"
@@ -134,68 +134,68 @@ class Case:
 
 
 CASES = (
-    Case("float16", "normal", 1),
-    Case("bfloat16", "normal", 1),
-    Case("float32", "normal", 1),
-    Case("float16", "normal", 1 / 64),
-    Case("bfloat16", "normal", 16),
-    Case("float32", "positive", 4),
-    Case("float16", "positive", 16),
-    Case("bfloat16", "opposed", 16),
-    Case("float16", "rising", 16),
-    Case("float32", "falling", 16),
-    Case("float32", "normal", 256),
-    Case("float32", "apart", 120),
-    Case("float32", "shifted", 1000),
+    NumericCase("float16", "normal", 1),
+    NumericCase("bfloat16", "normal", 1),
+    NumericCase("float32", "normal", 1),
+    NumericCase("float16", "normal", 1 / 64),
+    NumericCase("bfloat16", "normal", 16),
+    NumericCase("float32", "positive", 4),
+    NumericCase("float16", "positive", 16),
+    NumericCase("bfloat16", "opposed", 16),
+    NumericCase("float16", "rising", 16),
+    NumericCase("float32", "falling", 16),
+    NumericCase("float32", "normal", 256),
+    NumericCase("float32", "apart", 120),
+    NumericCase("float32", "shifted", 1000),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class NumericReference:
     """A case drawn: the inputs, and each output of the goal in float64 with the error that it allows, absolute."""
 
-    case: Case
+    case: NumericCase
     inputs: Mapping[Node, Array]
     wanted: tuple[tuple[Array, float], ...]
 
 
-def _in_numbers(mugraph: Graph, goal: Graph, seed: int) -> tuple[Measured, ...] | Refused:
+def _in_numbers(mugraph: Graph, goal: Graph, seed: int) -> tuple[MeasuredError, ...] | Refusal:
     measured = []
     for reference in _references(goal, seed):
         values = _evaluated(mugraph, SINGLE, reference.inputs)
         worst = _worst(reference, values)
-        if isinstance(worst, Refused):
+        if isinstance(worst, Refusal):
             return worst
         measured.append(worst)
     return tuple(measured)
 
 
-def _worst(reference: Reference, values: list[Array]) -> Measured | Refused:
+def _worst(reference: NumericReference, values: list[Array]) -> MeasuredError | Refusal:
     case, ratios = reference.case, [(0.0, 0.0)]
     shown = f"with {case.draw} inputs in {case.dtype} at scale {case.scale:g}"
     for i, (ours, (wanted, allowed)) in enumerate(zip(values, reference.wanted, strict=True)):
         finite = np.isfinite(wanted)
         if not finite.any() and (case.draw, case.scale) == ("normal", 1):
-            return Refused(f"output {i} of the goal is finite nowhere, {shown}")
+            return Refusal(f"output {i} of the goal is finite nowhere, {shown}")
         if not finite.any():
             continue
         if not np.isfinite(ours[finite]).all():
-            return Refused(f"output {i} is not finite where the goal is, {shown}")
+            return Refusal(f"output {i} is not finite where the goal is, {shown}")
         error = float(np.abs(ours - wanted)[finite].max())
         largest = max(float(np.abs(wanted[finite]).max()), UNDERFLOW)
         if error > allowed:
-            return Refused(f"output {i} is off by {error:.3g} ({allowed:.3g} is allowed), {shown}")
+            return Refusal(f"output {i} is off by {error:.3g} ({allowed:.3g} is allowed), {shown}")
         ratios.append((error / largest, allowed / largest))
-    return Measured(case.dtype, case.draw, case.scale, *max(ratios))
+    return MeasuredError(case.dtype, case.draw, case.scale, *max(ratios))
 
 
 @lru_cache(maxsize=8)
-def _references(goal: Graph, seed: int) -> tuple[Reference, ...]:
+def _references(goal: Graph, seed: int) -> tuple[NumericReference, ...]:
     """Cached: a search verifies many muGraphs against one goal."""
     return tuple(_reference(goal, case, seed * len(CASES) + i) for i, case in enumerate(CASES))
 
 
-def _reference(goal: Graph, case: Case, seed: int) -> Reference:
+def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
     """The allowed error is a multiple of what a rounding of each input in float32 changes, so of the goal's condition; and where an input
     is shifted, of what a rounding of its mean does to an element."""
     rng = np.random.default_rng(seed)
@@ -208,10 +208,10 @@ def _reference(goal: Graph, case: Case, seed: int) -> Reference:
         own = EPS * (case.scale if case.draw == "shifted" else 1)
         moved = np.abs(a[finite] - b[finite]).max(initial=0) + own * np.abs(a[finite]).max(initial=0)
         wanted.append((np.where(finite, a, np.nan), SLACK * float(moved) + UNDERFLOW))
-    return Reference(case, inputs, tuple(wanted))
+    return NumericReference(case, inputs, tuple(wanted))
 
 
-def _drawn(type: Tensor, case: Case, index: int, rng: np.random.Generator) -> Array:
+def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
     if not is_float(type.dtype):
         return rng.integers(0, 2, shape).astype(numpy_dtype(type.dtype))

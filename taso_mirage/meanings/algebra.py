@@ -15,7 +15,7 @@ from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Rational
 
 
-class Algebra(Protocol):
+class ScalarAlgebra(Protocol):
     """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x)).
 
     `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces integers.

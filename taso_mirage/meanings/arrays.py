@@ -31,7 +31,7 @@ def windows(
     return result
 
 
-def padded(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interior: Sequence[int]) -> Array:
+def padded_array(a: Array, low: Sequence[int], high: Sequence[int], value: Any, interior: Sequence[int]) -> Array:
     """Pad between and around the elements; a negative pad crops."""
     sizes = [
         n + max(n - 1, 0) * i + max(p, 0) + max(q, 0) for n, i, p, q in zip(a.shape, interior, low, high, strict=True)

@@ -131,9 +131,9 @@ class Meaning(Generic[V]):
 
     def count(self, a: V, axes: Sequence[int]) -> V:
         """How many elements a fold over `axes` meets, as a scalar of the dtype of `a`."""
-        from taso_mirage.ir.dims import product
+        from taso_mirage.ir.dims import dim_product
 
-        return self.cast(self.extents([product(self.shape(a)[i] for i in axes)], scalar=True), self.dtype(a))
+        return self.cast(self.extents([dim_product(self.shape(a)[i] for i in axes)], scalar=True), self.dtype(a))
 
 
 def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]:

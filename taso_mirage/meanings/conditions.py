@@ -18,7 +18,7 @@ class Unprovable(Exception):
 
 
 @dataclass(frozen=True)
-class Position:
+class DataIndex:
     """An integer that is read from data (an index of a gather): one unknown for equal `value`s, which is a normal form."""
 
     value: Any
@@ -29,7 +29,7 @@ class Position:
 
 
 @lru_cache(maxsize=65536)
-def names(e: Dim) -> frozenset[str]:
+def index_names(e: Dim) -> frozenset[str]:
     """The variables and sizes in a polynomial."""
     found: set[str] = set()
     for monomial, _ in e.terms if isinstance(e, Symbolic) else ():
@@ -37,7 +37,7 @@ def names(e: Dim) -> frozenset[str]:
             if isinstance(atom, str):
                 found.add(atom)
             elif isinstance(atom, Floor):
-                found |= names(atom.numerator) | names(atom.denominator)
+                found |= index_names(atom.numerator) | index_names(atom.denominator)
             else:
                 found |= atom.value.names
     return frozenset(found)
@@ -46,7 +46,7 @@ def names(e: Dim) -> frozenset[str]:
 @lru_cache(maxsize=65536)
 def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
     """(a, b) with e = a * name + b; None where e is not linear in it."""
-    if name not in names(e) or not isinstance(e, Symbolic):
+    if name not in index_names(e) or not isinstance(e, Symbolic):
         return 0, e
     slope: Dim = 0
     rest: Dim = 0
@@ -57,7 +57,7 @@ def linear(e: Dim, name: str) -> tuple[Dim, Dim] | None:
             slope = slope + polynomial([(tuple(x for x in monomial if x[0] != name), c)])
         else:
             rest = rest + polynomial([(monomial, c)])
-    if name in names(slope) or name in names(rest):
+    if name in index_names(slope) or name in index_names(rest):
         return None
     return slope, rest
 
@@ -95,7 +95,7 @@ def _floors(e: Dim) -> Iterable[Floor]:
 
 
 def names_of(f: Floor) -> frozenset[str]:
-    return names(f.numerator) | names(f.denominator)
+    return index_names(f.numerator) | index_names(f.denominator)
 
 
 def floors(e: Dim) -> tuple[Floor, ...]:

@@ -15,7 +15,7 @@ _FUNCTIONS = ("map", "reduce", "cumulate")
 """The primitives that apply a scalar function."""
 
 
-class Degree(Typed[Degrees]):
+class DegreeMeaning(Typed[Degrees]):
     """A note maps input names to degrees; infinity for what is no polynomial."""
 
     def note(
@@ -49,4 +49,4 @@ def _opaque(a: Degrees) -> Degrees:
     return {k: math.inf if v else 0 for k, v in a.items()}
 
 
-DEGREE = Degree()
+DEGREE = DegreeMeaning()

@@ -17,10 +17,10 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Tensor, is_float
-from taso_mirage.meanings.arrays import Array, aligned, padded, pairwise, windows
+from taso_mirage.meanings.arrays import Array, aligned, padded_array, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import function_of
-from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, power
+from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, residue_power
 from taso_mirage.meanings.shapes import SHAPES
 
 
@@ -45,7 +45,7 @@ class Field(Meaning[Residues]):
     def __init__(self, trials: int = 8, seed: int = 0) -> None:
         self.trials, self.key = trials, seed
         self.rng = np.random.default_rng(seed)
-        self.generator = power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
+        self.generator = residue_power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
 
     def repeated(self, times: int) -> Field:
         """The field of so many programs side by side, each with this one's trials: values of (times * trials, ...)."""
@@ -195,7 +195,7 @@ class Field(Meaning[Residues]):
     ) -> Residues:
         fill = self.load(np.asarray(value, np.float64)).data[:, 0]
         before, after, inner = [int(n) for n in low], [int(n) for n in high], list(interior or [0] * len(a.shape))
-        sides = [padded(a.data[i], [0, *before], [0, *after], fill[i], [0, *inner]) for i in range(2)]
+        sides = [padded_array(a.data[i], [0, *before], [0, *after], fill[i], [0, *inner]) for i in range(2)]
         return replace(a, data=np.stack(sides))
 
     def window(

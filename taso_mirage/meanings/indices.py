@@ -7,7 +7,14 @@ from math import gcd
 from typing import Any
 
 from taso_mirage.ir.dims import Dim, Floor, Symbolic, floor_divide, symbol
-from taso_mirage.meanings.conditions import Conditions, Unprovable, linear, names, of_sizes_nonnegative, polynomial
+from taso_mirage.meanings.conditions import (
+    Conditions,
+    Unprovable,
+    index_names,
+    linear,
+    of_sizes_nonnegative,
+    polynomial,
+)
 from taso_mirage.meanings.integers import follows
 
 
@@ -40,7 +47,7 @@ class Indices:
 
     def bind(self, e: Dim, mapping: Mapping[str, Dim]) -> Dim:
         """`e` with variables replaced, and quotients simplified by what is known of their ranges."""
-        if isinstance(e, int) or names(e).isdisjoint(mapping):
+        if isinstance(e, int) or index_names(e).isdisjoint(mapping):
             return e
         total: Dim = 0
         for monomial, c in e.terms:
@@ -62,7 +69,7 @@ class Indices:
 
     def lowest(self, e: Dim) -> Dim | None:
         """A lower bound over the ranges of the index variables, as a polynomial of sizes."""
-        for name in sorted(names(e)):
+        for name in sorted(index_names(e)):
             if name not in self.extents:
                 continue
             parts = linear(e, name)
@@ -78,7 +85,7 @@ class Indices:
         return e
 
     def _varies(self, e: Dim) -> bool:
-        return any(n in self.extents for n in names(e))
+        return any(n in self.extents for n in index_names(e))
 
     def nonnegative(self, e: Dim) -> bool:
         """Whether e >= 0 follows from the ranges alone, by bounds."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from taso_mirage.ir.dims import Dim, Floor
-from taso_mirage.meanings.conditions import Conditions, Position
+from taso_mirage.meanings.conditions import Conditions, DataIndex
 
 RLIMIT = 400_000
 """Z3's own measure of work, a question; it does not depend on the machine."""
@@ -50,7 +50,7 @@ class _Translation:
             terms.append(product)
         return z3.Sum(terms)
 
-    def _atom(self, atom: str | Floor | Position) -> Any:
+    def _atom(self, atom: str | Floor | DataIndex) -> Any:
         import z3
 
         if atom in self.known:

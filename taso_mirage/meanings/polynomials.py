@@ -87,11 +87,11 @@ class Poly:
         return " + ".join(f"{c}{list(m)}" for m, c in self.terms.items()) or "0"
 
 
-def number(c: Rational) -> Poly:
+def constant_poly(c: Rational) -> Poly:
     return Poly({(): c} if c else {})
 
 
-ZERO, ONE = number(0), number(1)
+ZERO, ONE = constant_poly(0), constant_poly(1)
 LEAST, MOST = Poly({(): Fraction(-1, 10**400)}), Poly({(): Fraction(1, 10**400)})
 """Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `elementwise.apply`'s."""
 
@@ -100,6 +100,6 @@ def infinite(p: Poly) -> bool:
     return p is LEAST or p is MOST
 
 
-def plain(c: Rational) -> Rational:
+def plain_rational(c: Rational) -> Rational:
     """A whole number as an integer."""
     return int(c) if c == int(c) else c

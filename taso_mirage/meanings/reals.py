@@ -9,7 +9,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
-from taso_mirage.meanings.arrays import Array, padded, pairwise, windows
+from taso_mirage.meanings.arrays import Array, padded_array, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 
@@ -93,7 +93,7 @@ class Reals(Meaning[Array]):
         self, a: Array, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
     ) -> Array:
         fill = a.dtype.type(value) if a.dtype.kind in "fV" else value
-        return padded(a, [int(n) for n in low], [int(n) for n in high], fill, interior or [0] * a.ndim)
+        return padded_array(a, [int(n) for n in low], [int(n) for n in high], fill, interior or [0] * a.ndim)
 
     def window(
         self, a: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]

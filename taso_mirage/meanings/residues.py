@@ -64,7 +64,7 @@ def centred(residues: Array) -> Array:
     return np.where(residues > P // 2, residues - P, residues)
 
 
-def power(base: Array, exponent: Array | np.int64, modulus: int) -> Array:
+def residue_power(base: Array, exponent: Array | np.int64, modulus: int) -> Array:
     """base ** exponent mod modulus, elementwise, by squaring; products stay below 2^33."""
     base, exponent = np.broadcast_arrays(np.asarray(base, np.int64), exponent)
     result, exponent = np.ones_like(base), exponent.copy()
@@ -87,7 +87,7 @@ def exact(fn: Callable[..., Array]) -> FieldRule:
     return rule
 
 
-def ordered(
+def residue_order(
     choose: Callable[[list[Array], list[Array]], Array], ties: Callable[[list[Array]], Array] | None = None
 ) -> FieldRule:
     """Decide on centred mod-p residues, then take both sides of what was chosen.
@@ -107,10 +107,10 @@ def ordered(
 
 def tested(fn: Callable[[Array, Array], Array]) -> FieldRule:
     """A comparison of centred residues."""
-    return ordered(lambda order, arrays: fn(order[0], order[1]).astype(np.int64)[None])
+    return residue_order(lambda order, arrays: fn(order[0], order[1]).astype(np.int64)[None])
 
 
-def tied(arrays: list[Array]) -> Array:
+def tied_residues(arrays: list[Array]) -> Array:
     """Where two numbers are equal mod p alone."""
     a, b = arrays
     return np.asarray((a[0] == b[0]) & (a[1] != b[1]))
@@ -122,7 +122,7 @@ def quotient(of: Preimage) -> Image | None:
         return None
     numerator = of.arrays[0] if len(of.arrays) == 2 else np.ones_like(of.arrays[0])
     denominator = of.arrays[-1]
-    inverse = np.stack([power(denominator[i], np.int64(m - 2), int(m)) for i, m in enumerate(MODULI)])
+    inverse = np.stack([residue_power(denominator[i], np.int64(m - 2), int(m)) for i, m in enumerate(MODULI)])
     zero = (denominator[0] == 0) | (of.full & (denominator[1] == 0))
     data = numerator * inverse % moduli(inverse.ndim - 2)
     return Image(data, of.full, of.without(zero))
@@ -134,7 +134,7 @@ def exponential(of: Preimage) -> Image | None:
         return None
     a = of.arrays[0]
     generator = of.generator.reshape(len(of.valid), *(1,) * (a.ndim - 2))
-    found = power(np.broadcast_to(generator, a.shape[1:]), a[1], P)
+    found = residue_power(np.broadcast_to(generator, a.shape[1:]), a[1], P)
     return Image(np.stack([found, np.zeros_like(found)]), False, of.valid)
 
 
@@ -144,9 +144,9 @@ def whole_power(of: Preimage) -> Image | None:
     first = int(exponents.flat[0]) if exponents.size else -1
     if not 0 <= first <= 8 or not (exponents == first).all():
         return None
-    return of.image(np.stack([power(a, np.int64(first), int(m)) for a, m in zip(base, MODULI, strict=True)]))
+    return of.image(np.stack([residue_power(a, np.int64(first), int(m)) for a, m in zip(base, MODULI, strict=True)]))
 
 
 def root(a: Array) -> Array:
     """An odd power map, so it is multiplicative."""
-    return np.stack([power(a[0], np.int64(SQRT_P), P), power(a[1], np.int64(SQRT_Q), Q)])
+    return np.stack([residue_power(a[0], np.int64(SQRT_P), P), residue_power(a[1], np.int64(SQRT_Q), Q)])

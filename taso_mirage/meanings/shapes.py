@@ -8,13 +8,13 @@ from functools import lru_cache
 import numpy as np
 
 from taso_mirage.errors import IllTyped, Undecidable
-from taso_mirage.ir.dims import Dim, Shape, broadcast_dims, broadcast_shapes, product, show_shape
+from taso_mirage.ir.dims import Dim, Shape, broadcast_dims, broadcast_shapes, dim_product, show_shape
 from taso_mirage.ir.terms import Literal, Tensor, numpy_dtype
 from taso_mirage.meanings.base import Meaning, R, Scalar, contraction, window_count
 from taso_mirage.meanings.functions import function_of
 
 
-class Shapes(Meaning[Tensor]):
+class ShapesMeaning(Meaning[Tensor]):
     """Values are types. Every misfit raises IllTyped with the dimension and both values."""
 
     def shape(self, a: Tensor) -> Shape:
@@ -80,7 +80,7 @@ class Shapes(Meaning[Tensor]):
         return a
 
     def reshape(self, a: Tensor, shape: Sequence[Dim]) -> Tensor:
-        have, want = product(self.shape(a)), product(shape)
+        have, want = dim_product(self.shape(a)), dim_product(shape)
         if have != want:
             kind = IllTyped if isinstance(have, int) and isinstance(want, int) else Undecidable
             raise kind(f"reshape of {show_shape(self.shape(a))} ({have} elements) to {show_shape(shape)} ({want})")
@@ -181,7 +181,7 @@ class Shapes(Meaning[Tensor]):
                 raise IllTyped(f"axis {axis} of {show_shape(self.shape(a))}")
 
 
-SHAPES = Shapes()
+SHAPES = ShapesMeaning()
 
 
 @lru_cache(maxsize=4096)

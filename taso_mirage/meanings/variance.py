@@ -9,7 +9,7 @@ from taso_mirage.meanings.base import Meaning
 V = TypeVar("V")
 
 
-def merged(xp: Meaning[V], variance: V, mean: V, part: V, part_mean: V, count: V) -> tuple[V, V]:
+def merged_variance(xp: Meaning[V], variance: V, mean: V, part: V, part_mean: V, count: V) -> tuple[V, V]:
     """The variance and the mean of `count` equal parts, from those of all but the last one and its own.
 
     No large squares are subtracted, so a large mean costs no digits.

@@ -31,26 +31,26 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
-from taso_mirage.measure.draws import SEEDS, Draws, shown, sizes_to_try
+from taso_mirage.measure.draws import SEEDS, InputDraws, shown_sizes, sizes_to_try
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.reference import NoReference, OpaqueRunner, Reference
-from taso_mirage.measure.session import Session, opened
+from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner
+from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.targets.machine import cores
 
 __all__ = [
     "SEEDS",
-    "Case",
+    "CheckCase",
     "Difference",
+    "FloatReference",
     "NoReference",
     "OpaqueRunner",
-    "Reference",
-    "cases",
+    "check_cases",
     "compare",
     "difference",
     "first_bad",
     "repeatable",
-    "shown",
+    "shown_sizes",
     "sizes_to_try",
 ]
 FACTOR = 4.0
@@ -66,7 +66,7 @@ BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CheckCase:
     """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far roundings
     move each of these references (computed when it is asked for)."""
 
@@ -102,7 +102,7 @@ class Difference:
         )
 
 
-def cases(
+def check_cases(
     model: Model,
     session: Session,
     base: Mapping[str, int],
@@ -110,15 +110,15 @@ def cases(
     others: Sequence[Mapping[str, int]] = (),
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
-) -> Iterator[Case]:
+) -> Iterator[CheckCase]:
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64 reference. `skipped` gets a line about
     sizes that the original, or the reference, does not take; `fixed` names the dims whose sizes the user chose.
 
     NoReference where the original runs on the first inputs and the reference does not.
     """
-    draws = Draws(model, session, base, given, others, fixed)
-    exact, taken = Reference(model), list(draws)
-    witness = cache(lambda: opened(model, CPU, source=True))
+    draws = InputDraws(model, session, base, given, others, fixed)
+    exact, taken = FloatReference(model), list(draws)
+    witness = cache(lambda: open_in_child(model, CPU, source=True))
     with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
         references = pool.map(partial(_evaluated, exact), [each.inputs for each in taken])
         for each, reference in zip(taken, references, strict=True):
@@ -126,7 +126,7 @@ def cases(
                 draws.unusable(each, reference)
                 continue
             moved = cache(partial(_moved, model, each.inputs, reference))
-            case = Case(each.name, each.inputs, each.outputs, reference, moved)
+            case = CheckCase(each.name, each.inputs, each.outputs, reference, moved)
             if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
                 continue
             yield _witnessed(witness, session.target, case)
@@ -134,7 +134,7 @@ def cases(
         skipped += draws.notes()
 
 
-def _evaluated(exact: Reference, inputs: Arrays) -> Any:
+def _evaluated(exact: FloatReference, inputs: Arrays) -> Any:
     """The reference on inputs; what the evaluation raises is given back, since the others are evaluated at the same time."""
     try:
         return exact(inputs)
@@ -142,13 +142,13 @@ def _evaluated(exact: Reference, inputs: Arrays) -> Any:
         return error
 
 
-def _tame(case: Case) -> bool:
+def _tame(case: CheckCase) -> bool:
     """Whether all floats of the original are finite, and near the reference."""
     floats = [o for o in case.original if isinstance(o, np.ndarray) and is_float(o.dtype.name)]
     return all(np.isfinite(o.astype(np.float64)).all() for o in floats) and _plausible(case)
 
 
-def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Case:
+def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) -> CheckCase:
     """The case; with the outputs of the original on the CPU provider, if these are near the reference and the target's are not."""
     if target.name == CPU.name or _plausible(case):
         return case
@@ -161,7 +161,7 @@ def _witnessed(witness: Callable[[], Session], target: Target, case: Case) -> Ca
     return witnessed if _plausible(witnessed) else case
 
 
-def _plausible(case: Case) -> bool:
+def _plausible(case: CheckCase) -> bool:
     """Whether every output in floats is as near the reference as rounding explains."""
     for old, exact in zip(case.original, case.reference, strict=True):
         if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
@@ -184,14 +184,14 @@ def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float
     """How far each output moves in float64 when inputs, weights and constants are rounded another way."""
     found = [0.0] * len(reference)
     for seed in NUDGES:
-        for i, (near, exact) in enumerate(zip(Reference(model, seed)(inputs), reference, strict=True)):
+        for i, (near, exact) in enumerate(zip(FloatReference(model, seed)(inputs), reference, strict=True)):
             if isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape:
                 apart = np.abs(near - exact)
                 found[i] = max(found[i], float(apart[np.isfinite(apart)].max(initial=0.0)))
     return found
 
 
-def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Difference]:
+def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs infinitely."""
     found: list[Difference] = []
     for case in prepared:
@@ -206,7 +206,7 @@ def compare(model: Model, session: Session, prepared: Sequence[Case]) -> list[Di
     return found
 
 
-def _turned(case: Case, output: int, found: Difference) -> Difference:
+def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
     """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
     if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
         return found
@@ -315,7 +315,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(np.all(a == b))
 
 
-def repeatable(session: Session, case: Case) -> bool:
+def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)
     return all(_same_twice(a, b) for a, b in zip(first, again, strict=True))
@@ -345,7 +345,7 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
 def passes_checker(model: Model, target: Target) -> bool:
     """Whether onnx's checker takes the model as it was read."""
     try:
-        opened(model, target, source=True, check=True)
+        open_in_child(model, target, source=True, check=True)
     except TasoMirageError:
         return False
     return True

@@ -50,7 +50,7 @@ def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
     return found
 
 
-def shown(sizes: Mapping[str, int]) -> str:
+def shown_sizes(sizes: Mapping[str, int]) -> str:
     """`batch=8, sequence=128`."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
@@ -108,7 +108,7 @@ def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
     return found
 
 
-class Draws:
+class InputDraws:
     """The inputs of the check, in their order. `fixed` names the dims whose sizes the user chose."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Draws:
         yield from self._random() if like is None else self._varied(like)
         for other in self.others:
             if fitting(self.model, self.given, other) is None:
-                yield self._drawn(f"random inputs at {shown(other)}", SEEDS[0], other)
+                yield self._drawn(f"random inputs at {shown_sizes(other)}", SEEDS[0], other)
         if like is None:
             yield from self._further()
 
@@ -203,7 +203,7 @@ class Draws:
             if sizes not in self.others:
                 kept = _kept(self.model, self.given, sizes)
                 inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
-                yield from self._tried(f"random inputs at {shown(sizes)}", inputs, sizes)
+                yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes)
 
     def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[Drawn]:
         """All at once, or where the original does not take that (one of them is an id) each alone."""
@@ -228,7 +228,7 @@ class Draws:
     def _skip(self, sizes: Mapping[str, int]) -> None:
         moved = {name: size for name, size in sizes.items() if self.base.get(name) != size}
         if moved:
-            self._skipped[shown(moved)] = None
+            self._skipped[shown_sizes(moved)] = None
 
     # ------------------------------------------------------------ what was made up
 
@@ -238,7 +238,7 @@ class Draws:
         kept = _kept(self.model, self.given, sizes)
         nodes = [n for n in self.model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
         whole = ", ".join(f"{n.attr('name')!r} ({n.type})" for n in nodes)
-        return ([f"the sizes {shown(dims)}"] if dims else []) + ([f"0 or 1 for {whole}"] if whole else [])
+        return ([f"the sizes {shown_sizes(dims)}"] if dims else []) + ([f"0 or 1 for {whole}"] if whole else [])
 
     def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
         made = " and ".join(self._made_up(sizes))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.targets.onnx_runtime import first_line, providers, starts, version
+from taso_mirage.targets.onnx_runtime import first_line, installed_providers, onnx_runtime_version, starts
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Target
 
-__all__ = ["Arrays", "first_line", "providers", "starts", "version"]
+__all__ = ["Arrays", "first_line", "installed_providers", "onnx_runtime_version", "starts"]
 SETTLED = 0.003
 """Seconds that a model runs before a run counts, where others ran before it."""
 
@@ -43,7 +43,7 @@ def open_session(source: bytes | str, target: Target, alone: bool, library: bool
     return number, session.captures
 
 
-def run(number: int, inputs: Arrays) -> list[Any]:
+def run_prepared(number: int, inputs: Arrays) -> list[Any]:
     return _SESSIONS[number].run(inputs)
 
 

@@ -23,7 +23,7 @@ class NoReference(TasoMirageError):
     """There is no float64 evaluation of the original: a node that has no definition here cannot be run alone."""
 
 
-class Reference:
+class FloatReference:
     """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs,
     weights, constants and such results is a rounding of its dtype off."""
 

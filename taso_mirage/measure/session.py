@@ -26,7 +26,7 @@ from taso_mirage.operators.work import size
 
 Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
-Source = Callable[[], AbstractContextManager[Content]]
+_Source = Callable[[], AbstractContextManager[Content]]
 """Gives a model's content while a session is made; asked again where the child process had to be started anew."""
 
 
@@ -34,17 +34,17 @@ class Session:
     """A model loaded in the child process; see `targets.protocol`. `source`: the model's bytes, its path, or what gives them."""
 
     def __init__(
-        self, source: bytes | str | Source, target: Target = CPU, alone: bool = False, library: bool = False
+        self, source: bytes | str | _Source, target: Target = CPU, alone: bool = False, library: bool = False
     ) -> None:
         self.target, self._options = target, (alone, library)
-        self._source: Source = source if callable(source) else lambda: nullcontext((source, {}))
+        self._source: _Source = source if callable(source) else lambda: nullcontext((source, {}))
         self._place = _Place()
         self.captures = target.gpu
         self._number()
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
-        found: list[Any] = in_child(native.run, self._number(), dict(inputs))
+        found: list[Any] = in_child(native.run_prepared, self._number(), dict(inputs))
         return found
 
     def inputs(self) -> dict[str, Tensor]:
@@ -52,13 +52,13 @@ class Session:
         found: dict[str, Tensor] = in_child(native.input_types, self._number())
         return found
 
-    def prepared(self, inputs: Arrays) -> Prepared:
+    def prepared(self, inputs: Arrays) -> PreparedRun:
         """A function that runs the model on these inputs and returns the wall seconds; on CUDA they stay on the device."""
-        return Prepared(self, inputs, False)
+        return PreparedRun(self, inputs, False)
 
-    def bound(self, inputs: Arrays) -> Prepared:
+    def bound(self, inputs: Arrays) -> PreparedRun:
         """As `prepared`, with inputs and outputs in place; see `RuntimeSession.bound`."""
-        return Prepared(self, inputs, True)
+        return PreparedRun(self, inputs, True)
 
     def _number(self) -> int:
         return self._place.number(self._open)
@@ -69,7 +69,7 @@ class Session:
         return int(number)
 
 
-class Prepared:
+class PreparedRun:
     """A session's run on inputs that stay in the child process. It gives the wall seconds, taken there."""
 
     def __init__(self, session: Session, inputs: Arrays, bound: bool) -> None:
@@ -110,7 +110,7 @@ class _Place:
         return self._kept
 
 
-def opened(
+def open_in_child(
     model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked. `library`: see `Session`.
@@ -130,7 +130,7 @@ def opened(
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
     try:
-        return opened(model, target, source=True)
+        return open_in_child(model, target, source=True)
     except RunRefused as error:
         raise InvalidModel(str(error)) from None
 
@@ -185,7 +185,7 @@ def interleaved(
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)
-            times[i].append(runs[i].turn() if isinstance(runs[i], Prepared) else native.turn(runs[i]))
+            times[i].append(runs[i].turn() if isinstance(runs[i], PreparedRun) else native.turn(runs[i]))
         rounds += 1
     return times
 
@@ -196,9 +196,9 @@ def pause_between(count: int, target: Target) -> float:
 
 
 @cache
-def providers() -> list[str]:
+def child_providers() -> list[str]:
     """The execution providers that this ONNX Runtime was built with."""
-    found: list[str] = in_child(native.providers)
+    found: list[str] = in_child(native.installed_providers)
     return found
 
 
@@ -210,7 +210,7 @@ def working_providers() -> list[str]:
 
     x = variable("x", Tensor("float32", (1,)))
     content = serialize(standalone(Graph((x,), (term("relu", x),)), {"": 17}))
-    return [p for p in providers() if in_child(native.starts, content, p)]
+    return [p for p in child_providers() if in_child(native.starts, content, p)]
 
 
 def device(target: Target = CPU) -> str:
@@ -219,6 +219,6 @@ def device(target: Target = CPU) -> str:
 
 
 @cache
-def version() -> str:
+def child_version() -> str:
     """ONNX Runtime's version."""
-    return str(in_child(native.version))
+    return str(in_child(native.onnx_runtime_version))

@@ -11,10 +11,10 @@ from taso_mirage.targets.known import TARGETS, target
 from taso_mirage.targets.openvino.target import OPENVINO
 from taso_mirage.targets.protocol import Target
 
-__all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "Target", "running", "target"]
+__all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "Target", "target", "target_for"]
 
 
-def running(target: Target, operators: Iterable[str]) -> Target:
+def target_for(target: Target, operators: Iterable[str]) -> Target:
     """The target without the options that change nothing for these operators, so that variants share what is measured."""
     return target if _vary(operators) else target.plain
 

@@ -26,7 +26,7 @@ BLOCK = 3
 """Runs in a row of one of several models: more would only see the drift that they are to share."""
 
 
-def seconds(content: bytes, target: Target, seed: int = 1) -> float:
+def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
     """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less what a run costs anyway."""
     return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
 
@@ -45,7 +45,7 @@ def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1)
     return [float(np.percentile(t, 25)) for t in times]
 
 
-def kernels(content: bytes, target: Target) -> int:
+def counted_nodes(content: bytes, target: Target) -> int:
     """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
     return target.nodes(content)
 

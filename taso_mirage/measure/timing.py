@@ -38,7 +38,9 @@ class Timing:
         return self.ratio < AS_FAST and self.wins <= max(0.0, 0.5 - 1 / sqrt(self.runs))
 
 
-def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]) -> Timing:
+def compared_times(
+    original: Sequence[Sequence[float]], other: Sequence[Sequence[float]], shares: Sequence[float]
+) -> Timing:
     """Of the times of both models at every set of sizes; the shares weigh the sets."""
     rounds = min(map(len, original))
     sums = [np.dot(shares, [times[:rounds] for times in side]) for side in (original, other)]
@@ -46,6 +48,8 @@ def compared(original: Sequence[Sequence[float]], other: Sequence[Sequence[float
     quiet, other_quiet = (
         float(np.dot(shares, [np.percentile(times, 25) for times in side])) for side in (original, other)
     )
-    each = tuple(compared([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
+    each = (
+        tuple(compared_times([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
+    )
     wins = float(np.mean(sums[1] < sums[0]))
     return Timing(quiet, other_quiet, quiet / other_quiet, low, high, rounds, each, wins)

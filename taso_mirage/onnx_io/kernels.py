@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from taso_mirage.errors import InvalidModel
-from taso_mirage.onnx_io.walk import parts
+from taso_mirage.onnx_io.walk import graphs_inside
 from taso_mirage.targets.stamp import KEYS
 
 DOMAIN = "taso_mirage"
@@ -33,7 +33,7 @@ def without_kernels(old: ir.Model) -> ir.Model:
         InlinePass(criteria=lambda function: function.domain == DOMAIN)(source)
     for key in [key for key in source.functions if key[0] == DOMAIN]:
         del source.functions[key]
-    for part in parts(source):
+    for part in graphs_inside(source):
         part.opset_imports.pop(DOMAIN, None)
         for node in part:
             if node.domain == DOMAIN:
@@ -57,7 +57,9 @@ def _has_kernels(source: ir.Model) -> bool:
         or DOMAIN in source.opset_imports
     ):
         return True
-    return any(DOMAIN in part.opset_imports or any(node.domain == DOMAIN for node in part) for part in parts(source))
+    return any(
+        DOMAIN in part.opset_imports or any(node.domain == DOMAIN for node in part) for part in graphs_inside(source)
+    )
 
 
 def dropped(header: ir.Model) -> str | None:

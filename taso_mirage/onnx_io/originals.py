@@ -71,7 +71,7 @@ def recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> N
             waiting += bodies(inner)
 
 
-def placed(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
+def placed_devices(old: ir.Node, values: Mapping[ir.Value | None, ir.Value | None]) -> tuple[Any, ...]:
     """The node's device configurations, speaking of the new values."""
     found = []
     for each in old.device_configurations:

@@ -22,7 +22,7 @@ OLDEST = 13
 TRIES = 400
 WRITTEN = LEAVES | {"constant", "extents", "item", "absent"}
 """Terms that the writer writes itself, at every opset."""
-Terms = tuple[Node, ...]
+_Terms = tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
         yield start if i == 0 and different else {name: int(n) for name, n in zip(letters, drawn, strict=True)}
 
 
-def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[Terms, Terms] | None:
+def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | None:
     """Both sides as terms with every letter at its size; None where that is no legal place for the rule."""
     names = {name: fixed(value, sizes) for name, value in rule.attributes}
     for name, type in rule.given:

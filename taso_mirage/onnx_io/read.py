@@ -19,7 +19,7 @@ from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.ops import Call, by_onnx, get, known
+from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
 
 SMALL_INTEGERS = 1024
 """Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are weights."""
@@ -242,7 +242,7 @@ class _Reader:
 
     def _readable(self, term: Node) -> Node:
         """Sizes become terms without operands, so they must be readable off an input when the model runs."""
-        sizes = known(term) if term.op == "extents" else None
+        sizes = known_elements(term) if term.op == "extents" else None
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
         return term

@@ -14,7 +14,7 @@ MOST_NODES = 10_000_000
 Part: TypeAlias = ir.Graph | ir.Function
 
 
-def parts(source: ir.Model) -> Iterator[Part]:
+def graphs_inside(source: ir.Model) -> Iterator[Part]:
     """The main graph, every function, and every body of a node inside of them, and so on."""
     waiting: list[Part] = [source.graph, *source.functions.values()]
     while waiting:
@@ -49,7 +49,7 @@ def graphs_of(attribute: ir.Attr) -> list[ir.Graph]:
 
 def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_only: bool = False) -> None:
     """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a model."""
-    for part in parts(source):
+    for part in graphs_inside(source):
         if isinstance(part, ir.Graph) and not attributes_only:
             for value in part.initializers.values():
                 value.const_value = change(value.const_value)

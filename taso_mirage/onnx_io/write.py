@@ -11,10 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, Unsupported
-from taso_mirage.ir.dims import Dim, Floor, Monomial, Symbolic, symbol
+from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
-from taso_mirage.onnx_io.originals import copy_attribute, copy_model, copy_value, in_memory, placed, recapture
+from taso_mirage.onnx_io.originals import copy_attribute, copy_model, copy_value, in_memory, placed_devices, recapture
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.walk import change_tensors
@@ -326,7 +326,7 @@ class _Writer:
         )
         recapture(new, old, captured)
         values = dict(zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True))
-        new.device_configurations = placed(old, values)
+        new.device_configurations = placed_devices(old, values)
         self.nodes.append(new)
         self._bind(node, outputs)
 
@@ -374,7 +374,7 @@ class _Writer:
         index = self._constant(np.array([axis], np.int64), self._fresh("axis"))
         return self._arithmetic("Gather", shape, index)
 
-    def _monomial(self, monomial: Monomial, coefficient: int) -> ir.Value:
+    def _monomial(self, monomial: DimMonomial, coefficient: int) -> ir.Value:
         factors = [atom for atom, power in monomial for _ in range(power)]
         values = [] if coefficient == 1 and factors else [self._size(coefficient)]
         for atom in factors:

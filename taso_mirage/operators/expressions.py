@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import SyntaxProblem
-from taso_mirage.ir.dims import Dim, Symbolic, product
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product
 from taso_mirage.ir.terms import Node, is_float, topological
 from taso_mirage.operators.ops import Opaque
 
@@ -70,7 +70,7 @@ def _holds_symbol(node: Node) -> bool:
     )
 
 
-def splat_value(node: Node) -> float | None:
+def uniform_value(node: Node) -> float | None:
     """The number that all elements of a constant are, else None."""
     if node.op != "constant":
         return None
@@ -82,7 +82,7 @@ def splat_value(node: Node) -> float | None:
 
 
 def _value(node: Node) -> float:
-    number = splat_value(node)
+    number = uniform_value(node)
     if number is None:
         raise LookupError("not a constant of one value")
     return number
@@ -92,15 +92,15 @@ def _dim(node: Node, axis: int) -> Dim:
     return node.shape[axis]
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rank": lambda x: len(x.shape),
     "shape": lambda x: x.shape,
     "dim": _dim,
     "dtype": lambda x: x.dtype,
     "is_float": lambda x: is_float(x.dtype),
-    "size": lambda x: product(x.shape),
+    "size": lambda x: dim_product(x.shape),
     "is_weight": is_weight,
-    "is_constant": lambda x: splat_value(x) is not None,
+    "is_constant": lambda x: uniform_value(x) is not None,
     "value": _value,
     "compose": lambda p, q: tuple(p[i] for i in q),
     "inverse": lambda p: tuple(int(i) for i in np.argsort(p)),
@@ -109,7 +109,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "sum": sum,
-    "prod": product,
+    "prod": dim_product,
     "sqrt": math.sqrt,
     "abs": abs,
     "close": lambda a, b: math.isclose(a, b, rel_tol=1e-6),
@@ -221,8 +221,8 @@ def _compile(tree: ast.expr) -> Compiled:
         case ast.Subscript(value=value, slice=index):
             array, position = _compile(value), _compile_index(index)
             return lambda env: array(env)[position(env)]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-            function, operands = FUNCTIONS[name], [_compile(a) for a in args]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in EXPRESSION_FUNCTIONS:
+            function, operands = EXPRESSION_FUNCTIONS[name], [_compile(a) for a in args]
             return lambda env: function(*[o(env) for o in operands])
     raise SyntaxProblem(f"{ast.unparse(tree)!r} is not allowed in a guard or attribute")
 
@@ -247,10 +247,10 @@ def _compile_index(tree: ast.expr) -> Compiled:
     return lambda env: slice(*[None if b is None else b(env) for b in bounds])
 
 
-def names(source: str) -> set[str]:
+def names_in_expression(source: str) -> set[str]:
     """The free names of an expression."""
     tree = ast.parse(source, mode="eval")
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - FUNCTIONS.keys() - {"inf"}
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - EXPRESSION_FUNCTIONS.keys() - {"inf"}
 
 
 def replaced(source: str, name: str, by: str) -> str:
@@ -263,7 +263,7 @@ def replaced(source: str, name: str, by: str) -> str:
     return ast.unparse(Replace().visit(ast.parse(source, mode="eval")))
 
 
-def moved(source: str) -> tuple[str, str] | None:
+def shifted_attribute(source: str) -> tuple[str, str] | None:
     """The name and the numbers of `plus(p, (1, 0))`."""
     match ast.parse(source, mode="eval").body:
         case ast.Call(func=ast.Name(id="plus"), args=[ast.Name(id=name), ast.Tuple() as numbers]):

@@ -12,7 +12,7 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_float, numpy
 from taso_mirage.meanings.extents import EXTENTS
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
-from taso_mirage.operators.ops import extents, run
+from taso_mirage.operators.ops import extents, interpret_term
 
 SMALL = 1024
 KNOWN = frozenset({"constant", "extents", "absent"})
@@ -29,7 +29,7 @@ def fold_small(node: Node) -> Node:
         values = _values(node, REALS)
         if not agrees(node, values):  # the runtime computes another number there
             return node
-        return constant(np.asarray(run(node, REALS, values), numpy_dtype(node.dtype)))
+        return constant(np.asarray(interpret_term(node, REALS, values), numpy_dtype(node.dtype)))
     if node.dtype in ("int64", "bool") and all(a.op in ("constant", "extents") for a in operands):
         return _fold_sizes(node)
     return node
@@ -44,12 +44,12 @@ def _small(type: Tensor) -> bool:
 
 
 def _values(node: Node, xp: Any) -> list[Any]:
-    return [None if a is ABSENT else run(a, xp, []) for a in node.args]
+    return [None if a is ABSENT else interpret_term(a, xp, []) for a in node.args]
 
 
 def _fold_sizes(node: Node) -> Node:
     try:
-        result = np.asarray(run(node, EXTENTS, _values(node, EXTENTS)))
+        result = np.asarray(interpret_term(node, EXTENTS, _values(node, EXTENTS)))
     except (Undecidable, TypeError, ValueError):
         return node
     if not any(isinstance(v, Symbolic) for v in result.flat):

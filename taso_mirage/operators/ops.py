@@ -20,7 +20,7 @@ from taso_mirage.ir.dims import Dim, Shape, Symbolic, fixed, learn, parse_dim
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
-from taso_mirage.operators.traits import NONE, Traits
+from taso_mirage.operators.traits import NO_TRAITS, Traits
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
@@ -58,7 +58,7 @@ class Call:
         node = self.arg(i)
         if node is ABSENT:
             return None
-        values = known(node)
+        values = known_elements(node)
         if values is None:
             raise Unsupported(f"input {i} of {self.op_type} is computed at run time")
         return values
@@ -109,7 +109,7 @@ class Op:
     export_hook: Exporter | None = None
 
     def __call__(self, xp: Meaning[Any], *args: Any, **attrs: Any) -> Any:
-        if isinstance(xp, Terms):
+        if isinstance(xp, TermBuilder):
             return self.term(*args, **attrs)
         return self.body(xp, *args, **attrs)
 
@@ -325,7 +325,7 @@ def get(name: str) -> Op:
 def traits(node: Node) -> Traits:
     """The traits of a term's operator; leaves and opaque terms have none."""
     op = load_specs().get(node.op)
-    return NONE if op is None else op.traits
+    return NO_TRAITS if op is None else op.traits
 
 
 @cache
@@ -339,7 +339,7 @@ def by_onnx() -> Mapping[tuple[str, str], tuple[Op, ...]]:
     return found
 
 
-class Terms(Meaning[Node]):
+class TermBuilder(Meaning[Node]):
     """The meaning that builds terms: operators become nodes; primitives other than constants have no term."""
 
     def shape(self, a: Node) -> Shape:
@@ -363,7 +363,7 @@ class Terms(Meaning[Node]):
 _PRIMITIVES = frozenset(
     "iota map cast contract reduce cumulate reshape transpose expand concat slice pad window take take_along".split()
 )
-TERMS = Terms()
+TERMS = TermBuilder()
 
 
 def term(name: str, *args: Node | None, **attrs: Any) -> Node:
@@ -379,7 +379,7 @@ def extents(values: Iterable[Dim], scalar: bool = False) -> Node:
     return get("extents").term(values=dims, scalar=int(scalar))
 
 
-def known(node: Node) -> Dims | None:
+def known_elements(node: Node) -> Dims | None:
     """The elements of an integer term that is known before the model runs, else None."""
     if node.op == "constant":
         array = node.attr("value").numpy()
@@ -414,7 +414,7 @@ def interpret(
             values[node] = opaque(node, args)
             _learn(node.type, values[node], sizes)
         elif node is not ABSENT:
-            values[node] = run(node, xp, args, sizes)
+            values[node] = interpret_term(node, xp, args, sizes)
         for arg in node.args:
             if last[arg] is node and arg not in wanted:
                 values.pop(arg, None)
@@ -431,7 +431,7 @@ def _learn(type: Type, value: Any, sizes: dict[str, int] | None) -> None:
             learn(each.shape, part.shape, sizes)
 
 
-def run(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: Mapping[str, int] | None = None) -> Any:
+def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: Mapping[str, int] | None = None) -> Any:
     """One term in one meaning, given its operands' values."""
     if node.op in ("input", "weight"):
         raise KeyError(f"no value for the {node.op} {node.attr('name')}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from taso_mirage.ir.terms import Node, constant
 from taso_mirage.operators.ops import term, traits
-from taso_mirage.operators.traits import Box, Interval, Margin
+from taso_mirage.operators.traits import Box, Margin, TraitInterval
 
 
 def sizes(node: Node) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def cut(node: Node, box: Box) -> Node:
         return constant(node.attr("value").numpy()[tuple(slice(*interval) for interval in box)])
     if (axis := joined(node)) is not None:
         return join(_parts(node, box, axis), axis)
-    base, own = placed(node)
+    base, own = slice_source(node)
     if base is not node:
         return cut(base, tuple((a + low, b + low) for (a, b), (low, _) in zip(box, own, strict=True)))
     axes = [i for i, n in enumerate(sizes(node)) if box[i] != (0, n)]
@@ -46,7 +46,7 @@ def _parts(node: Node, box: Box, axis: int) -> list[Node]:
     return found
 
 
-def placed(node: Node) -> tuple[Node, Box]:
+def slice_source(node: Node) -> tuple[Node, Box]:
     """What a slice of steps 1 is cut from, and where; any other term is all of itself."""
     place = traits(node).place
     own = None if place is None else place(node)
@@ -81,14 +81,14 @@ def _flat(parts: Sequence[Node], axis: int) -> list[Node]:
 
 
 def _merged(left: Node, right: Node, axis: int) -> Node | None:
-    (base, first), (other, second) = placed(left), placed(right)
+    (base, first), (other, second) = slice_source(left), slice_source(right)
     same = all(i == axis or a == b for i, (a, b) in enumerate(zip(first, second, strict=True)))
     if base is not other or not same or first[axis][1] != second[axis][0]:
         return None
     return cut(base, (*first[:axis], (first[axis][0], second[axis][1]), *first[axis + 1 :]))
 
 
-def padded(node: Node, low: Sequence[int], high: Sequence[int], value: float = 0.0) -> Node:
+def padded_term(node: Node, low: Sequence[int], high: Sequence[int], value: float = 0.0) -> Node:
     """`value` around `node`; a negative pad crops."""
     return term("pad", node, pads=(*low, *high), value=value) if any((*low, *high)) else node
 
@@ -99,7 +99,9 @@ def under(operand: Node, box: Box) -> Box:
     return tuple((0, 1) if n == 1 else interval for n, interval in zip(own, box[len(box) - len(own) :], strict=True))
 
 
-def needed(n: int, interval: Interval, size: int, stride: int, dilation: int, low: int) -> tuple[Interval, int, int]:
+def needed(
+    n: int, interval: TraitInterval, size: int, stride: int, dilation: int, low: int
+) -> tuple[TraitInterval, int, int]:
     """Which of `n` positions the windows of an interval see, and how much padding before and after. With nothing but padding, one
     position is cropped away again by negative pads."""
     first = interval[0] * stride - low

@@ -14,23 +14,23 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node
 
-Interval = tuple[int, int]
-Box = tuple[Interval, ...]
+TraitInterval = tuple[int, int]
+Box = tuple[TraitInterval, ...]
 """For each dim the first position and the one after the last."""
 Inner = Callable[[Node, Box], Node]
 """Gives the term of the elements of an operand within a box."""
 Restrict = Callable[[Inner, Node, Box], Node]
 Mutate = Callable[[Node], Iterator[Node]]
-Place = Callable[[Node], Box | None]
-Shapes = Sequence[Sequence[Dim]]
-Resize = Callable[[Mapping[str, Any], Shapes, Shapes, Mapping[int, Dim]], Mapping[str, Any]]
+_Place = Callable[[Node], Box | None]
+_Shapes = Sequence[Sequence[Dim]]
+Resize = Callable[[Mapping[str, Any], _Shapes, _Shapes, Mapping[int, Dim]], Mapping[str, Any]]
 Exact = Callable[[Sequence[Sequence[int]], int], bool]
 Decompose = Callable[[Node], Node | None]
 Domain = str | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MutantFamily:
     """A family of mutants (PET, OSDI'21, section 4): it rewrites a term of the operator that states it.
 
     If `of` names an operator, the family rewrites only terms whose operands are all of that operator.
@@ -83,10 +83,10 @@ class Traits:
     converts: bool = False
     rounds: bool = False
     domains: dict[str, Domain] = field(default_factory=dict)
-    families: list[Family] = field(default_factory=list)
+    families: list[MutantFamily] = field(default_factory=list)
     restrict: Restrict | None = None
     resize: Resize | None = None
-    place: Place | None = None
+    place: _Place | None = None
     margin: FindMargin | None = None
     absorb: Absorb | None = None
     batch: Callable[[Node], bool] | None = None
@@ -106,7 +106,7 @@ class Traits:
         """Add a family of mutants."""
 
         def register(mutate: Mutate) -> Mutate:
-            self.families.append(Family(name, mutate, of))
+            self.families.append(MutantFamily(name, mutate, of))
             return mutate
 
         return register
@@ -131,7 +131,7 @@ class Traits:
         self.resize = hook
         return hook
 
-    def placing(self, hook: Place) -> Place:
+    def placing(self, hook: _Place) -> _Place:
         """State which box of its only operand a term is; None where it is not one box."""
         self.place = hook
         return hook
@@ -173,5 +173,5 @@ class Traits:
         return hook
 
 
-NONE = Traits()
+NO_TRAITS = Traits()
 """The traits of what is no operator."""

@@ -16,7 +16,7 @@ from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI, P
 from taso_mirage.operators.ops import interpret
-from taso_mirage.operators.slicing import placed, sizes, whole
+from taso_mirage.operators.slicing import sizes, slice_source, whole
 from taso_mirage.operators.traits import Box
 from taso_mirage.operators.work import count, work
 from taso_mirage.partial.cells import boxes, splits
@@ -39,7 +39,7 @@ APART = 1000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Region:
+class AgreementRegion:
     """The boxes of one output: the ends of the intervals of each dim, and in how many trials each box agreed."""
 
     edges: tuple[tuple[int, ...], ...]
@@ -74,7 +74,7 @@ class Agreement:
     takes for granted that all summands of an element move alike within a box; so what is kept is compared whole.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[AgreementRegion, ...]
     trials: int
     leaves: int
     whole: bool
@@ -116,7 +116,7 @@ def agreement(original: Graph, mutant: Graph, trials: int = 8, seed: int = 0, li
     return Agreement(_regions(refined, passed, trials), trials, len(leaves), True)
 
 
-def leaves_of(outputs: Sequence[Node]) -> list[Node]:
+def program_leaves(outputs: Sequence[Node]) -> list[Node]:
     return [n for n in topological(outputs) if n.op in LEAVES]
 
 
@@ -135,8 +135,8 @@ def _one(node: Node) -> bool:
 
 
 def _checked(original: Graph, mutant: Graph) -> list[Node]:
-    leaves = leaves_of(original.outputs)
-    if strange := [n for n in leaves_of(mutant.outputs) if n not in leaves]:
+    leaves = program_leaves(original.outputs)
+    if strange := [n for n in program_leaves(mutant.outputs) if n not in leaves]:
         raise Unsupported(f"the mutant reads {strange[0].attr('name')}, which the original does not")
     for node in (*leaves, *original.outputs):
         if not all(isinstance(n, int) and n > 0 for n in node.shape):
@@ -158,7 +158,7 @@ def _checked(original: Graph, mutant: Graph) -> list[Node]:
 
 def _refined(original: Graph, mutant: Graph) -> list[tuple[tuple[int, ...], ...]]:
     """For each output and dim the ends of the intervals of the boxes of both programs."""
-    env = {n: BOXES.leaf(n.tensor) for n in leaves_of([*original.outputs, *mutant.outputs])}
+    env = {n: BOXES.leaf(n.tensor) for n in program_leaves([*original.outputs, *mutant.outputs])}
     both = zip(original.outputs, splits(original.outputs, env), splits(mutant.outputs, env), strict=True)
     return [
         tuple((0, *sorted(a | b), int(n)) for n, a, b in zip(node.shape, left, right, strict=True))
@@ -166,8 +166,10 @@ def _refined(original: Graph, mutant: Graph) -> list[tuple[tuple[int, ...], ...]
     ]
 
 
-def _regions(refined: list[tuple[tuple[int, ...], ...]], passed: list[NDArray[np.int64]], n: int) -> tuple[Region, ...]:
-    return tuple(Region(edges, counts, n) for edges, counts in zip(refined, passed, strict=True))
+def _regions(
+    refined: list[tuple[tuple[int, ...], ...]], passed: list[NDArray[np.int64]], n: int
+) -> tuple[AgreementRegion, ...]:
+    return tuple(AgreementRegion(edges, counts, n) for edges, counts in zip(refined, passed, strict=True))
 
 
 def _everywhere(
@@ -179,14 +181,14 @@ def _everywhere(
     seed: int,
 ) -> list[NDArray[np.int64]]:
     passed = [np.zeros([len(e) - 1 for e in edges], np.int64) for edges in refined]
-    for i, wrong in compared(original.outputs, mutant.outputs, leaves, trials, seed):
+    for i, wrong in differing_elements(original.outputs, mutant.outputs, leaves, trials, seed):
         for axis, own in enumerate(refined[i]):
             wrong = np.logical_or.reduceat(wrong, own[:-1], axis + 1)
         passed[i] += (~wrong).sum(axis=0)
     return passed
 
 
-def compared(
+def differing_elements(
     left: Sequence[Node], right: Sequence[Node], leaves: Sequence[Node], trials: int, seed: int
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """For each output and some of the trials, until all were run: which elements differ, (trials, *shape)."""
@@ -237,7 +239,7 @@ def _read(nodes: Sequence[Node], leaves: Sequence[Node]) -> dict[Node, set[Box]]
     """For each leaf the boxes of it that are read."""
     found: dict[Node, set[Box]] = {n: {whole(n)} if n in nodes else set() for n in leaves}
     for node in topological(nodes):
-        base, part = placed(node)
+        base, part = slice_source(node)
         for x, box in [(a, whole(a)) for a in node.args] if base is node else [(base, part)]:
             if x in found:
                 found[x].add(box)

@@ -9,15 +9,15 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
 from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.correct import correct
-from taso_mirage.partial.families import Mutant, mutants
-from taso_mirage.verify.refused import Refused
+from taso_mirage.partial.families import Mutant, mutants_of
+from taso_mirage.verify.refused import Refusal
 
 LOOKS = 3
 """Trials that say where a mutant agrees; what is kept of it is verified with more (`whole.verified`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CorrectedMutant:
     """A mutant, where it agrees, and the program with corrections: `joined` ones as one operator, where that makes a difference."""
 
     mutant: Mutant
@@ -26,24 +26,24 @@ class Candidate:
     joined: bool
 
 
-def candidates(original: Graph, depth: int = 1) -> Iterator[Candidate | Refused]:
+def candidates(original: Graph, depth: int = 1) -> Iterator[CorrectedMutant | Refusal]:
     """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
-    for mutant in mutants(original, depth):
+    for mutant in mutants_of(original, depth):
         yield from made_whole(original, mutant)
 
 
-def made_whole(original: Graph, mutant: Mutant) -> list[Candidate | Refused]:
+def made_whole(original: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
     """A mutant with its corrections, in one or two ways, or why it has none."""
     try:
         return [*corrections(original, mutant, agreement(original, mutant.graph, LOOKS))]
     except Unsupported as error:
-        return [Refused(f"{', then '.join(mutant.families)}: {error}")]
+        return [Refusal(f"{', then '.join(mutant.families)}: {error}")]
 
 
-def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[Candidate]:
+def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[CorrectedMutant]:
     """A mutant made whole; where its corrections can be joined, both ways, for the one that costs less. Raises Unsupported."""
     apart, together = (correct(original, mutant.graph, found, joined) for joined in (False, True))
-    ways = [Candidate(mutant, found, apart, False)]
+    ways = [CorrectedMutant(mutant, found, apart, False)]
     if together.outputs != apart.outputs and not found.total:
-        ways.append(Candidate(mutant, found, together, True))
+        ways.append(CorrectedMutant(mutant, found, together, True))
     return ways

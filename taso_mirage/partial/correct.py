@@ -8,7 +8,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Node, substitute, topological, users, with_args
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, traits
-from taso_mirage.operators.slicing import cut, join, margin, padded, sizes
+from taso_mirage.operators.slicing import cut, join, margin, padded_term, sizes
 from taso_mirage.operators.work import work
 from taso_mirage.partial.agreement import Agreement
 from taso_mirage.partial.pieces import Piece, pieces
@@ -94,7 +94,7 @@ def _along_batch(parts: Sequence[Node]) -> Node:
     first, *rest = map(margin, parts)
     if first is None or any(each != first for each in rest) or first.low[0] or first.high[0]:
         return join(parts, 0)
-    return padded(join([p.args[0] for p in parts], 0), first.low, first.high, first.value)
+    return padded_term(join([p.args[0] for p in parts], 0), first.low, first.high, first.value)
 
 
 def _folded(outputs: Sequence[Node]) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.terms import Graph, Node, substitute, topological
 from taso_mirage.operators.ops import load_specs, traits
-from taso_mirage.operators.traits import Family
+from taso_mirage.operators.traits import MutantFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Mutant:
     graph: Graph
 
 
-def mutants(original: Graph, depth: int = 1) -> Iterator[Mutant]:
+def mutants_of(original: Graph, depth: int = 1) -> Iterator[Mutant]:
     """Every program that up to `depth` steps at any term give, each once, those of few steps first."""
     seen, level = {original.outputs}, [Mutant((), original)]
     for _ in range(depth):
@@ -44,7 +44,7 @@ def _steps(outputs: tuple[Node, ...]) -> Iterator[tuple[str, tuple[Node, ...]]]:
                 yield family.name, substitute(outputs, {node: new})
 
 
-def families() -> dict[str, Family]:
+def families() -> dict[str, MutantFamily]:
     """All families by their names."""
     return {f.name: f for op in load_specs().values() for f in op.traits.families}
 
@@ -59,11 +59,11 @@ def begins(node: Node) -> frozenset[Node]:
     return frozenset({node, *node.args} if beside else {node} if found else ())
 
 
-def _about(family: Family, node: Node) -> bool:
+def _about(family: MutantFamily, node: Node) -> bool:
     return family.of is None or all(a.op == family.of for a in node.args)
 
 
-def variants(family: Family, node: Node) -> Iterator[Node]:
+def variants(family: MutantFamily, node: Node) -> Iterator[Node]:
     """What a family makes of one term, without what has no type, another type, or no difference."""
     if not _about(family, node):
         return

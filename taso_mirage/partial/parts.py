@@ -14,7 +14,7 @@ from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, interpret, load_specs
 from taso_mirage.operators.work import sized
-from taso_mirage.partial.agreement import leaves_of
+from taso_mirage.partial.agreement import program_leaves
 from taso_mirage.partial.cells import splits
 from taso_mirage.partial.families import begins
 from taso_mirage.partial.source import programs
@@ -25,35 +25,35 @@ UNSIZED = (TasoMirageError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CostlyPart:
     """A costly program of fixed sizes over leaves of its own, and the terms of the model that compute it."""
 
     program: Graph
     nodes: tuple[Node, ...]
 
 
-def parts(model: Model, sizes: Mapping[str, int]) -> list[Part]:
+def costly_parts(model: Model, sizes: Mapping[str, int]) -> list[CostlyPart]:
     """The costly parts of a model, in its order; equal ones are one."""
     found: dict[Graph, list[Node]] = {}
     for node in model.nodes():
         program = _program(node, sizes)
         if program is not None:
             found.setdefault(program, []).append(node)
-    return [Part(program, tuple(nodes)) for program, nodes in found.items()]
+    return [CostlyPart(program, tuple(nodes)) for program, nodes in found.items()]
 
 
-def part(model: Model, name: str, sizes: Mapping[str, int]) -> Part:
+def part(model: Model, name: str, sizes: Mapping[str, int]) -> CostlyPart:
     """The costly part at the node, or the value, of this name. Raises InvalidOption, with the nearest names or with what ends the part."""
-    nodes = [n for n in model.nodes() if name in names(model, n)]
+    nodes = [n for n in model.nodes() if name in part_names(model, n)]
     if not nodes:
         raise InvalidOption(_unknown(model, name))
-    found = [p for p in parts(model, sizes) if set(p.nodes) & set(nodes)]
+    found = [p for p in costly_parts(model, sizes) if set(p.nodes) & set(nodes)]
     if not found:
         raise InvalidOption(_not_costly(model, nodes[0], name, sizes))
     return found[0]
 
 
-def names(model: Model, node: Node) -> list[str]:
+def part_names(model: Model, node: Node) -> list[str]:
     """The name of the ONNX node that a term comes from, and of the value that it is; neither need be there."""
     if node.op in LEAVES:
         return [str(node.attr("name"))]
@@ -95,7 +95,7 @@ def _leaf(node: Node, name: str, sizes: Mapping[str, int]) -> Node:
 
 
 def _unknown(model: Model, name: str) -> str:
-    known = list(dict.fromkeys(n for node in model.nodes() if node.args for n in names(model, node)))
+    known = list(dict.fromkeys(n for node in model.nodes() if node.args for n in part_names(model, node)))
     near = get_close_matches(name, known, NEAREST, 0.3)
     text = f"--node {name}: the model has no node or value of this name (what is folded, unused or computed twice has none)"
     offered = f"the nearest: {', '.join(near)}" if near else "without --node the costly parts are listed"
@@ -103,7 +103,7 @@ def _unknown(model: Model, name: str) -> str:
 
 
 def _not_costly(model: Model, node: Node, name: str, sizes: Mapping[str, int]) -> str:
-    near = [names(model, n)[0] for n in _around(model, node, sizes)]
+    near = [part_names(model, n)[0] for n in _around(model, node, sizes)]
     text = f"--node {name}: {_reason(model, node, sizes)}"
     return f"{text}; the costly parts around it: {', '.join(near)}" if near else text
 
@@ -137,7 +137,7 @@ def _beginnings() -> str:
 def _nonlinear(alone: Node) -> str | None:
     try:
         splits([alone])
-        notes = {n: (n.tensor, {str(n.attr("name")): 1.0}) for n in leaves_of([alone])}
+        notes = {n: (n.tensor, {str(n.attr("name")): 1.0}) for n in program_leaves([alone])}
         degrees = interpret([alone], DEGREE, notes)[alone][1]
     except Unsupported as error:
         return str(error)
@@ -156,7 +156,7 @@ def _around(model: Model, node: Node, sizes: Mapping[str, int]) -> list[Node]:
     using = users(model.nodes())
     found: list[Node] = []
     for each in _outwards(node, using):
-        if _program(each, sizes) is not None and names(model, each):
+        if _program(each, sizes) is not None and part_names(model, each):
             found.append(each)
         if len(found) == NEAREST:
             break

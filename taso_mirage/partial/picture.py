@@ -8,7 +8,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from taso_mirage.partial.agreement import Region
+from taso_mirage.partial.agreement import AgreementRegion
 from taso_mirage.partial.pieces import coarse
 
 WIDEST = 3
@@ -18,7 +18,7 @@ COLUMNS, LINES = 95, 40
 RIGHT, WRONG = ".", "#"
 
 
-def picture(region: Region) -> str:
+def picture(region: AgreementRegion) -> str:
     """Two axes, `.` where the programs agree and `#` where not, for each part of the other axes that looks otherwise: the last two, or,
     where those all look alike, the last two that do not.
 
@@ -30,7 +30,7 @@ def picture(region: Region) -> str:
     return "\n".join(lines)
 
 
-def _lines(region: Region) -> Iterator[str]:
+def _lines(region: AgreementRegion) -> Iterator[str]:
     grid, edges = coarse(region.same, region.edges)
     while grid.ndim < 2:
         grid, edges = grid[None], [(0, 1), *edges]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.operators.traits import Box
-from taso_mirage.partial.agreement import Region
+from taso_mirage.partial.agreement import AgreementRegion
 
 LARGEST = 6000
 """Boxes of neighbouring intervals that are looked at; a region that has more is too ragged to be worth a correction."""
@@ -34,7 +34,7 @@ class Piece:
             yield from part.leaves()
 
 
-def pieces(region: Region) -> Piece:
+def pieces(region: AgreementRegion) -> Piece:
     """The whole output, cut so that the fewest pieces fail, and so that there are few pieces. Raises Unsupported if it is too ragged."""
     grid, edges = coarse(region.same, region.edges)
     looked = prod(n * (n + 1) // 2 for n in grid.shape)
@@ -45,7 +45,7 @@ def pieces(region: Region) -> Piece:
     return _Cutter(grid, edges).piece(tuple((0, n) for n in grid.shape))
 
 
-def merged(region: Region, agree: bool) -> list[Box]:
+def merged_boxes(region: AgreementRegion, agree: bool) -> list[Box]:
     """The boxes that agree, or those that do not, in few boxes."""
     return [p.box for p in pieces(region).leaves() if p.agrees == agree]
 

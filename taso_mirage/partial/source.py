@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable, weight
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import work
-from taso_mirage.partial.candidates import Candidate, made_whole
-from taso_mirage.partial.families import begins, mutants
+from taso_mirage.partial.candidates import CorrectedMutant, made_whole
+from taso_mirage.partial.families import begins, mutants_of
 from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import equation, verified
+from taso_mirage.partial.whole import equation, verified_program
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 PAYS = 0.97
 """The part of a program's seconds that a corrected mutant may take, at most."""
@@ -100,13 +100,13 @@ def tried(
     """
     before = seconds(program)
     enough = PAYS * before
-    paying: list[tuple[float, Candidate]] = []
+    paying: list[tuple[float, CorrectedMutant]] = []
     number = refused = 0
-    for mutant in mutants(program, depth):
+    for mutant in mutants_of(program, depth):
         number += 1
         hopeful = seconds(_largest(mutant.graph)) < enough and seconds(mutant.graph) < enough
         for made in made_whole(program, mutant) if hopeful else ():
-            if isinstance(made, Refused):
+            if isinstance(made, Refusal):
                 refused += 1
             elif (after := seconds(made.corrected)) < enough:
                 paying.append((after, made))
@@ -117,8 +117,10 @@ def tried(
         if late():
             return None
         times = contest(program, candidate.corrected) if contest is not None else (before, after)
-        evidence = verified(program, candidate.corrected) if times[1] < PAYS * times[0] else Refused("it does not pay")
-        if not isinstance(evidence, Refused):
+        evidence = (
+            verified_program(program, candidate.corrected) if times[1] < PAYS * times[0] else Refusal("it does not pay")
+        )
+        if not isinstance(evidence, Refusal):
             found.append(_mutation(program, candidate, str(evidence), times))
         if len(found) == KEPT:
             break
@@ -132,7 +134,7 @@ def _largest(graph: Graph) -> Graph:
     return alone(largest, {largest})
 
 
-def _mutation(program: Graph, candidate: Candidate, evidence: str, seconds: tuple[float, float]) -> Mutation:
+def _mutation(program: Graph, candidate: CorrectedMutant, evidence: str, seconds: tuple[float, float]) -> Mutation:
     regions, families = candidate.agreement.regions, candidate.mutant.families
     drawn = "" if candidate.agreement.total else "\n".join(picture(r) for r in regions)
     right = min(r.share for r in regions)

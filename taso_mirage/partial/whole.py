@@ -15,10 +15,18 @@ from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.ops import get, interpret
-from taso_mirage.partial.agreement import ELEMENTS, Agreement, agreement, compared, field_work, leaves_of, widest
+from taso_mirage.partial.agreement import (
+    ELEMENTS,
+    Agreement,
+    agreement,
+    differing_elements,
+    field_work,
+    program_leaves,
+    widest,
+)
 from taso_mirage.partial.correct import correct
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
@@ -29,7 +37,7 @@ TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FieldEvidence:
     """All elements agreed in so many field trials; a wrong program passes with a probability of at most `bound`, (n/p)^t.
 
     `error`: the largest of an output over its largest element, on normal inputs in the program's own dtypes; `allowed` likewise.
@@ -54,40 +62,40 @@ class Total:
     agreement: Agreement
     corrected: Graph
     equation: Equation
-    evidence: Evidence
+    evidence: FieldEvidence
 
 
-def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Refused:
+def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Refusal:
     """Test, correct and verify a mutant; Refused says what was in the way."""
     try:
         found = agreement(original, mutant)
         corrected = correct(original, mutant, found, joined)
     except Unsupported as error:
-        return Refused(str(error))
-    evidence = verified(original, corrected)
-    if isinstance(evidence, Refused):
+        return Refusal(str(error))
+    evidence = verified_program(original, corrected)
+    if isinstance(evidence, Refusal):
         return evidence
     return Total(found, corrected, equation(name, original, corrected, str(evidence)), evidence)
 
 
-def verified(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> Evidence | Refused:
+def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> FieldEvidence | Refusal:
     """Whether two programs over the same leaves are equal everywhere: all elements in the field for each seed, then in numbers."""
-    leaves = leaves_of(original.outputs)
+    leaves = program_leaves(original.outputs)
     nodes = [*original.outputs, *corrected.outputs]
     trials = max(1, min(TRIALS, LIMIT // max(1, field_work(nodes)), ELEMENTS // widest(nodes)))
     for seed in seeds:
-        for i, wrong in compared(original.outputs, corrected.outputs, leaves, trials, seed):
+        for i, wrong in differing_elements(original.outputs, corrected.outputs, leaves, trials, seed):
             if wrong.any():
                 place = tuple(np.argwhere(wrong)[0][1:].tolist())
-                return Refused(f"output {i} differs from the original's at {place} in the field (seed {seed})")
+                return Refusal(f"output {i} differs from the original's at {place} in the field (seed {seed})")
     worst = _in_numbers(original, corrected, leaves, seeds[0])
-    if isinstance(worst, Refused):
+    if isinstance(worst, Refusal):
         return worst
     n = trials * len(seeds)
-    return Evidence(n, float((len(leaves) / P) ** n), *worst)
+    return FieldEvidence(n, float((len(leaves) / P) ** n), *worst)
 
 
-def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> tuple[float, float] | Refused:
+def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> tuple[float, float] | Refusal:
     rng = np.random.default_rng(seed)
     drawn = {n: rng.normal(size=[int(d) for d in n.shape]).astype(numpy_dtype(n.dtype)) for n in leaves}
     reference = _run(original, EXACT, drawn)
@@ -101,7 +109,7 @@ def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed:
         error = float(np.abs(b - r).max(initial=0)) / largest
         allowed = TIMES * float(np.abs(a - r).max(initial=0)) / largest + floor
         if not error <= allowed:
-            return Refused(f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed")
+            return Refusal(f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed")
         ratios.append((error, allowed))
     return max(ratios)
 
@@ -119,7 +127,7 @@ def _run(graph: Graph, xp: Reals, drawn: Mapping[Node, Array]) -> list[Array]:
 
 def equation(name: str, original: Graph, corrected: Graph, evidence: str) -> Equation:
     """original = corrected where every leaf has the type it has here. Leaves are x0, x1, ... in it."""
-    leaves = leaves_of(original.outputs)
+    leaves = program_leaves(original.outputs)
     names = {leaf: f"x{i}" for i, leaf in enumerate(leaves)}
     types = [(names[n], tuple(int(d) for d in n.shape), n.dtype) for n in leaves]
     guard = " and ".join(f"shape({name}) == {shape} and dtype({name}) == '{dtype}'" for name, shape, dtype in types)

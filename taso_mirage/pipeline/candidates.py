@@ -12,10 +12,10 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.config import OFF, STRATEGIES
-from taso_mirage.search.mutations import NONE, SHARE, Mutations, Store, mutations
-from taso_mirage.search.rewriter import Candidate, Rewriter, shares
-from taso_mirage.search.search import Budget, Statistics
-from taso_mirage.search.steps import Step
+from taso_mirage.search.mutations import NO_MUTATIONS, SHARE, Mutations, MutationStore, mutations
+from taso_mirage.search.rewriter import ModelCandidate, Rewriter, shares
+from taso_mirage.search.search import Budget, SearchStatistics
+from taso_mirage.search.steps import RewriteStep
 
 KERNELS_SHARE = 0.4
 """Of the budget, for kernels: at least so much is theirs."""
@@ -28,8 +28,8 @@ class Start:
     mutants and search together; the passes have taken of it."""
 
     normal: Model
-    steps: list[Step]
-    passed: Candidate
+    steps: list[RewriteStep]
+    passed: ModelCandidate
     rewriters: list[Rewriter]
     budget: Budget
 
@@ -55,10 +55,10 @@ def mutate(job: Job, start: Start) -> Mutations:
     """The mutants that pay, within a share of the budget."""
     config, rewriter = job.config, start.rewriters[0]
     if not config.partial:
-        return NONE
+        return NO_MUTATIONS
     share = job.stop.budget = Budget(SHARE * start.budget.left())
     folder = (config.cache or cache_path()).parent / "mutants" if config.measure else None
-    store = Store(folder, rewriter.term.device())
+    store = MutationStore(folder, rewriter.term.device())
     found = mutations(
         start.normal.graph.outputs, rewriter.cost, rewriter.term, share, store, partial(job.progress, "mutants")
     )
@@ -67,16 +67,16 @@ def mutate(job: Job, start: Start) -> Mutations:
     return found
 
 
-def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[Candidate], Statistics]:
+def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[ModelCandidate], SearchStatistics]:
     """The model after the passes, and after passes, search and passes again; only those that differ from the original.
 
     Where the provider has options that suit some convolutions, every such set of options is searched, and the original is tried.
     """
-    candidates, statistics = [start.passed], Statistics()
+    candidates, statistics = [start.passed], SearchStatistics()
     for target in variants(job, problem):
         candidates += [
             replace(start.passed, target=target),
-            Candidate("original", problem.model, (), start.passed.cost, target),
+            ModelCandidate("original", problem.model, (), start.passed.cost, target),
         ]
     made = [m.equation for m in found.found]
     progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]

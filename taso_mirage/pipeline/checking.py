@@ -9,7 +9,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import Case, Difference, compare, first_bad
+from taso_mirage.measure.check import CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
@@ -17,19 +17,19 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.rewriter import Candidate
-from taso_mirage.search.steps import Step
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.steps import RewriteStep
 
 Differences = tuple[Difference, ...]
 
 
-def check(
+def check_candidates(
     job: Job,
     problem: Problem,
     start: Start,
     original: Session,
     valid: bool,
-    cases: Sequence[Case],
+    cases: Sequence[CheckCase],
     feeds: Sequence[Arrays],
     choice: Choice,
 ) -> tuple[Choice, Differences]:
@@ -49,18 +49,18 @@ def check(
 
 
 class _Checking:
-    def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[Case]) -> None:
+    def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[CheckCase]) -> None:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
 
     def differences(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
         try:
-            session = runtime.opened(model, target, check=self.valid)
+            session = runtime.open_in_child(model, target, check=self.valid)
         except TasoMirageError as error:
             return (Difference(str(error), "any", np.inf, 0.0, 0.0),)
         return tuple(compare(self.problem.model, session, self.cases))
 
-    def fallen_back(self, chosen: Candidate, bad: Difference) -> tuple[Candidate | None, Differences]:
+    def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
         """Name the first step that breaks the model, and keep the steps before it."""
         if not chosen.steps:  # the same graph with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
@@ -72,10 +72,10 @@ class _Checking:
         )
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
-    def _passes(self, steps: Sequence[Step], target: Target) -> bool:
+    def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
 
-    def _kept(self, chosen: Candidate, before: Sequence[Step]) -> tuple[Candidate | None, Differences]:
+    def _kept(self, chosen: ModelCandidate, before: Sequence[RewriteStep]) -> tuple[ModelCandidate | None, Differences]:
         """The candidate of the steps before the first bad one, if they change the model and it passes."""
         problem = self.problem
         good, steps = problem.after(before)
@@ -84,4 +84,4 @@ class _Checking:
         if good.graph == problem.model.graph or not all(d.passed for d in differences):
             return None, ()
         cost = problem.cost(good.graph.outputs)
-        return Candidate("the steps before the first bad one", good, steps, cost, chosen.target), differences
+        return ModelCandidate("the steps before the first bad one", good, steps, cost, chosen.target), differences

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import Case
+from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.timing import Timing, compared
+from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
@@ -31,9 +31,9 @@ class Choice:
     """The candidate that is taken (None: the original is), the times of the best, and the original after the passes where it was measured
     no slower."""
 
-    candidate: Candidate | None = None
+    candidate: ModelCandidate | None = None
     timing: Timing | None = None
-    normal: Candidate | None = None
+    normal: ModelCandidate | None = None
 
 
 def choose(
@@ -41,9 +41,9 @@ def choose(
     problem: Problem,
     start: Start,
     original: Session,
-    cases: Sequence[Case],
+    cases: Sequence[CheckCase],
     feeds: Sequence[Arrays],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ModelCandidate],
 ) -> Choice:
     """The fastest candidate by measurement, or by the prediction where nothing is measured."""
     if not candidates:
@@ -56,10 +56,12 @@ def choose(
 class Choosing:
     """One choice: what its parts share."""
 
-    def __init__(self, job: Job, problem: Problem, passed: Candidate, inputs: Arrays, feeds: Sequence[Arrays]) -> None:
+    def __init__(
+        self, job: Job, problem: Problem, passed: ModelCandidate, inputs: Arrays, feeds: Sequence[Arrays]
+    ) -> None:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
 
-    def predicted(self, candidates: Sequence[Candidate]) -> Choice:
+    def predicted(self, candidates: Sequence[ModelCandidate]) -> Choice:
         """The one that is predicted to cost the least, if that is no more than the original."""
         best = min(candidates, key=lambda c: c.cost)
         before = self.problem.cost(self.problem.model.graph.outputs)
@@ -68,7 +70,7 @@ class Choosing:
         self.job.kept = f"predicted slower ({best.cost:.3g} s against {before:.3g} s): {KEPT}"
         return Choice()
 
-    def fastest(self, candidates: Sequence[Candidate], original: Session) -> Choice:
+    def fastest(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
         """The one that was measured to be the fastest, if it is so by more than chance gives."""
         sessions, alive = self._alive(candidates, original)
         if not alive:
@@ -86,10 +88,12 @@ class Choosing:
             return Choice(None, timing, normal)
         return Choice(alive[best], timing, normal)
 
-    def _alive(self, candidates: Sequence[Candidate], original: Session) -> tuple[list[Session], list[Candidate]]:
+    def _alive(
+        self, candidates: Sequence[ModelCandidate], original: Session
+    ) -> tuple[list[Session], list[ModelCandidate]]:
         """The original's session with those of the candidates that the runtime takes, and these candidates."""
         sessions: list[Session] = [original]
-        alive: list[Candidate] = []
+        alive: list[ModelCandidate] = []
         for candidate in candidates:
             try:
                 survivor, session = self._surviving(candidate)
@@ -103,7 +107,7 @@ class Choosing:
                 self.job.remarks.append(f"candidate {candidate.name!r}{''.join(options)} was dropped: {error}")
         return sessions, alive
 
-    def _sure(self, best: Candidate, timing: Timing, times: list[list[list[float]]]) -> Timing:
+    def _sure(self, best: ModelCandidate, timing: Timing, times: list[list[list[float]]]) -> Timing:
         """The times of the best, of more sessions where those seen leave it open whether it gains."""
         if timing.ratio >= KEEP_BELOW and not (timing.certain and timing.low >= KEEP_BELOW):
             return self._confirmed(best, [[[], []] for _ in times])
@@ -111,20 +115,20 @@ class Choosing:
             return self._confirmed(best, times)
         return timing
 
-    def _surviving(self, candidate: Candidate) -> tuple[Candidate | None, Session | None]:
+    def _surviving(self, candidate: ModelCandidate) -> tuple[ModelCandidate | None, Session | None]:
         problem = self.problem
         cost = lambda model: problem.cost(model.graph.outputs)  # noqa: E731
         return surviving(candidate, self.inputs, problem.after, cost, self.job.remarks.append)
 
-    def _confirmed(self, candidate: Candidate, times: list[list[list[float]]]) -> Timing:
+    def _confirmed(self, candidate: ModelCandidate, times: list[list[list[float]]]) -> Timing:
         """The original and one candidate anew, each time in other sessions, beside `times` that count as well: the best of several is so by
         luck, too, a promising one looks slower by bad luck, and a session's luck lasts. On a busy machine it takes several looks until
         a gain is told from chance."""
         hopeful = any(map(any, times))
         for _ in range(LOOKS):
             sessions = [
-                runtime.opened(self.problem.model, self.problem.target, source=True),
-                runtime.opened(candidate.model, candidate.target),
+                runtime.open_in_child(self.problem.model, self.problem.target, source=True),
+                runtime.open_in_child(candidate.model, candidate.target),
             ]
             for known, more in zip(times, self._times(sessions, self.job.config.seconds), strict=True):
                 for rounds, each in zip(known, more, strict=True):
@@ -144,4 +148,4 @@ class Choosing:
     def _compared(self, times: list[list[list[float]]]) -> list[Timing]:
         """The first session against each of the others, over all workloads."""
         first, *others = zip(*times, strict=True)
-        return [compared(first, other, [share for _, share in self.problem.workloads]) for other in others]
+        return [compared_times(first, other, [share for _, share in self.problem.workloads]) for other in others]

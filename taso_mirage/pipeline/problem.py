@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import Case, cases, passes_checker, repeatable
+from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
@@ -20,7 +20,7 @@ from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.search.config import weighted_sizes
 from taso_mirage.search.cost import Cost
 from taso_mirage.search.rewriter import Rewriter
-from taso_mirage.search.steps import Step, replay
+from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.verify.proofs import Proofs
 
@@ -44,12 +44,14 @@ class Problem:
     def cost(self) -> Cost:
         return self.rewriter.cost
 
-    def after(self, steps: Sequence[Step]) -> tuple[Model, tuple[Step, ...]]:
+    def after(self, steps: Sequence[RewriteStep]) -> tuple[Model, tuple[RewriteStep, ...]]:
         """The model after steps, and the steps to it."""
         return after(self.model, self.weights, steps)
 
 
-def after(model: Model, weights: Mapping[str, Weight], steps: Sequence[Step]) -> tuple[Model, tuple[Step, ...]]:
+def after(
+    model: Model, weights: Mapping[str, Weight], steps: Sequence[RewriteStep]
+) -> tuple[Model, tuple[RewriteStep, ...]]:
     """A model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
     only is folded, though the step that does so may be a later one."""
     outputs = replay(model.graph.outputs, steps)
@@ -78,12 +80,12 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
     return Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
 
 
-def load(job: Job, problem: Problem) -> tuple[Session, bool]:
+def load_original(job: Job, problem: Problem) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
     return runtime.original(problem.model, problem.target), passes_checker(problem.model, problem.target)
 
 
-def refer(job: Job, problem: Problem, original: Session) -> tuple[list[Case], list[Arrays]]:
+def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase], list[Arrays]]:
     """The cases of the check, with their float64 references, and the inputs that are timed. Raises Kept where nothing can be checked."""
     config = job.config
     try:
@@ -96,8 +98,8 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[Case], li
     return prepared, feeds
 
 
-def prepared_cases(job: Job, problem: Problem, original: Session) -> list[Case]:
+def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
     """The cases on which the original runs, at every set of sizes."""
     others = [sizes for sizes, _ in problem.workloads[1:]]
     fixed = {name for sizes, _ in job.config.shapes for name in sizes}
-    return list(cases(problem.model, original, problem.sizes, job.config.inputs, others, fixed, job.remarks))
+    return list(check_cases(problem.model, original, problem.sizes, job.config.inputs, others, fixed, job.remarks))

@@ -9,29 +9,29 @@ from pathlib import Path
 from taso_mirage.errors import CheckFailed
 from taso_mirage.fuse import fused
 from taso_mirage.ir.model import Model
-from taso_mirage.measure.check import Case, Difference
+from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io import save
 from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
-from taso_mirage.pipeline.checking import check
+from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
-from taso_mirage.pipeline.problem import Problem, load, pose, refer
+from taso_mirage.pipeline.problem import Problem, load_original, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
-from taso_mirage.search.mutations import NONE, Mutations
-from taso_mirage.search.search import Statistics
+from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
+from taso_mirage.search.search import SearchStatistics
 from taso_mirage.targets.packaging import stamped
 
 
 def conclude(
     job: Job,
     problem: Problem,
-    cases: Sequence[Case] = (),
-    mutations: Mutations = NONE,
-    statistics: Statistics | None = None,
+    cases: Sequence[CheckCase] = (),
+    mutations: Mutations = NO_MUTATIONS,
+    statistics: SearchStatistics | None = None,
     choice: Choice | None = None,
     differences: tuple[Difference, ...] = (),
 ) -> Result:
@@ -51,7 +51,7 @@ def conclude(
         timing=None if choice.candidate is None else choice.timing,
         equations={},
         differences=differences,
-        statistics=statistics or Statistics(),
+        statistics=statistics or SearchStatistics(),
         seconds=job.seconds,
         workloads=tuple(problem.workloads),
         remarks=tuple(job.remarks),
@@ -89,7 +89,7 @@ def write(job: Job, result: Result, output: Path) -> Result:
 
 SEARCH = (
     Stage("read", pose, ("model",), ("problem",)),
-    Stage("load the original", load, ("problem",), ("original", "valid")),
+    Stage("load the original", load_original, ("problem",), ("original", "valid")),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
     Stage("passes", passes, ("problem",), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),
@@ -97,7 +97,7 @@ SEARCH = (
     Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("choice",)),
     Stage(
         "check",
-        check,
+        check_candidates,
         ("problem", "start", "original", "valid", "cases", "feeds", "choice"),
         ("choice", "differences"),
     ),
@@ -112,7 +112,7 @@ FINISH = (
 CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences")
 
 
-def optimize(
+def optimize_model(
     model: Model, config: Config, progress: Progress = quiet, stop: Stop | None = None, output: Path | None = None
 ) -> Result:
     """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""

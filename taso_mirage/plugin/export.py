@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.model import Model, random_inputs
-from taso_mirage.measure.check import Reference, difference
+from taso_mirage.measure.check import FloatReference, difference
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.files import check_folder, check_outputs, data_files
 from taso_mirage.plugin import python_plugin
-from taso_mirage.plugin.kernels import Kernel
-from taso_mirage.plugin.model import models, write
+from taso_mirage.plugin.kernels import PluginKernel
+from taso_mirage.plugin.model import models, write_model
 from taso_mirage.plugin.readme import readme
 from taso_mirage.plugin.source import sources
 from taso_mirage.system.files import write_file
@@ -47,7 +47,7 @@ class Exported:
     TensorRT does not have, and the model's kernels that it cannot take, with the reasons: they are operators."""
 
     folder: Path
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, PluginKernel]
     not_in_python: Mapping[str, str]
     foreign: Sequence[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
     made = models(path, _input_shapes(model, sizes))
     with TemporaryDirectory() as temporary:
         reference = Path(temporary) / "reference.onnx"
-        write(made.reference, reference, path)
+        write_model(made.reference, reference, path)
         found = samples(reference)
     python, missing = python_plugin.module(made.kernels)
     files = sources(made.kernels) | {f"triton/{name}": text for name, text in made.sources.items()}
@@ -75,8 +75,8 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
     for name, text in files.items():
         write_file(folder / name, text)
     _write_samples(found, folder / "samples")
-    write(made.plugin, folder / "model.onnx", path)
-    write(made.reference, folder / "reference.onnx", path)
+    write_model(made.plugin, folder / "model.onnx", path)
+    write_model(made.reference, folder / "reference.onnx", path)
     return Exported(folder, made.kernels, missing, made.foreign, made.refused)
 
 
@@ -103,7 +103,7 @@ def samples(path: Path) -> Samples:
     model = load(path)
     inputs = random_inputs(model, SEED)
     outputs = Session(str(path)).run(inputs)
-    exact = Reference(model)(inputs)
+    exact = FloatReference(model)(inputs)
     names = model.output_names
     pairs = zip(names, outputs, exact, strict=True)
     tolerances = {n: float(o + b) for n, o, b in ((n, *_errors(n, old, r)) for n, old, r in pairs)}

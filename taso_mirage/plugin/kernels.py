@@ -16,7 +16,7 @@ MOST_DIMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class LaunchImage:
     """Code of one launch: a cubin for one compute capability (90 is 9.0), or PTX for it and newer ones. `shared`: bytes of dynamic
     shared memory; `hidden`: null pointers after the arguments; `overlap`: it waits itself for the kernel before it."""
 
@@ -31,16 +31,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PluginLaunch:
     """One kernel on the GPU. `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch memory."""
 
     grid: tuple[int, int, int]
     arguments: tuple[str, ...]
-    images: tuple[Image, ...]
+    images: tuple[LaunchImage, ...]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class PluginKernel:
     """One plugin: dense tensors of fixed sizes in row order, and launches in order. `plan` and `images` (in base64) are the node's.
 
     Raises Unsupported where TensorRT's interface cannot take it.
@@ -50,7 +50,7 @@ class Kernel:
     images: tuple[str, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[PluginLaunch, ...]
 
     def __post_init__(self) -> None:
         for role, tensors in (("input", self.inputs), ("output", self.outputs)):

@@ -14,11 +14,11 @@ from onnx import external_data_helper
 
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.onnx_io.files import EXTERNAL_ABOVE, save_proto
-from taso_mirage.plugin.kernels import Kernel
+from taso_mirage.plugin.kernels import PluginKernel
 from taso_mirage.plugin.plan import kernel
 from taso_mirage.plugin.source import NAMESPACE
 
-Shapes = Mapping[str, Sequence[int]]
+_Shapes = Mapping[str, Sequence[int]]
 VERSION = "1"
 """Of the plugins, as TensorRT's registry asks for it."""
 TRITON = f"{NAMESPACE}.triton."
@@ -33,7 +33,7 @@ class Models:
 
     plugin: onnx.ModelProto
     reference: onnx.ModelProto
-    kernels: dict[str, Kernel]
+    kernels: dict[str, PluginKernel]
     sources: dict[str, str]
     refused: dict[str, str]
 
@@ -44,7 +44,7 @@ class Models:
         return sorted({f"{n.domain}.{n.op_type}" for n in nodes if n.domain not in ("", "ai.onnx", NAMESPACE)})
 
 
-def models(path: Path, shapes: Shapes) -> Models:
+def models(path: Path, shapes: _Shapes) -> Models:
     """Both models of an optimized one. `shapes` are the sizes of its inputs, by name.
 
     Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a plugin.
@@ -88,7 +88,9 @@ def _without(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         raise InvalidModel(f"the functions cannot be inlined: {error}") from None
 
 
-def _plugins(proto: onnx.ModelProto, known: Shapes) -> tuple[list[tuple[onnx.NodeProto, Kernel]], dict[str, str]]:
+def _plugins(
+    proto: onnx.ModelProto, known: _Shapes
+) -> tuple[list[tuple[onnx.NodeProto, PluginKernel]], dict[str, str]]:
     """The nodes that can be plugins with their kernels, and the names of the functions of those that cannot, with the reasons."""
     found, refused = [], dict[str, str]()
     for node in _custom_nodes(proto):
@@ -115,19 +117,19 @@ def _drop(proto: onnx.ModelProto) -> None:
     proto.metadata_props.extend(metadata)
 
 
-def _kernel(node: onnx.NodeProto, known: Shapes) -> Kernel:
+def _kernel(node: onnx.NodeProto, known: _Shapes) -> PluginKernel:
     attributes = {a.name: a.s.decode(errors="replace") for a in node.attribute if a.type == onnx.AttributeProto.STRING}
     return kernel(node.name or node.output[0], attributes, [known.get(name) for name in node.input])
 
 
-def _named(found: Iterable[Kernel]) -> dict[str, Kernel]:
+def _named(found: Iterable[PluginKernel]) -> dict[str, PluginKernel]:
     """Equal kernels are one plugin. The names are those of no other set of kernels, so that two libraries can be loaded."""
     distinct = {made.digest: made for made in found}
     tag = blake2b("".join(distinct).encode(), digest_size=4).hexdigest()
     return {f"Kernel{i}_{tag}": made for i, made in enumerate(distinct.values())}
 
 
-def _rename(node: onnx.NodeProto, made: Kernel, kernels: Mapping[str, Kernel]) -> None:
+def _rename(node: onnx.NodeProto, made: PluginKernel, kernels: Mapping[str, PluginKernel]) -> None:
     """Make a node one of a plugin, its attributes the plugin's fields."""
     node.op_type = next(name for name, known in kernels.items() if known.digest == made.digest)
     del node.attribute[:]
@@ -151,7 +153,7 @@ def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePro
                 yield from _nodes(inner)
 
 
-def _fix(proto: onnx.ModelProto, shapes: Shapes) -> None:
+def _fix(proto: onnx.ModelProto, shapes: _Shapes) -> None:
     """Give dynamic dims their sizes: those of inputs, and those of the same name elsewhere."""
     sizes: dict[str, int] = {}
     for info in proto.graph.input:
@@ -190,7 +192,7 @@ def _shapes(reference: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write(proto: onnx.ModelProto, path: Path, base: Path) -> None:
+def write_model(proto: onnx.ModelProto, path: Path, base: Path) -> None:
     """Save a model whose external weights are beside `base`; large ones go beside the new file. OutputError where that fails."""
     external_data_helper.load_external_data_for_model(proto, str(base.parent))
     large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > EXTERNAL_ABOVE

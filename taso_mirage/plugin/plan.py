@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.plugin.kernels import Image, Kernel, Launch
-from taso_mirage.runtime.register import FORMAT
+from taso_mirage.plugin.kernels import LaunchImage, PluginKernel, PluginLaunch
+from taso_mirage.runtime.register import PLAN_FORMAT
 
-HEAD = f"taso_mirage {FORMAT} cuda"
+HEAD = f"taso_mirage {PLAN_FORMAT} cuda"
 PLAN = "plan"
 """The attribute that holds the text; `image_0`, `image_1`, ... hold the code in base64."""
 LONGEST = 300
 """Characters of an error that are shown: it may quote the plan."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-Shapes = Sequence[Sequence[int] | None]
+_Shapes = Sequence[Sequence[int] | None]
 
 
-def kernel(name: str, attributes: Mapping[str, str], shapes: Shapes) -> Kernel:
+def kernel(name: str, attributes: Mapping[str, str], shapes: _Shapes) -> PluginKernel:
     """The kernel of the node `name`, whose inputs have `shapes` (None for one that is not known).
 
     Raises InvalidModel where the attributes are no plan, and Unsupported where its sizes or types are none for TensorRT.
@@ -51,7 +51,7 @@ def _checked(text: str) -> str:
     return text
 
 
-def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: Shapes) -> Kernel:
+def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _Shapes) -> PluginKernel:
     def named(word: str) -> list[list[str]]:
         return [row[1:] for row in rows if row[0] == word]
 
@@ -60,18 +60,18 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: Sh
     def tensors(role: str) -> tuple[Tensor, ...]:
         return tuple(Tensor(dtype, tuple(_value(text, sizes) for text in dims)) for dtype, *dims in named(role))
 
-    images: dict[int, list[Image]] = {}
+    images: dict[int, list[LaunchImage]] = {}
     texts = [attributes[f"image_{i}"] for i, _ in enumerate(named("image"))]
     for row, text in zip(named("image"), texts, strict=True):
         images.setdefault(int(row[0]), []).append(_image(row[1:], text))
     launches = tuple(
-        Launch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(arguments), tuple(images[i]))
+        PluginLaunch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(arguments), tuple(images[i]))
         for i, (x, y, z, *arguments) in enumerate(named("kernel"))
     )
-    return Kernel(attributes[PLAN], tuple(texts), tensors("input"), tensors("output"), launches)
+    return PluginKernel(attributes[PLAN], tuple(texts), tensors("input"), tensors("output"), launches)
 
 
-def _image(row: Sequence[str], text: str) -> Image:
+def _image(row: Sequence[str], text: str) -> LaunchImage:
     capability, kind, symbol, warps, shared, hidden, overlap, length, checksum = row
     if not re.fullmatch(r"[A-Za-z_]\w*", symbol, re.ASCII):  # it goes into generated source
         raise ValueError(f"{symbol!r} is no name of a function")
@@ -80,10 +80,12 @@ def _image(row: Sequence[str], text: str) -> Image:
         raise ValueError(
             f"the image of {symbol} has {len(content)} bytes, not the {length} of the plan: it was changed"
         )
-    return Image(int(capability), kind == "ptx", symbol, content, int(warps), int(shared), int(hidden), overlap == "1")
+    return LaunchImage(
+        int(capability), kind == "ptx", symbol, content, int(warps), int(shared), int(hidden), overlap == "1"
+    )
 
 
-def _bound(inputs: Sequence[Sequence[str]], shapes: Shapes) -> dict[str, int]:
+def _bound(inputs: Sequence[Sequence[str]], shapes: _Shapes) -> dict[str, int]:
     """What the named sizes are in this model; known shapes must be those of the plan."""
     sizes: dict[str, int] = {}
     for i, (dims, shape) in enumerate(zip(inputs, shapes, strict=True)):

@@ -12,7 +12,7 @@ from textwrap import indent
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.plugin.kernels import TYPES, Image, Kernel
+from taso_mirage.plugin.kernels import TYPES, LaunchImage, PluginKernel
 from taso_mirage.plugin.source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024
@@ -20,7 +20,7 @@ SHARED_ALWAYS = 48 * 1024
 MODULE = "plugin_in_python.py"
 
 
-def module(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, str]]:
+def module(kernels: Mapping[str, PluginKernel]) -> tuple[str, dict[str, str]]:
     """The module's source, and by the plugin's name why a kernel is not in it."""
     parts, left = [HEADER], {}
     for name, kernel in kernels.items():
@@ -31,7 +31,7 @@ def module(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, str]]:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n", left
 
 
-def _plugin(name: str, kernel: Kernel) -> str:
+def _plugin(name: str, kernel: PluginKernel) -> str:
     image, ptx = _single(kernel)
     inputs = [f"x{i}" for i in range(len(kernel.inputs))]
     outputs = ", ".join(f"trtp.from_shape_expr({_shape(t)}, {_dtype(t)})" for t in kernel.outputs)
@@ -54,7 +54,7 @@ def _plugin(name: str, kernel: Kernel) -> str:
     )
 
 
-def _single(kernel: Kernel) -> tuple[Image, str]:
+def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
     """The one image in PTX, with its parameters in the order of TensorRT. Raises Unsupported where there is none."""
     if len(kernel.launches) != 1:
         raise Unsupported(f"it has {len(kernel.launches)} kernels, and TensorRT launches one")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.plugin.kernels import Kernel, Launch
+from taso_mirage.plugin.kernels import PluginKernel, PluginLaunch
 from taso_mirage.plugin.model import Models
 
 OLDEST_PARSER = 17
@@ -34,15 +34,15 @@ def _types(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{t.dtype}{list(t.shape or ())}" for t in tensors)
 
 
-def _launches(kernel: Kernel) -> str:
+def _launches(kernel: PluginKernel) -> str:
     return "; ".join(f"{'x'.join(map(str, each.grid))} blocks ({_architectures(each)})" for each in kernel.launches)
 
 
-def _architectures(launch: Launch) -> str:
+def _architectures(launch: PluginLaunch) -> str:
     return ", ".join(f"{'PTX for ' if image.ptx else ''}sm_{image.capability}" for image in launch.images)
 
 
-def _python(kernels: Mapping[str, Kernel], missing: Mapping[str, str]) -> str:
+def _python(kernels: Mapping[str, PluginKernel], missing: Mapping[str, str]) -> str:
     if len(missing) == len(kernels):
         return "No kernel of this model can be a Python plugin:\n\n" + _reasons(missing)
     if missing:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.plugin.kernels import MOST_DIMS, Kernel
+from taso_mirage.plugin.kernels import MOST_DIMS, PluginKernel
 from taso_mirage.runtime.embed import DOMAIN
 
 NATIVE = Path(__file__).parent / "native"
@@ -20,7 +20,7 @@ WORD = 8
 """Bytes of a number in an array of code; GPUs' hosts are little-endian."""
 
 
-def sources(kernels: Mapping[str, Kernel]) -> dict[str, str]:
+def sources(kernels: Mapping[str, PluginKernel]) -> dict[str, str]:
     """Every file of a plugin library by its name, from the kernels by the plugins' names."""
     same = [*sorted(NATIVE.iterdir()), *(RUNTIME / name for name in _with_included(SHARED))]
     files = {path.name: path.read_text() for path in same} | {"kernels.cpp": _kernels(kernels)}
@@ -42,7 +42,7 @@ def _with_included(names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _kernels(kernels: Mapping[str, Kernel]) -> str:
+def _kernels(kernels: Mapping[str, PluginKernel]) -> str:
     places: dict[str, str] = {}
     for text in (text for kernel in kernels.values() for text in kernel.images):
         places.setdefault(text, f"image_{len(places)}")
@@ -56,7 +56,7 @@ def _kernels(kernels: Mapping[str, Kernel]) -> str:
     return "\n".join(parts)
 
 
-def _tables(i: int, kernel: Kernel, places: Mapping[str, str]) -> str:
+def _tables(i: int, kernel: PluginKernel, places: Mapping[str, str]) -> str:
     lines = "\n".join(f"    {_text(line + chr(10))}" for line in kernel.plan.splitlines())
     plan = f"const char plan_{i}[] =\n{lines};"
     inputs = _array(f"const taso_mirage::Shape inputs_{i}", map(_shape, kernel.inputs))
@@ -64,7 +64,7 @@ def _tables(i: int, kernel: Kernel, places: Mapping[str, str]) -> str:
     return "\n".join([plan, inputs, images, ""])
 
 
-def _row(i: int, name: str, kernel: Kernel) -> str:
+def _row(i: int, name: str, kernel: PluginKernel) -> str:
     counts = len(kernel.inputs), len(kernel.images)
     return f"{{{_text(name)}, {_text(kernel.digest)}, plan_{i}, inputs_{i}, {counts[0]}, images_{i}, {counts[1]}}}"
 

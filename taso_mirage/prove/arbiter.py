@@ -11,7 +11,7 @@ from taso_mirage.meanings.functions import Division
 from taso_mirage.meanings.integers import context
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
 from taso_mirage.prove.axioms import division, has
-from taso_mirage.prove.machine import bounds, integral, modulus
+from taso_mirage.prove.machine import integral, modulus, value_bounds
 from taso_mirage.prove.matching import Matching
 
 RLIMIT = 500_000
@@ -130,7 +130,7 @@ class _Translation:
     def _integer(self, a: Atom, polys: list[Any]) -> Any:
         """An unknown integer within its range; what wraps is off by a multiple of 2^n, a remainder by one of the divisor."""
         value = self._unknown(a.kind, polys)
-        found = bounds(self.matching.algebra, Poly({((a, 1),): 1}))
+        found = value_bounds(self.matching.algebra, Poly({((a, 1),): 1}))
         self.facts += [value >= self._number(found.low)] if found.low is not None else []
         self.facts += [value <= self._number(found.high)] if found.high is not None else []
         if a.kind.startswith("wrap:"):

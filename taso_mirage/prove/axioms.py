@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taso_mirage.meanings.functions import FUNCTIONS, Division, Fact
+from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division, Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def _named(name: str, facts: Sequence[Fact]) -> list[Axiom]:
 
 
 AXIOMS = [
-    *(axiom for function in FUNCTIONS.values() for axiom in _named(function.name, function.facts)),
+    *(axiom for function in SCALAR_FUNCTIONS.values() for axiom in _named(function.name, function.facts)),
     *(axiom for dtype in _CASTS for axiom in _named(f"cast_{dtype}", _ROUNDING)),
     *_ATOMS,
 ]
@@ -59,13 +59,13 @@ _BARE = ("exp", "sqrt")
 
 def division(kind: str) -> Division | None:
     """Which division of integers an atom's function is."""
-    function = FUNCTIONS.get(kind.partition(":")[0])
+    function = SCALAR_FUNCTIONS.get(kind.partition(":")[0])
     return None if function is None else function.division
 
 
 def has(kind: str, *uses: str) -> bool:
     """Whether one of the facts about an atom's function is of some use."""
-    function = FUNCTIONS.get(kind if kind in _BARE else kind.removesuffix(":float"))
+    function = SCALAR_FUNCTIONS.get(kind if kind in _BARE else kind.removesuffix(":float"))
     if function is not None and (kind in _BARE or kind.endswith(":float")):
         return function.known(*uses)
     return any(fact.use in uses for fact in _FACTS.get(kind, ()))

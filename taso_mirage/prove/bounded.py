@@ -7,12 +7,12 @@ from itertools import product
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic
-from taso_mirage.ir.dims import product as volume
+from taso_mirage.ir.dims import dim_product as volume
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.polynomials import infinite
 from taso_mirage.prove.arbiter import equal
-from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.fingerprint import Refuted, fingerprint
 from taso_mirage.prove.matching import Matching
@@ -57,5 +57,5 @@ def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Unproved) -> Refuted 
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):
         return why
-    found = find(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
+    found = find_counterexample(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
     return why if found is None or found.note else Refuted(found.output, str(found))

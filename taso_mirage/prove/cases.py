@@ -12,14 +12,14 @@ import numpy as np
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.meanings.conditions import Conditions, Unprovable
 from taso_mirage.meanings.indices import Indices
-from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, infinite, number, plain
+from taso_mirage.meanings.polynomials import LEAST, MOST, ZERO, Poly, constant_poly, infinite, plain_rational
 
-Index: TypeAlias = tuple[Dim, ...]
+_Index: TypeAlias = tuple[Dim, ...]
 Cases: TypeAlias = tuple[tuple[Conditions, Poly], ...]
 """Disjoint conditions that cover every index, and the scalar under each."""
 
 
-def broadcast(index: Index, whole: Shape, shape: Shape) -> Index:
+def broadcast_index(index: _Index, whole: Shape, shape: Shape) -> _Index:
     """An operand's index under broadcasting to `whole`."""
     behind = len(whole) - len(shape)
     for n, m in zip(shape, whole[behind:], strict=True):
@@ -28,7 +28,7 @@ def broadcast(index: Index, whole: Shape, shape: Shape) -> Index:
     return tuple(0 if n == 1 else i for n, i in zip(shape, index[behind:], strict=True))
 
 
-def under(indices: Indices, given: Conditions, pieces: Cases, free: list[Dim]) -> Cases:
+def under_conditions(indices: Indices, given: Conditions, pieces: Cases, free: list[Dim]) -> Cases:
     """The cases that can hold under `given`, without the free conditions that it implies."""
     kept = []
     for conditions, p in pieces:
@@ -39,7 +39,7 @@ def under(indices: Indices, given: Conditions, pieces: Cases, free: list[Dim]) -
     return tuple(kept)
 
 
-def merged(cases: Sequence[tuple[Conditions, Poly]]) -> Cases:
+def merged_cases(cases: Sequence[tuple[Conditions, Poly]]) -> Cases:
     """One case where all have the same value and together cover everything."""
     if len(cases) > 1 and all(p is cases[0][1] or (p == cases[0][1] and not infinite(p)) for _, p in cases):
         return (((), cases[0][1]),)
@@ -58,7 +58,9 @@ def numeral(value: Any) -> Poly:
         raise Unprovable("a constant that is no number")
     if not isfinite(v):
         return LEAST if v < 0 else MOST
-    return number(plain(Fraction(int(value)) if isinstance(value, (bool, int, np.integer, np.bool_)) else Fraction(v)))
+    return constant_poly(
+        plain_rational(Fraction(int(value)) if isinstance(value, (bool, int, np.integer, np.bool_)) else Fraction(v))
+    )
 
 
 def decided(indices: Indices, given: Conditions, p: Poly) -> list[tuple[Conditions, Poly]]:

@@ -57,7 +57,7 @@ class Counterexample:
         return f"{text}{values}output {self.output}, element {self.index}: {self.left!r} against {self.right!r}"
 
 
-def find(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Refuted, seed: int = 0) -> Counterexample:
+def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Refuted, seed: int = 0) -> Counterexample:
     """Values that show the difference which the field found, from a few ranges of small integers."""
     leaves = tuple(n for n in topological([*lhs, *rhs]) if n.op in ("input", "weight"))
     inputs = tuple(n for n in leaves if n.op == "input")

@@ -17,17 +17,17 @@ import numpy as np
 from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.terms import Literal, Tensor
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
-from taso_mirage.meanings.conditions import Conditions, Unprovable, names
+from taso_mirage.meanings.conditions import Conditions, Unprovable, index_names
 from taso_mirage.meanings.functions import function_of
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, ZERO, Poly, infinite
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.prove import folds, machine, maxima
-from taso_mirage.prove.cases import Cases, broadcast, decided, finite, merged, numeral, under
-from taso_mirage.prove.elementwise import apply, converted, reshaped
+from taso_mirage.prove.cases import Cases, broadcast_index, decided, finite, merged_cases, numeral, under_conditions
+from taso_mirage.prove.elementwise import converted, normal_form, reshaped
 from taso_mirage.prove.scalars import Scalars
 
-Index = tuple[Dim, ...]
+_Index = tuple[Dim, ...]
 CASES = 300
 _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 
@@ -35,15 +35,15 @@ _EMPTY = {"sum": ZERO, "prod": ONE, "max": LEAST, "min": MOST}
 class Element:
     """A tensor by its elements; reading is remembered by index."""
 
-    def __init__(self, type: Tensor, read: Callable[[Index], Cases]) -> None:
+    def __init__(self, type: Tensor, read: Callable[[_Index], Cases]) -> None:
         self.type, self._read = type, read
-        self._known: dict[Index, Cases] = {}
+        self._known: dict[_Index, Cases] = {}
 
     @property
     def shape(self) -> Shape:
         return self.type.shape or ()
 
-    def at(self, index: Index) -> Cases:
+    def at(self, index: _Index) -> Cases:
         found = self._known.get(index)
         if found is None:
             found = self._known[index] = self._read(index)
@@ -79,7 +79,7 @@ class Elements(Meaning[Element]):
             return Element(type, lambda index: (((), scalar),))
         key = (value.dtype, value)
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             if all(isinstance(i, int) for i in index):
                 return (((), numeral(array[tuple(int(i) for i in index)])),)
             if not all(isfinite(float(v)) for v in array.flat):
@@ -91,7 +91,7 @@ class Elements(Meaning[Element]):
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> Element:
         dims = list(values)
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             if index and not isinstance(index[0], int):
                 raise Unprovable("a size at an index that is not fixed")
             return (((), self.algebra.of_dim(dims[int(index[0])] if index else dims[0])),)
@@ -107,11 +107,11 @@ class Elements(Meaning[Element]):
         type = SHAPES.map(fn, *[x.type for x in xs])
         function, whole = function_of(fn), type.shape or ()
 
-        def read(index: Index) -> Cases:
-            operands = [x.at(broadcast(index, whole, x.shape)) for x in xs]
-            return self._combined(operands, lambda ps: apply(self.algebra, function, x_types, ps, type.dtype))
+        def read(index: _Index) -> Cases:
+            operands = [x.at(broadcast_index(index, whole, x.shape)) for x in xs]
+            return self._combined(operands, lambda ps: normal_form(self.algebra, function, x_types, ps, type.dtype))
 
-        x_types = [machine.known(x.type.dtype) for x in xs]
+        x_types = [machine.modelled_dtype(x.type.dtype) for x in xs]
         return Element(type, read)
 
     def _combined(self, operands: Sequence[Cases], fn: Callable[[list[Poly]], Cases]) -> Cases:
@@ -129,7 +129,7 @@ class Elements(Meaning[Element]):
                     found.append((joined, value))
             if len(found) > CASES:  # before they are many: their number is a product
                 raise Unprovable(f"more than {CASES} cases")
-        return merged(found)
+        return merged_cases(found)
 
     def cast(self, a: Element, dtype: str) -> Element:
         type = Tensor(dtype, a.shape)
@@ -152,7 +152,7 @@ class Elements(Meaning[Element]):
             raise Unprovable("a sum of booleans")
         bound = [c for c in extents if c not in result]
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             def inner(place: dict[str, Dim]) -> Cases:
                 at = [
                     tuple(0 if n == 1 else place[c] for c, n in zip(letters, x.shape, strict=True))
@@ -170,12 +170,12 @@ class Elements(Meaning[Element]):
         axes = list(axes)
         extents = {f"r{i}": a.shape[i] for i in axes}
         fold = function_of(fn).fold
-        if fold is None or (fn is np.add and machine.known(a.type.dtype) == "bool"):
+        if fold is None or (fn is np.add and machine.modelled_dtype(a.type.dtype) == "bool"):
             raise Unprovable(f"a fold with {function_of(fn).name}")
         kind = fold.kind
         ordered = fn in (np.maximum, np.minimum)
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             rest = [v for i, v in enumerate(index) if i not in axes] if keepdims else list(index)
 
             def inner(place: dict[str, Dim]) -> Cases:
@@ -191,7 +191,7 @@ class Elements(Meaning[Element]):
         if fn is not np.add or a.type.dtype == "bool":
             raise Unprovable(f"a running fold with {function_of(fn).name}")
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             def inner(place: dict[str, Dim]) -> Cases:
                 inside = index[axis] - place["r"]
                 found = a.at((*index[:axis], place["r"], *index[axis + 1 :]))
@@ -204,7 +204,7 @@ class Elements(Meaning[Element]):
         return Element(a.type, read)
 
     def _seen(self, cases: Cases, dtype: str) -> Cases:
-        return tuple((c, machine.seen(self.algebra, p, dtype)) for c, p in cases)
+        return tuple((c, machine.wrapped_value(self.algebra, p, dtype)) for c, p in cases)
 
     def _modular(self, cases: Cases, dtype: str) -> Cases:
         return tuple((c, machine.reduced(self.algebra, p, dtype)) for c, p in cases)
@@ -261,7 +261,7 @@ class Elements(Meaning[Element]):
 
     def _hoisted(self, cases: Cases, bound: list[str], fn: Callable[[Cases], Poly]) -> Cases:
         """Conditions without bound integers become cases of the result."""
-        free = list(dict.fromkeys(e for c, _ in cases for e in c if names(e).isdisjoint(bound)))
+        free = list(dict.fromkeys(e for c, _ in cases for e in c if index_names(e).isdisjoint(bound)))
         found: list[tuple[Conditions, Poly]] = []
 
         def split(given: Conditions, left: list[Dim], pieces: Cases) -> None:
@@ -274,10 +274,10 @@ class Elements(Meaning[Element]):
             for condition in (e, -e - 1):
                 joined = self.indices.joined(given, [condition])
                 if joined is not None:
-                    split(joined, others, under(self.indices, joined, pieces, free))
+                    split(joined, others, under_conditions(self.indices, joined, pieces, free))
 
         split((), free, cases)
-        return merged(found)
+        return merged_cases(found)
 
     # ------------------------------------------------------------ structure
 
@@ -291,10 +291,10 @@ class Elements(Meaning[Element]):
 
     def expand(self, a: Element, shape: Sequence[Dim]) -> Element:
         whole = tuple(shape)
-        return Element(Tensor(a.type.dtype, whole), lambda index: a.at(broadcast(index, whole, a.shape)))
+        return Element(Tensor(a.type.dtype, whole), lambda index: a.at(broadcast_index(index, whole, a.shape)))
 
     def concat(self, xs: Sequence[Element], axis: int) -> Element:
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             found: list[tuple[Conditions, Poly]] = []
             start: Dim = 0
             for i, x in enumerate(xs):
@@ -324,7 +324,7 @@ class Elements(Meaning[Element]):
         )
 
     def slice(self, a: Element, axis: int, start: Dim, stop: Dim, step: int = 1) -> Element:
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             return a.at((*index[:axis], index[axis] * step + start, *index[axis + 1 :]))
 
         return Element(SHAPES.slice(a.type, axis, start, stop, step), read)
@@ -341,7 +341,7 @@ class Elements(Meaning[Element]):
         inner = list(interior or [0] * len(a.shape))
         fill = ((), machine.filling(self.algebra, value, a.type.dtype))
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             found: list[tuple[Conditions, Poly]] = []
             place = list(index)
             given: list[Dim] = []
@@ -365,7 +365,7 @@ class Elements(Meaning[Element]):
         rank = len(a.shape)
         rows = list(zip(axes, strides, dilations, strict=True))
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             place = list(index[:rank])
             for k, (axis, stride, dilation) in enumerate(rows):
                 place[axis] = place[axis] * stride + index[rank + k] * dilation
@@ -376,7 +376,7 @@ class Elements(Meaning[Element]):
     def take(self, a: Element, indices: Element, axis: int) -> Element:
         width = len(indices.shape)
 
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             before, chosen, after = index[:axis], index[axis : axis + width], index[axis + width :]
             return self._looked(
                 self._seen(indices.at(chosen), indices.type.dtype),
@@ -387,7 +387,7 @@ class Elements(Meaning[Element]):
         return Element(SHAPES.take(a.type, indices.type, axis), read)
 
     def take_along(self, a: Element, indices: Element, axis: int) -> Element:
-        def read(index: Index) -> Cases:
+        def read(index: _Index) -> Cases:
             clean = tuple(0 if n == 1 and i != axis else v for i, (v, n) in enumerate(zip(index, a.shape, strict=True)))
             chosen = self._seen(indices.at(index), indices.type.dtype)
             return self._looked(chosen, a.shape[axis], lambda at: a.at((*clean[:axis], at, *clean[axis + 1 :])))

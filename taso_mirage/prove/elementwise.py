@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from taso_mirage.ir.dims import Dim, Shape, product
+from taso_mirage.ir.dims import Dim, Shape, dim_product
 from taso_mirage.ir.terms import is_float
 from taso_mirage.meanings.conditions import Conditions, Unprovable
-from taso_mirage.meanings.functions import FUNCTIONS, POWER, WHERE, Comparison, Function
+from taso_mirage.meanings.functions import POWER, SCALAR_FUNCTIONS, WHERE, Comparison, Function
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import ONE, ZERO, Poly, infinite
 from taso_mirage.prove import machine
@@ -15,7 +15,7 @@ from taso_mirage.prove.cases import Cases
 from taso_mirage.prove.scalars import Scalars
 
 
-def apply(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
+def normal_form(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
     """A function on every element; what has no rule here is uninterpreted. Integers may be given modulo 2^n."""
     algebra.indices.step(1 + sum(len(p.terms) for p in ps))
     compares = function.comparison
@@ -41,14 +41,14 @@ def _modular(function: Function, dtypes: list[str], result: str) -> bool:
 
 def _power(algebra: Scalars, dtypes: list[str], ps: list[Poly], result: str) -> list[Poly]:
     """The operands of a power: the base itself where it is multiplied, else its value."""
-    exponent = machine.seen(algebra, ps[1], dtypes[1])
+    exponent = machine.wrapped_value(algebra, ps[1], dtypes[1])
     ring = dtypes[0] == result and _natural(dtypes, exponent)
-    return [ps[0] if ring else machine.seen(algebra, ps[0], dtypes[0]), exponent]
+    return [ps[0] if ring else machine.wrapped_value(algebra, ps[0], dtypes[0]), exponent]
 
 
 def _value(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Poly:
     if dtypes[0] == "bool" and function.boolean:
-        function = FUNCTIONS[function.boolean]
+        function = SCALAR_FUNCTIONS[function.boolean]
     if function is POWER and _natural(dtypes, ps[1]):
         return algebra.power(ps[0], int(ps[1].number or 0))
     floats = all(is_float(d) for d in dtypes)
@@ -82,12 +82,12 @@ def _equal_integers(algebra: Scalars, compares: Comparison, ps: list[Poly], dtyp
     if algebra.as_dim(a - b) is not None:
         return _distinguished(algebra, a - b, "zero", yes, no)
     difference = machine.reduced(algebra, ps[0] - ps[1], dtype)
-    found = machine.bounds(algebra, difference)
+    found = machine.value_bounds(algebra, difference)
     if found.low is not None and found.high is not None and -m < found.low and found.high < m:
         return _distinguished(algebra, difference, "zero", yes, no)
     if algebra.flipped(difference):
         difference = machine.reduced(algebra, difference.scaled(-1), dtype)
-    return _distinguished(algebra, machine.seen(algebra, difference, dtype), "zero", yes, no)
+    return _distinguished(algebra, machine.wrapped_value(algebra, difference, dtype), "zero", yes, no)
 
 
 def _compared(algebra: Scalars, compares: Comparison, ps: list[Poly]) -> Cases:
@@ -115,7 +115,7 @@ def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) ->
 
 def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
     """A conversion: the identity where the new type surely holds the number, a test for zero to bool, else a function of its own."""
-    machine.known(old), machine.known(new)
+    machine.modelled_dtype(old), machine.modelled_dtype(new)
     if old == new:
         return (((), p),)
     if infinite(p):
@@ -123,7 +123,7 @@ def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
             return (((), p),)
         raise Unprovable(f"a conversion of an infinite element to {new}")
     if new == "bool":
-        return _distinguished(algebra, machine.seen(algebra, p, old), "zero", ZERO, ONE)
+        return _distinguished(algebra, machine.wrapped_value(algebra, p, old), "zero", ZERO, ONE)
     convert = machine.to_float if is_float(new) else machine.to_integer
     return (((), convert(algebra, p, old, new)),)
 
@@ -140,7 +140,7 @@ def reshaped(indices: Indices, have: Shape, want: Shape) -> Callable[[tuple[Dim,
                 flat = flat * want[j] + index[j]
             left = flat
             for k, i in enumerate(mine):
-                inner = product(have[m] for m in mine[k + 1 :])
+                inner = dim_product(have[m] for m in mine[k + 1 :])
                 found[i] = indices.divide(left, inner)
                 left = left - found[i] * inner
         return tuple(found)
@@ -165,7 +165,7 @@ def _groups(have: Shape, want: Shape) -> list[tuple[list[int], list[int]]]:
                 for a in range(1, total)
                 if (b := total - a) <= len(theirs)
                 and a <= len(mine)
-                and product(have[i] for i in mine[:a]) == product(want[j] for j in theirs[:b])
+                and dim_product(have[i] for i in mine[:a]) == dim_product(want[j] for j in theirs[:b])
             ),
             None,
         )

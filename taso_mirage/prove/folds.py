@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from taso_mirage.ir.dims import Dim, symbol
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.conditions import Conditions, floors, linear, names
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.conditions import Conditions, floors, index_names, linear
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 
-def fold(algebra: Algebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
     """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges are understood."""
     if kind == "prod":
         return _product(algebra, bound, conditions, body)
@@ -21,14 +21,14 @@ def fold(algebra: Algebra, kind: str, bound: Sequence[str], conditions: Conditio
     return total
 
 
-def _product(algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
+def _product(algebra: ScalarAlgebra, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
     ((monomial, c),) = body.terms.items() if len(body.terms) == 1 else (((), 0),)
     if c != 1:
         monomial = ((algebra.atom("id", body), 1),)
     return _closed(algebra, "prod", list(bound), list(conditions), monomial)
 
 
-def _sum(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
+def _sum(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Poly:
     indices = algebra.indices
     indices.step()
     monomial = _flattened(algebra, bound, conditions, monomial)
@@ -38,7 +38,7 @@ def _sum(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Mo
     step = _refinement(algebra, bound, tidied, monomial) or _equality(indices, bound, tidied)
     if step is not None:
         name, value, more = step
-        bound = [b for b in bound if b != name] + [n for n in sorted(names(value)) if n in more]
+        bound = [b for b in bound if b != name] + [n for n in sorted(index_names(value)) if n in more]
         conditions = [indices.bind(e, {name: value}) for e in (*tidied, *more.get("", ()))]
         return fold(algebra, "sum", bound, tuple(conditions), algebra.bind_monomial(monomial, {name: value}))
     outside, inside = _split(algebra, set(bound), monomial)
@@ -52,7 +52,7 @@ def _sum(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Mo
     return result
 
 
-def _flattened(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
+def _flattened(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Monomial:
     """A factor that is a sum, and hangs on what is bound, joins its binders."""
     while True:
         nested = next((x for x in monomial if x[0].kind == "sum" and x[0].names & set(bound)), None)
@@ -62,15 +62,15 @@ def _flattened(algebra: Algebra, bound: list[str], conditions: list[Dim], monomi
         rest = tuple(x for x in monomial if x[0] is not atom)
         if power > 1:
             rest = algebra.times(rest, ((atom, power - 1),))
-        fresh, some, body = opened(algebra, *atom.args)
+        fresh, some, body = opened_binder(algebra, *atom.args)
         bound.extend(fresh)
         conditions.extend(some)
         ((inner, _),) = body.terms.items()
         monomial = algebra.times(rest, inner)
 
 
-def opened(
-    algebra: Algebra, bound: Sequence[str], conditions: Conditions, body: Monomial | Poly
+def opened_binder(
+    algebra: ScalarAlgebra, bound: Sequence[str], conditions: Conditions, body: Monomial | Poly
 ) -> tuple[list[str], Conditions, Poly]:
     """A binder's conditions and body under fresh names."""
     indices = algebra.indices
@@ -100,21 +100,21 @@ def decided_conditions(indices: Indices, conditions: Iterable[Dim]) -> list[Dim]
 Step = tuple[str, Dim, dict[str, tuple[Dim, ...]]]
 
 
-def _refinement(algebra: Algebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
+def _refinement(algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], monomial: Monomial) -> Step | None:
     """A bound integer that is divided by d and ranges over m * d becomes two."""
     found = [f for e in conditions for f in floors(e)] + [f for a, _ in monomial for f in a.floors]
     for f in found:
         for name in bound:
             split = refined(algebra.indices, name, f.numerator, f.denominator)
             if split is not None:
-                return name, split, dict.fromkeys(names(split) & algebra.indices.extents.keys(), ())
+                return name, split, dict.fromkeys(index_names(split) & algebra.indices.extents.keys(), ())
     return None
 
 
 def refined(indices: Indices, name: str, numerator: Dim, denominator: Dim) -> Dim | None:
     """name = d * outer + inner, where name // d was met and its extent is a multiple of d."""
     extent = indices.extents.get(name)
-    if extent is None or name not in names(numerator):
+    if extent is None or name not in index_names(numerator):
         return None
     parts = linear(numerator, name)
     for d in [denominator] if parts is not None and parts[0] == 1 else []:
@@ -123,7 +123,7 @@ def refined(indices: Indices, name: str, numerator: Dim, denominator: Dim) -> Di
             count, left = indices._split(extent, d)
             if left != 0:
                 continue
-        if count in (0, 1) or d == 1 or any(n in indices.extents for n in names(d)):
+        if count in (0, 1) or d == 1 or any(n in indices.extents for n in index_names(d)):
             continue
         return indices.variable(f"{name}/{d}", count) * d + indices.variable(f"{name}%{d}", d)
     return None
@@ -141,7 +141,7 @@ def _equality(indices: Indices, bound: list[str], conditions: list[Dim]) -> Step
 def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) -> tuple[str, Dim] | None:
     """An integer and its only value, where e >= 0 and -e >= 0 are both conditions or ranges."""
     for e in conditions:
-        inside = [n for n in among if n in names(e)]
+        inside = [n for n in among if n in index_names(e)]
         ranges = [r for n in inside for r in (symbol(n), indices.extents[n] - 1 - symbol(n))]
         if -e in conditions or -e in ranges:
             for name in inside:
@@ -151,7 +151,7 @@ def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) ->
     return None
 
 
-def _split(algebra: Algebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
+def _split(algebra: ScalarAlgebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
     """The factors that do not hang on what is bound, and those that do; exp(a + b) is two factors."""
     outside: Monomial = ()
     inside: list[tuple[Poly, int]] = []
@@ -174,11 +174,11 @@ def names_in(m: Monomial) -> frozenset[str]:
 
 
 def _components(
-    algebra: Algebra, bound: list[str], conditions: list[Dim], inside: Monomial
+    algebra: ScalarAlgebra, bound: list[str], conditions: list[Dim], inside: Monomial
 ) -> list[tuple[list[str], list[Dim], Monomial]]:
     """Independent parts: a sum of f(i) g(j) is a product of two sums."""
     group = {b: {b} for b in bound}
-    links = [names(e) & group.keys() for e in conditions] + [a.names & group.keys() for a, _ in inside]
+    links = [index_names(e) & group.keys() for e in conditions] + [a.names & group.keys() for a, _ in inside]
     for link in links:
         merged = set().union(*[group[n] for n in link])
         for n in merged:
@@ -190,9 +190,9 @@ def _components(
             for a, power in inside:
                 if a.names & group[b]:
                     atoms = algebra.times(atoms, ((a, power),))
-            some = [e for e in conditions if names(e) & group[b]]
+            some = [e for e in conditions if index_names(e) & group[b]]
             parts.append(([n for n in bound if n in group[b]], some, atoms))
-    loose = [e for e in conditions if names(e).isdisjoint(bound)]
+    loose = [e for e in conditions if index_names(e).isdisjoint(bound)]
     return [*parts, ([], loose, ())] if loose else parts
 
 
@@ -211,7 +211,7 @@ def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
     return high - low + 1 if not conditions or indices.nonnegative(high - low + 1) else None
 
 
-def _closed(algebra: Algebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
+def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
     """The atom, its bound integers named by their place, so that equal folds built alike are one atom."""
     mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
@@ -223,7 +223,7 @@ def _closed(algebra: Algebra, kind: str, bound: list[str], conditions: list[Dim]
     return algebra.poly(kind, tuple(str(v) for v in mapping.values()), tuple(some), renamed)
 
 
-def renaming(algebra: Algebra, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
+def renaming(algebra: ScalarAlgebra, bound: list[str], conditions: Sequence[Dim], body: Poly) -> dict[str, Dim]:
     indices = algebra.indices
     level = max((a.level for m in body.terms for a, _ in m), default=0) + 1
     order: list[str] = []
@@ -241,6 +241,6 @@ def renaming(algebra: Algebra, bound: list[str], conditions: Sequence[Dim], body
 def _walk(a: Atom, bound: list[str]) -> Iterable[str]:
     if a.kind == "read":
         for i in a.args[1]:
-            yield from (b for b in bound if b in names(i))
+            yield from (b for b in bound if b in index_names(i))
         return
     yield from (b for b in bound if b in a.names)

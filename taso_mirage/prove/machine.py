@@ -1,7 +1,7 @@
 """Machine integers in proofs: which values a normal form can have, and what wraps around.
 
 An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for its value modulo 2^n. So sums
-and products need no thought, and whatever looks at the value asks for `seen` first. Polynomials of sizes and indices alone, with
+and products need no thought, and whatever looks at the value asks for `wrapped_value` first. Polynomials of sizes and indices alone, with
 coefficients below 2^(n/2), are taken to fit int32 and int64 (and, where they are not negative, uint32 and uint64), and sizes and
 indices to be exact as floats.
 """
@@ -16,10 +16,19 @@ from math import isfinite
 import numpy as np
 
 from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
-from taso_mirage.meanings.algebra import Algebra
+from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.intervals import Interval
-from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly, Rational, infinite, number, plain
+from taso_mirage.meanings.polynomials import (
+    ZERO,
+    Atom,
+    Monomial,
+    Poly,
+    Rational,
+    constant_poly,
+    infinite,
+    plain_rational,
+)
 from taso_mirage.prove.axioms import has
 from taso_mirage.prove.cases import numeral
 
@@ -52,7 +61,7 @@ def modulus(dtype: str) -> int | None:
     return None if dtype == "bool" or limits(dtype) is None else 2 ** int(dtype.lstrip("uint"))
 
 
-def known(dtype: str) -> str:
+def modelled_dtype(dtype: str) -> str:
     """The dtype, if proofs know its arithmetic."""
     if limits(dtype) is None and not is_float(dtype):
         raise Unprovable(f"arithmetic of {dtype}")
@@ -67,14 +76,14 @@ def widens(old: str, new: str) -> bool:
 # ---------------------------------------------------------------- bounds
 
 
-def bounds(algebra: Algebra, p: Poly) -> Interval:
+def value_bounds(algebra: ScalarAlgebra, p: Poly) -> Interval:
     """What the ranges of its atoms say of a polynomial; factors of 0 or 1 are told apart."""
     if any(a.kind == "read" and power % 2 and is_float(a.args[0][0]) for m in p.terms for a, power in m):
         return Interval()
     return _bounds(algebra, p, FLAGS)
 
 
-def _bounds(algebra: Algebra, p: Poly, flags: int) -> Interval:
+def _bounds(algebra: ScalarAlgebra, p: Poly, flags: int) -> Interval:
     flag = next((a for m in p.terms if len(m) > 1 for a, _ in m if is_flag(a)), None) if flags else None
     if flag is not None:
         yes, no = assumed(p, flag, True), assumed(p, flag, False)
@@ -104,21 +113,21 @@ def assumed(p: Poly, flag: Atom, value: bool) -> Poly:
     return total
 
 
-def _monomial(algebra: Algebra, m: Monomial) -> Interval:
+def _monomial(algebra: ScalarAlgebra, m: Monomial) -> Interval:
     result = Interval(1, 1)
     for a, power in m:
         result = result * _atom(algebra, a).power(power)
     return result
 
 
-def _atom(algebra: Algebra, a: Atom) -> Interval:
+def _atom(algebra: ScalarAlgebra, a: Atom) -> Interval:
     found = algebra.ranges.get(a)
     if found is None:
         found = algebra.ranges[a] = _new(algebra, a)
     return found
 
 
-def _new(algebra: Algebra, a: Atom) -> Interval:
+def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
     if a.kind == "read":
         return _of_read(*a.args[0])
     if a.kind == "size":
@@ -131,7 +140,7 @@ def _new(algebra: Algebra, a: Atom) -> Interval:
     if a.kind in ("exp", "sqrt"):
         return Interval(0)
     if a.kind == "inv":
-        low = bounds(algebra, a.args[0]).low
+        low = value_bounds(algebra, a.args[0]).low
         return Interval(0) if low is not None and low >= 0 else Interval()
     if a.kind == "max":
         return _of_max(algebra, a)
@@ -151,9 +160,9 @@ def _of_read(dtype: str, of: object) -> Interval:
     return span or Interval()
 
 
-def _of_max(algebra: Algebra, a: Atom) -> Interval:
+def _of_max(algebra: ScalarAlgebra, a: Atom) -> Interval:
     """A branch over a range that may be empty bounds it from above alone."""
-    every = [bounds(algebra, p) for _, _, p in a.args]
+    every = [value_bounds(algebra, p) for _, _, p in a.args]
     extents = algebra.indices.extents
     sure = [
         i.low
@@ -164,7 +173,7 @@ def _of_max(algebra: Algebra, a: Atom) -> Interval:
     return Interval(max(sure, default=None), max(tops) if len(tops) == len(every) else None)
 
 
-def _of_sum(algebra: Algebra, a: Atom) -> Interval:
+def _of_sum(algebra: ScalarAlgebra, a: Atom) -> Interval:
     bound, _, body = a.args
     one = _monomial(algebra, body)
     count: Rational | None = 1
@@ -174,7 +183,7 @@ def _of_sum(algebra: Algebra, a: Atom) -> Interval:
     low = 0 if one.low is not None and one.low >= 0 else None if one.low is None or count is None else one.low * count
     high: Rational | None = 0 if one.high is not None and one.high <= 0 else None
     if one.high is not None and one.high > 0 and count is not None:
-        high = plain(one.high * count)
+        high = plain_rational(one.high * count)
     return Interval(low, high)
 
 
@@ -198,7 +207,7 @@ def _integer(a: Atom) -> bool:
 # ---------------------------------------------------------------- wrapping
 
 
-def reduced(algebra: Algebra, p: Poly, dtype: str) -> Poly:
+def reduced(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be wrapped again."""
     m = modulus(dtype)
     if m is None or infinite(p):
@@ -212,7 +221,7 @@ def reduced(algebra: Algebra, p: Poly, dtype: str) -> Poly:
     return Poly({k: int(v) for k, c in p.terms.items() if (v := (c + half) % m - half)})
 
 
-def _unwrapped(algebra: Algebra, p: Poly, m: int) -> Poly:
+def _unwrapped(algebra: ScalarAlgebra, p: Poly, m: int) -> Poly:
     """wrap(q) is q, modulo its own 2^n and all smaller ones."""
     if not any(_wraps(a, m) for k in p.terms for a, _ in k):
         return p
@@ -230,7 +239,7 @@ def _wraps(a: Atom, m: int) -> bool:
     return a.kind.startswith("wrap:") and (modulus(a.kind[5:]) or 0) >= m
 
 
-def seen(algebra: Algebra, p: Poly, dtype: str) -> Poly:
+def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a multiple of 2^n, else an atom."""
     m, span = modulus(dtype), limits(dtype)
     if m is None or span is None or infinite(p):
@@ -238,15 +247,15 @@ def seen(algebra: Algebra, p: Poly, dtype: str) -> Poly:
     low, high = span.low or 0, span.high or 0
     if _fit(algebra, p, dtype):
         return p
-    found = bounds(algebra, p)
+    found = value_bounds(algebra, p)
     if found.low is not None and found.high is not None:
         shift = (found.low - low) // m * m
         if found.high - shift <= high:
-            return p - number(shift) if shift else p
+            return p - constant_poly(shift) if shift else p
     return algebra.poly(f"wrap:{dtype}", reduced(algebra, p, dtype))
 
 
-def filling(algebra: Algebra, value: float, dtype: str) -> Poly:
+def filling(algebra: ScalarAlgebra, value: float, dtype: str) -> Poly:
     """The number that pads a tensor: integers are padded with its whole part."""
     if is_float(dtype):
         return numeral(value)
@@ -254,14 +263,14 @@ def filling(algebra: Algebra, value: float, dtype: str) -> Poly:
     return reduced(algebra, numeral(whole), dtype)
 
 
-def _fit(algebra: Algebra, p: Poly, dtype: str) -> bool:
+def _fit(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
     """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the dtype."""
     m = modulus(dtype) or 0
     small = m >= 2**32 and sum(max(c, -c) for c in p.terms.values()) ** 2 < m
     return bool(small) and _of_sizes(algebra, p, not dtype.startswith("u"), FLAGS)
 
 
-def _of_sizes(algebra: Algebra, p: Poly, signed: bool, flags: int) -> bool:
+def _of_sizes(algebra: ScalarAlgebra, p: Poly, signed: bool, flags: int) -> bool:
     """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are; nowhere negative unless `signed`."""
     e = algebra.as_dim(p)
     if e is not None:
@@ -272,42 +281,42 @@ def _of_sizes(algebra: Algebra, p: Poly, signed: bool, flags: int) -> bool:
     return all(_of_sizes(algebra, assumed(p, flag, v), signed, flags - 1) for v in (True, False))
 
 
-def values(algebra: Algebra, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
-    return [seen(algebra, p, dtype) for p, dtype in zip(ps, dtypes, strict=True)]
+def values(algebra: ScalarAlgebra, ps: Sequence[Poly], dtypes: Sequence[str]) -> list[Poly]:
+    return [wrapped_value(algebra, p, dtype) for p, dtype in zip(ps, dtypes, strict=True)]
 
 
 # ---------------------------------------------------------------- conversions
 
 
-def to_integer(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
+def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     """To an integer dtype: modular from integers; of a float the identity on integers that both types hold, else unknown."""
     wide, narrow = modulus(old), modulus(new)
     if old == "bool":
         return p
     if wide is not None and narrow is not None:
-        return reduced(algebra, p if narrow <= wide else seen(algebra, p, old), new)
+        return reduced(algebra, p if narrow <= wide else wrapped_value(algebra, p, old), new)
     sizes = p.number is None and _fit(algebra, p, new)
     if integral(p) and (sizes or _inside(algebra, p, new, DIGITS.get(old, 0))):
         return reduced(algebra, p, new)
     return algebra.poly(f"cast:{old}:{new}", p)
 
 
-def _sizes(algebra: Algebra, p: Poly) -> bool:
+def _sizes(algebra: ScalarAlgebra, p: Poly) -> bool:
     return p.number is None and algebra.as_dim(p) is not None
 
 
-def _inside(algebra: Algebra, p: Poly, dtype: str, digits: int) -> bool:
-    found, span = bounds(algebra, p), limits(dtype) or Interval()
+def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
+    found, span = value_bounds(algebra, p), limits(dtype) or Interval()
     if found.low is None or found.high is None or span.low is None or span.high is None:
         return False
     low, high = max(span.low, -(2**digits)), min(span.high, 2**digits)
     return bool(low <= found.low and found.high <= high)
 
 
-def to_float(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
+def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     """To a float: exact where the type surely holds the number, else a function of it (rounding, the same from all floats)."""
     if not is_float(old):
-        p = seen(algebra, p, old)
+        p = wrapped_value(algebra, p, old)
         exact = old == "bool" or _sizes(algebra, p) or representable(algebra, p, new)
         return p if exact else algebra.poly(f"cast:{old}:{new}", p)
     if widens(old, new) or representable(algebra, p, new):
@@ -315,14 +324,14 @@ def to_float(algebra: Algebra, p: Poly, old: str, new: str) -> Poly:
     return algebra.apply(f"cast:{new}", p)
 
 
-def _fits(algebra: Algebra, p: Poly, dtype: str) -> bool:
-    digits, found = DIGITS.get(dtype), bounds(algebra, p)
+def _fits(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
+    digits, found = DIGITS.get(dtype), value_bounds(algebra, p)
     if digits is None or found.low is None or found.high is None:
         return False
     return bool(max(-found.low, found.high) <= 2**digits)
 
 
-def representable(algebra: Algebra, p: Poly, dtype: str) -> bool:
+def representable(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
     """Whether a real number is surely one of a float type."""
     if p.number is not None:
         with np.errstate(all="ignore"):

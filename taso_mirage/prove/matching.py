@@ -7,9 +7,9 @@ from fractions import Fraction
 from itertools import permutations
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol
-from taso_mirage.meanings.conditions import Conditions, linear, names
+from taso_mirage.meanings.conditions import Conditions, index_names, linear
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
-from taso_mirage.prove.folds import opened
+from taso_mirage.prove.folds import opened_binder
 from taso_mirage.prove.scalars import Scalars
 
 CANDIDATES = 60
@@ -106,8 +106,8 @@ class Matching:
     ) -> bool:
         if len(a[0]) != len(b[0]):
             return False
-        mine, some, body = opened(self.algebra, *a)
-        theirs, others, rest = opened(self.algebra, *b)
+        mine, some, body = opened_binder(self.algebra, *a)
+        theirs, others, rest = opened_binder(self.algebra, *b)
         for i, change in enumerate(self._changes(mine, body, theirs, rest)):
             if i >= CANDIDATES:
                 break
@@ -178,7 +178,7 @@ class Matching:
             progress = False
             for pair in list(pending):
                 d = self.indices.bind(pair[0], known) - pair[1]
-                unknown = [n for n in missing if n in names(d)]
+                unknown = [n for n in missing if n in index_names(d)]
                 if not unknown:
                     if d != 0 and (isinstance(d, int) or not _opaque(d)):
                         return None
@@ -193,7 +193,7 @@ class Matching:
 
     def _guess(self, known: dict[str, Dim], missing: list[str], mine: set[str]) -> Iterator[dict[str, Dim]]:
         """Integers that no read mentions: paired with those of the same extent."""
-        used = frozenset().union(*[names(v) for v in known.values()])
+        used = frozenset().union(*[index_names(v) for v in known.values()])
         spare = sorted(mine - used)
         extents = self.indices.extents
         if len(spare) != len(missing) or len(missing) > 4:
@@ -257,7 +257,7 @@ def _inverse(mine: list[str], theirs: list[str], change: dict[str, Dim]) -> dict
     pending = {n: symbol(n) - change[n] for n in theirs}
     while len(back) < len(mine):
         for n, d in list(pending.items()):
-            unknown = [m for m in mine if m in names(d)]
+            unknown = [m for m in mine if m in index_names(d)]
             if len(unknown) == 1:
                 parts = linear(d, unknown[0])
                 if parts is None or parts[0] not in (1, -1):

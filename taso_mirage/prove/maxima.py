@@ -8,19 +8,19 @@ from itertools import product
 from math import gcd
 
 from taso_mirage.ir.dims import Dim
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.conditions import floors, names
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.conditions import floors, index_names
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.integers import covers
-from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain
+from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain_rational
 from taso_mirage.prove import machine
-from taso_mirage.prove.folds import decided_conditions, forced, names_in, opened, refined, renaming
+from taso_mirage.prove.folds import decided_conditions, forced, names_in, opened_binder, refined, renaming
 
 WITNESSES = 200
 """So many points of a concrete range are tried to show that a window is not empty."""
 
 
-def largest(algebra: Algebra, branches: Iterable[Branch]) -> Poly:
+def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
     """The maximum over branches, each a bound maximum; empty ranges are minus infinity."""
     flat: list[Branch] = []
     for branch in branches:
@@ -35,7 +35,7 @@ def largest(algebra: Algebra, branches: Iterable[Branch]) -> Poly:
         return LEAST
     shift = _shift(kept)
     scale = _scale([p - shift for _, _, p in kept])
-    kept = [(b, c, (p - shift).scaled(plain(1 / Fraction(scale)))) for b, c, p in kept]
+    kept = [(b, c, (p - shift).scaled(plain_rational(1 / Fraction(scale)))) for b, c, p in kept]
     if len(kept) == 1 and not kept[0][0] and not kept[0][1]:
         return kept[0][2].scaled(scale) + shift
     outside = algebra.pulled(kept)
@@ -46,7 +46,7 @@ def largest(algebra: Algebra, branches: Iterable[Branch]) -> Poly:
     return algebra.poly("max", *closed).scaled(scale) + shift
 
 
-def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
+def _unfolded(algebra: ScalarAlgebra, branch: Branch) -> list[Branch]:
     """A positive multiple of a maximum inside a branch joins it."""
     bound, conditions, p = branch
     for m, c in p.terms.items():
@@ -54,13 +54,13 @@ def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
             rest = Poly({k: v for k, v in p.terms.items() if k is not m})
             result: list[Branch] = []
             for inner in m[0][0].args:
-                fresh, some, body = opened(algebra, *inner)
+                fresh, some, body = opened_binder(algebra, *inner)
                 result += _unfolded(algebra, ((*bound, *fresh), (*conditions, *some), rest + body.scaled(c)))
             return result
     return [branch]
 
 
-def _small(algebra: Algebra, branch: Branch) -> Branch | None:
+def _small(algebra: ScalarAlgebra, branch: Branch) -> Branch | None:
     """Conditions decided, quotients refined, binders dropped that do not matter."""
     bound, conditions, p = branch
     tidied = decided_conditions(algebra.indices, conditions)
@@ -72,7 +72,10 @@ def _small(algebra: Algebra, branch: Branch) -> Branch | None:
             split = refined(algebra.indices, name, f.numerator, f.denominator)
             if split is not None:
                 mapping = {name: split}
-                names_ = (*(b for b in bound if b != name), *sorted(names(split) & algebra.indices.extents.keys()))
+                names_ = (
+                    *(b for b in bound if b != name),
+                    *sorted(index_names(split) & algebra.indices.extents.keys()),
+                )
                 some = tuple(algebra.indices.bind(e, mapping) for e in tidied)
                 return _small(algebra, (names_, some, algebra.bind(p, mapping)))
     only = forced(algebra.indices, bound, tidied)
@@ -94,10 +97,10 @@ def _small(algebra: Algebra, branch: Branch) -> Branch | None:
 def _linked(bound: Sequence[str], conditions: list[Dim]) -> list[tuple[list[str], list[Dim]]]:
     groups: list[set[str]] = [{b} for b in bound]
     for e in conditions:
-        touched = [g for g in groups if g & names(e)]
+        touched = [g for g in groups if g & index_names(e)]
         if touched:
             groups = [g for g in groups if g not in touched] + [set().union(*touched)]
-    return [([b for b in bound if b in g], [e for e in conditions if names(e) & g]) for g in groups]
+    return [([b for b in bound if b in g], [e for e in conditions if index_names(e) & g]) for g in groups]
 
 
 def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
@@ -118,7 +121,7 @@ def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool
     return covers(indices, (), cases)
 
 
-def _undominated(algebra: Algebra, branches: list[Branch]) -> list[Branch]:
+def _undominated(algebra: ScalarAlgebra, branches: list[Branch]) -> list[Branch]:
     """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x, max(x, -x, 0) = max(x, -x)."""
     plain_ = [b for b in branches if not b[0] and not b[1]]
     kept = list(branches)
@@ -131,7 +134,7 @@ def _undominated(algebra: Algebra, branches: list[Branch]) -> list[Branch]:
     return kept
 
 
-def _dominates(algebra: Algebra, branch: Branch, p: Poly) -> bool:
+def _dominates(algebra: ScalarAlgebra, branch: Branch, p: Poly) -> bool:
     """Whether a bound branch is surely over something, and nowhere below `p`."""
     bound, conditions, q = branch
     return surely_nonnegative(algebra, q - p) and inhabited(algebra.indices, list(bound), list(conditions))
@@ -142,7 +145,7 @@ def nonnegative(p: Poly) -> bool:
     return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
 
 
-def surely_nonnegative(algebra: Algebra, p: Poly) -> bool:
+def surely_nonnegative(algebra: ScalarAlgebra, p: Poly) -> bool:
     """The same, with what is known of ranges."""
     if nonnegative(p):
         return True
@@ -150,20 +153,20 @@ def surely_nonnegative(algebra: Algebra, p: Poly) -> bool:
     if nonnegative(p):
         return True
 
-    low = machine.bounds(algebra, p).low
+    low = machine.value_bounds(algebra, p).low
     return low is not None and low >= 0
 
 
-def surely_positive(algebra: Algebra, p: Poly) -> bool:
+def surely_positive(algebra: ScalarAlgebra, p: Poly) -> bool:
     """Whether a scalar is surely > 0: it is nonnegative, and one of its terms is not 0."""
     p = algebra.factored(p)
     if nonnegative(p) and any(all(_strict(algebra, a) for a, _ in m) for m in p.terms):
         return True
-    low = machine.bounds(algebra, p).low
+    low = machine.value_bounds(algebra, p).low
     return low is not None and low > 0
 
 
-def _strict(algebra: Algebra, a: Atom) -> bool:
+def _strict(algebra: ScalarAlgebra, a: Atom) -> bool:
     kind, args = a.kind, a.args
     if kind == "size":
         return args[0] not in algebra.indices.extents
@@ -211,10 +214,10 @@ def _scale(polys: list[Poly]) -> int | Fraction:
         for c in p.terms.values():
             f = Fraction(c)
             top, bottom = gcd(top, f.numerator), bottom * f.denominator // gcd(bottom, f.denominator)
-    return plain(Fraction(top, bottom)) if top else 1
+    return plain_rational(Fraction(top, bottom)) if top else 1
 
 
-def _closed_branch(algebra: Algebra, branch: Branch) -> Branch:
+def _closed_branch(algebra: ScalarAlgebra, branch: Branch) -> Branch:
     bound, conditions, p = branch
     mapping = renaming(algebra, list(bound), conditions, p)
     some = tuple(sorted((algebra.indices.bind(e, mapping) for e in conditions), key=str))

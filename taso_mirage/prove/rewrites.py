@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.functions import FUNCTIONS, Division
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division
 from taso_mirage.meanings.intervals import Interval
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number, plain
+from taso_mirage.meanings.polynomials import (
+    ONE,
+    ZERO,
+    Atom,
+    Branch,
+    Monomial,
+    Poly,
+    Rational,
+    constant_poly,
+    plain_rational,
+)
 from taso_mirage.prove.axioms import division, has
-from taso_mirage.prove.machine import bounds as bounded
 from taso_mirage.prove.machine import integral
+from taso_mirage.prove.machine import value_bounds as bounded
 from taso_mirage.prove.maxima import inhabited, largest, surely_positive
 
 
-def rewritten(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Poly:
+def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly:
     """The normal form of a function of normal forms."""
     name, _, dtypes = kind.partition(":")
-    function = FUNCTIONS.get(name)
+    function = SCALAR_FUNCTIONS.get(name)
     if function is not None and function.normal is not None and dtypes == "float":
         return function.normal(algebra, *args)
     if has(kind, "idempotent") and _rounded(kind, args[0]):
@@ -37,7 +47,7 @@ def rewritten(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Poly:
     return algebra.poly(kind, *args)
 
 
-def bounds(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Interval:
+def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interval:
     """What is known of a function's values beyond its dtype."""
     if has(kind, "bounded"):
         return Interval(-1, 1)
@@ -49,7 +59,7 @@ def bounds(algebra: Algebra, kind: str, args: tuple[Poly, ...]) -> Interval:
     return Interval(0 if divided.floors or (low is not None and low >= 0) else 1 - m, m - 1)
 
 
-def _divided(algebra: Algebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
+def _divided(algebra: ScalarAlgebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
     """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
     m, found = q.number, bounded(algebra, p)
     if m is not None and m > 0 and "int" in kind.rpartition(":")[2]:
@@ -73,21 +83,21 @@ def _single(p: Poly) -> tuple[Monomial, Rational]:
 # ---------------------------------------------------------------- quotients
 
 
-def inverse_of_sum(algebra: Algebra, p: Poly) -> Poly:
+def inverse_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
     """1 / p with numbers and exponentials taken out; 1 / (a + b exp(x)) is noted for `fraction`."""
     e, p = algebra.shifted(p)
     outside = algebra.exp(e.scaled(-1))
     if len(p.terms) == 1:
         return algebra.mul(outside, algebra.inverse(p))
     c = Fraction(algebra.content(p))
-    p = p.scaled(plain(1 / c))
+    p = p.scaled(plain_rational(1 / c))
     atom = algebra.atom("inv", p)
     exponent = _exponent(p)
     if exponent is not None:
         a, b = p.terms[()], sum(p.terms.values()) - p.terms[()]
         if a > 0 and b > 0:
-            algebra.fractions[atom] = (a, plain(b), exponent)
-    return algebra.mul(outside, Poly({((atom, 1),): plain(1 / c)}))
+            algebra.fractions[atom] = (a, plain_rational(b), exponent)
+    return algebra.mul(outside, Poly({((atom, 1),): plain_rational(1 / c)}))
 
 
 def _exponent(p: Poly) -> Poly | None:
@@ -100,7 +110,7 @@ def _exponent(p: Poly) -> Poly | None:
     return found
 
 
-def fraction(algebra: Algebra, m: Monomial) -> Poly | None:
+def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
     """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where nothing is to do."""
     held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
     exponent = next((a for a, _ in m if a.kind == "exp"), None)
@@ -115,14 +125,14 @@ def fraction(algebra: Algebra, m: Monomial) -> Poly | None:
     algebra.indices.step(5)
     if min(ratios) >= 1:
         left = algebra.mul(rest, algebra.exp(of - x))
-        return algebra.mul(left, (ONE - one.scaled(a)).scaled(plain(1 / Fraction(b))))
+        return algebra.mul(left, (ONE - one.scaled(a)).scaled(plain_rational(1 / Fraction(b))))
     if max(ratios) < 0:
-        more = algebra.mul(algebra.mul(rest, algebra.exp(of + x)), one).scaled(plain(Fraction(b)))
-        return (algebra.mul(rest, algebra.exp(of)) - more).scaled(plain(1 / Fraction(a)))
+        more = algebra.mul(algebra.mul(rest, algebra.exp(of + x)), one).scaled(plain_rational(Fraction(b)))
+        return (algebra.mul(rest, algebra.exp(of)) - more).scaled(plain_rational(1 / Fraction(a)))
     return None
 
 
-def factored(algebra: Algebra, p: Poly) -> Poly:
+def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
     """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as they are."""
     if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
         return p
@@ -137,7 +147,7 @@ def factored(algebra: Algebra, p: Poly) -> Poly:
 # ---------------------------------------------------------------- logarithms
 
 
-def log(algebra: Algebra, p: Poly) -> Poly:
+def log(algebra: ScalarAlgebra, p: Poly) -> Poly:
     """Positive factors and exponentials are taken out."""
     if p.number is not None:
         return ZERO if p.number == 1 else algebra.poly("log:float", p)
@@ -153,13 +163,13 @@ def log(algebra: Algebra, p: Poly) -> Poly:
     if c < 0 or not left:
         rest = Poly({tuple(left): c})
     else:
-        total, rest = total + log(algebra, number(c)), Poly({tuple(left): 1})
+        total, rest = total + log(algebra, constant_poly(c)), Poly({tuple(left): 1})
     if rest.number is not None and rest.number == 1:
         return total
     return total + algebra.poly("log:float", rest)
 
 
-def _log_of_factor(algebra: Algebra, a: Atom) -> Poly | None:
+def _log_of_factor(algebra: ScalarAlgebra, a: Atom) -> Poly | None:
     """The logarithm of a factor that is surely positive."""
     if a.kind == "exp":
         one: Poly = a.args[0]
@@ -171,10 +181,10 @@ def _log_of_factor(algebra: Algebra, a: Atom) -> Poly | None:
     return algebra.poly("log:float", Poly({((a, 1),): 1}))
 
 
-def _log_of_sum(algebra: Algebra, p: Poly) -> Poly:
+def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
     c = abs(Fraction(algebra.content(p)))
-    factor, rest = algebra.shifted(p.scaled(plain(1 / c)))
-    total = factor + log(algebra, number(plain(c)))
+    factor, rest = algebra.shifted(p.scaled(plain_rational(1 / c)))
+    total = factor + log(algebra, constant_poly(plain_rational(c)))
     u = _magnitude(rest)
     if u is None:
         return total + algebra.poly("log:float", rest)
@@ -198,7 +208,7 @@ def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
     return k, branches[0][2], exponent
 
 
-def exp_of_logs(algebra: Algebra, p: Poly) -> Poly | None:
+def exp_of_logs(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no such term."""
     for m, c in p.terms.items():
         if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != "log:float" or not -8 <= c <= 8 or int(2 * c) != 2 * c:
@@ -214,7 +224,7 @@ def exp_of_logs(algebra: Algebra, p: Poly) -> Poly | None:
 # ---------------------------------------------------------------- order
 
 
-def sign_of(algebra: Algebra, kind: str, p: Poly) -> Poly:
+def sign_of(algebra: ScalarAlgebra, kind: str, p: Poly) -> Poly:
     """A polynomial of the same sign (or the same zeros, for `zero`) with positive factors and strictly increasing functions gone."""
     common = _common(algebra, [p], frozenset())
     p = algebra.shifted(_without(p, common))[1]
@@ -222,7 +232,7 @@ def sign_of(algebra: Algebra, kind: str, p: Poly) -> Poly:
     return p if found is None else sign_of(algebra, kind, found)
 
 
-def _difference(algebra: Algebra, p: Poly) -> Poly | None:
+def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     """a - b of f(a) - f(b) for a strictly increasing f; of 1 - exp(d) it is -d."""
     if len(p.terms) != 2 or sum(p.terms.values()) != 0:
         return None
@@ -241,7 +251,7 @@ def _difference(algebra: Algebra, p: Poly) -> Poly | None:
     return a - b if has(m[0][0].kind, "strict") else None
 
 
-def pulled(algebra: Algebra, branches: list[Branch]) -> Poly | None:
+def pulled(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
     """A maximum with common positive factors, or one monotone function of every branch, taken out of it."""
     bound = frozenset(n for b in branches for n in b[0])
     common = _common(algebra, [p for _, _, p in branches], bound)
@@ -266,23 +276,23 @@ def _function(p: Poly) -> tuple[str, Rational] | None:
     return (monomial[0][0].kind, c) if len(monomial) == 1 and monomial[0][1] == 1 else None
 
 
-def _inside(algebra: Algebra, f: str, c: Rational, p: Poly) -> Poly | None:
+def _inside(algebra: ScalarAlgebra, f: str, c: Rational, p: Poly) -> Poly | None:
     """q of p = c f(q)."""
     if p.number is not None:
         whole = has(f, "integer") and int(p.number) == p.number and c in (1, -1)
-        return p.scaled(plain(1 / Fraction(c))) if whole else None
+        return p.scaled(plain_rational(1 / Fraction(c))) if whole else None
     if _function(p) != (f, c):
         return None
     q: Poly = next(iter(p.terms))[0][0].args[0]
     return q if f != "inv" or surely_positive(algebra, q) else None
 
 
-def _sure(algebra: Algebra, branch: Branch) -> bool:
+def _sure(algebra: ScalarAlgebra, branch: Branch) -> bool:
     """Whether a branch is surely over something."""
     return inhabited(algebra.indices, list(branch[0]), list(branch[1]))
 
 
-def _common(algebra: Algebra, ps: list[Poly], bound: frozenset[str]) -> Monomial:
+def _common(algebra: ScalarAlgebra, ps: list[Poly], bound: frozenset[str]) -> Monomial:
     """The surely positive factors without bound integers that all terms share."""
     terms = [dict(m) for p in ps for m in p.terms]
     if not terms or not all(terms):

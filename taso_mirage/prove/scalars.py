@@ -8,10 +8,20 @@ from math import gcd, isqrt
 from typing import Any
 
 from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
-from taso_mirage.meanings.conditions import Position, Unprovable, floors, names, names_of
+from taso_mirage.meanings.conditions import DataIndex, Unprovable, floors, index_names, names_of
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.intervals import Interval
-from taso_mirage.meanings.polynomials import ONE, ZERO, Atom, Branch, Monomial, Poly, Rational, number, plain
+from taso_mirage.meanings.polynomials import (
+    ONE,
+    ZERO,
+    Atom,
+    Branch,
+    Monomial,
+    Poly,
+    Rational,
+    constant_poly,
+    plain_rational,
+)
 from taso_mirage.prove import folds, machine, maxima, rewrites
 
 
@@ -55,7 +65,7 @@ class Scalars:
             found = Atom()
             found.kind, found.args, found.id = kind, args, len(self._atoms)
             dims, polys, bound = _parts(kind, args)
-            inner = [p.names for p in polys] + [names(d) for d in dims]
+            inner = [p.names for p in polys] + [index_names(d) for d in dims]
             found.names = frozenset().union(*inner) - frozenset(bound)
             levels = [a.level for p in polys for m in p.terms for a, _ in m]
             found.level = max(levels, default=0) + (1 if bound else 0)
@@ -151,7 +161,7 @@ class Scalars:
             top = gcd(top, v.numerator)
             bottom = bottom * v.denominator // gcd(bottom, v.denominator)
         c = Fraction(top, bottom)
-        return plain(-c if sum(values) < 0 else c)
+        return plain_rational(-c if sum(values) < 0 else c)
 
     def inverse(self, p: Poly) -> Poly:
         """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing cancels that may be 0."""
@@ -160,7 +170,7 @@ class Scalars:
         if len(p.terms) > 1:
             return rewrites.inverse_of_sum(self, p)
         ((monomial, c),) = p.terms.items()
-        result = number(plain(1 / Fraction(c)))
+        result = constant_poly(plain_rational(1 / Fraction(c)))
         for a, power in monomial:
             if a.kind == "exp":
                 one = self.exp(a.args[0].scaled(-1))
@@ -206,10 +216,10 @@ class Scalars:
             root = _root(c)
             if root is None or root == 0:
                 return self.poly("sqrt", p) if p.terms else ZERO
-            return self.poly("sqrt", p.scaled(plain(1 / Fraction(c)))).scaled(root)
+            return self.poly("sqrt", p.scaled(plain_rational(1 / Fraction(c)))).scaled(root)
         ((monomial, c),) = p.terms.items()
         root = _root(c)
-        result = number(root) if root is not None else self.poly("sqrt", number(c))
+        result = constant_poly(root) if root is not None else self.poly("sqrt", constant_poly(c))
         for a, power in monomial:
             if a.kind == "exp":
                 one, power = self.exp(a.args[0].scaled(Fraction(1, 2))), 1
@@ -253,18 +263,18 @@ class Scalars:
     def of_dim(self, e: Dim) -> Poly:
         """A size or index as a number."""
         if isinstance(e, int):
-            return number(e)
+            return constant_poly(e)
         total = ZERO
         for monomial, c in e.terms:
-            part = number(c)
+            part = constant_poly(c)
             for atom, power in monomial:
                 one = self.poly("size", atom) if isinstance(atom, str) else self._integer(atom)
                 part = self.mul(part, self.power(one, power))
             total = total + part
         return total
 
-    def _integer(self, atom: Floor | Position) -> Poly:
-        if isinstance(atom, Position):
+    def _integer(self, atom: Floor | DataIndex) -> Poly:
+        if isinstance(atom, DataIndex):
             raise Unprovable("an index read from data is used as a number")
         return self.poly("floor", Symbolic(((((atom, 1),), 1),)))
 
@@ -296,7 +306,7 @@ class Scalars:
         key = (p, extent)
         if key not in self._places:
             text = f"@{len(self._places)}"
-            place = Position(Looked(self, p, extent), text)
+            place = DataIndex(Looked(self, p, extent), text)
             self._places[key] = Symbolic(((((place, 1),), 1),))  # type: ignore[arg-type]
         return self._places[key]
 
@@ -352,7 +362,7 @@ class Scalars:
         if kind in ("positive", "zero"):
             return self.sign(kind, args[0])
         if kind.startswith("wrap:"):
-            return machine.seen(self, args[0], kind[5:])
+            return machine.wrapped_value(self, args[0], kind[5:])
         if ":" in kind:
             return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
@@ -363,13 +373,13 @@ class Scalars:
         n = p.number
         if n is not None:
             return ONE if (n > 0 if kind == "positive" else n == 0) else ZERO
-        found = machine.bounds(self, p)
+        found = machine.value_bounds(self, p)
         if found.low is not None and found.low > 0:
             return ONE if kind == "positive" else ZERO
         if found.high is not None and (found.high < 0 or (found.high == 0 and kind == "positive")):
             return ZERO
         c = abs(Fraction(self.content(p))) * (-1 if self.flipped(p) else 1)
-        return self.poly(kind, p.scaled(plain(1 / (c if kind == "zero" else abs(c)))))
+        return self.poly(kind, p.scaled(plain_rational(1 / (c if kind == "zero" else abs(c)))))
 
 
 def _parts(kind: str, args: tuple[Any, ...]) -> tuple[list[Dim], list[Poly], tuple[str, ...]]:
@@ -398,4 +408,4 @@ def _root(c: Rational) -> Rational | None:
     if f < 0:
         return None
     a, b = isqrt(f.numerator), isqrt(f.denominator)
-    return plain(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None
+    return plain_rational(Fraction(a, b)) if a * a == f.numerator and b * b == f.denominator else None

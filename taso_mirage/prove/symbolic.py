@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node, topological
-from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, names
+from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, index_names
 from taso_mirage.meanings.polynomials import Poly, infinite
 from taso_mirage.operators.ops import interpret
 from taso_mirage.prove.arbiter import equal
@@ -118,7 +118,7 @@ def _refinement(xp: Elements, *sides: tuple[tuple[Conditions, Poly], ...]) -> di
         for conditions, p in cases:
             found = [f for e in conditions for f in floors(e)] + [f for m in p.terms for a, _ in m for f in a.floors]
             for f in found:
-                for name in sorted(names(f.numerator)):
+                for name in sorted(index_names(f.numerator)):
                     split = refined(xp.indices, name, f.numerator, f.denominator)
                     if split is not None:
                         return {name: split}

@@ -13,17 +13,17 @@ from typing import Any
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
-from taso_mirage.report.changes import FOLDING, Heights, Region, leaves_of, regions, with_leaves
+from taso_mirage.report.changes import FOLDING, ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
-from taso_mirage.verify.cases import Instance, cut_free, resized
-from taso_mirage.verify.proofs import HERE, Proofs, Verdict
+from taso_mirage.verify.cases import Instance, cut_free, resized_instance
+from taso_mirage.verify.proofs import HERE, CaseVerdict, Proofs
 from taso_mirage.version import __version__
 
-FORMAT = "taso_mirage.certificate/1"
+CERTIFICATE_FORMAT = "taso_mirage.certificate/1"
 CHECK = "float check"
 """What an equality without a proof rests on: the whole model was compared with the original's float64 reference."""
 BARE = ("constant", "extents", "absent")
@@ -34,10 +34,10 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
     book = _Book(result, proofs)
     for step in result.steps if result.changed else ():
         for each in step.details or (step,):
-            for region in regions(each, equations):
+            for region in changed_regions(each, equations):
                 book.enter(region)
     return {
-        "format": FORMAT,
+        "format": CERTIFICATE_FORMAT,
         "tool": f"taso-mirage {__version__}",
         "inputs": [str(n.type) for n in result.original.graph.inputs],
         "equalities": book.equalities,
@@ -46,7 +46,7 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
     }
 
 
-def write(path: Path, result: Result, proofs: Proofs) -> None:
+def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:
     """Write the certificate of a result, atomically."""
     made = certificate(result, result.named, proofs)
     write_file(path, json.dumps(made, indent=1) + "\n")
@@ -83,7 +83,7 @@ class _Book:
             self._number(each)
         return self._numbers[node]
 
-    def enter(self, region: Region) -> None:
+    def enter(self, region: ChangedRegion) -> None:
         """Records of one region: weights that were computed ahead, or an equality between terms."""
         if region.equations in ((FOLDING,), (HALVES,)):
             for old, new in region.pairs:
@@ -94,7 +94,7 @@ class _Book:
                     self.records.append(["folded" if region.equations == (FOLDING,) else "halves", self.of(old)])
                     self._made(new, self.records[-1])
             return
-        leaves = leaves_of(region, self._heights)
+        leaves = region_leaves(region, self._heights)
         cut = _cut(region, leaves)
         instance = cut_free(region.olds, region.news, cut)
         index = self._equality(region.equations, instance)
@@ -118,7 +118,7 @@ class _Book:
         return self._written[key]
 
 
-def _written(equations: Sequence[str], instance: Instance, verdict: Verdict) -> dict[str, Any]:
+def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict) -> dict[str, Any]:
     lhs, rhs = texts(instance)
     found: dict[str, Any] = {"equations": list(equations), "lhs": lhs, "rhs": rhs}
     if not verdict:
@@ -127,7 +127,7 @@ def _written(equations: Sequence[str], instance: Instance, verdict: Verdict) -> 
     if verdict.case.instance != instance:
         case_lhs, case_rhs = texts(verdict.case.instance)
         sizes = sizes_of(verdict.case.instance, instance)
-        if resized(verdict.case.instance, sizes) == instance:
+        if resized_instance(verdict.case.instance, sizes) == instance:
             found["case"] = {"lhs": case_lhs, "rhs": case_rhs, "sizes": {k: str(v) for k, v in sizes.items()}}
     return found
 
@@ -167,7 +167,7 @@ def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
             found.setdefault(str(unknown[0][0]), dim // count)
 
 
-def _cut(region: Region, leaves: frozenset[Node]) -> dict[Node, Node]:
+def _cut(region: ChangedRegion, leaves: frozenset[Node]) -> dict[Node, Node]:
     """Leaves with names in the order in which they are met; constants and sizes stay what they are."""
     cut: dict[Node, Node] = {}
     for node in with_leaves((*region.olds, *region.news), leaves):

@@ -11,8 +11,8 @@ from itertools import groupby
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply, directed, matches
-from taso_mirage.search.steps import Step
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, directed, matches
+from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import HALVES
 
 FOLDING = "constant folding"
@@ -24,7 +24,7 @@ Pairs = tuple[tuple[Node, Node], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReportedChange:
     """A rewrite that happened at `places` (names of the original's values): `before` became `after`, over the same inputs.
 
     Leaves have canonical names, so the same rewrite in twelve layers is one change of twelve places.
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ChangedRegion:
     """Terms that were replaced at one place, and the operands (if a match gave them) below which nothing changed."""
 
     equations: tuple[str, ...]
@@ -57,12 +57,12 @@ class Region:
         return tuple(old for old, _ in self.pairs)
 
 
-def leaves_of(region: Region, heights: Heights) -> frozenset[Node]:
+def region_leaves(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
     """The operands of a region: what a match gave, or the highest terms that both sides reach."""
     return _boundary(region, heights) if region.operands is None else region.operands
 
 
-def changes(original: Model, steps: Sequence[Step], equations: Mapping[str, Equation]) -> list[Change]:
+def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[str, Equation]) -> list[ReportedChange]:
     """The distinct changes of the steps from the original's terms, in the order of their first places.
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
@@ -70,21 +70,21 @@ def changes(original: Model, steps: Sequence[Step], equations: Mapping[str, Equa
     names = carried(original, steps)
     heights = Heights()
     found: dict[tuple[tuple[str, ...], Graph, Graph], list[str]] = {}
-    for region in _chained(r for step in steps for r in regions(step, equations)):
-        leaves = leaves_of(region, heights)
+    for region in _chained(r for step in steps for r in changed_regions(step, equations)):
+        leaves = region_leaves(region, heights)
         before, after = _canonical(region, leaves)
         if before != after:
             found.setdefault((region.equations, before, after), []).append(_place(region, leaves, names))
-    return [Change(*key, places=tuple(places)) for key, places in found.items()]
+    return [ReportedChange(*key, places=tuple(places)) for key, places in found.items()]
 
 
-def _chained(regions: Iterable[Region]) -> Iterator[Region]:
+def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
     """Regions of which each replaces just what the one before it made are one, from the first old to the last new."""
-    current: Region | None = None
+    current: ChangedRegion | None = None
     for region in regions:
         if current is not None and current.news == region.olds:
             pairs = tuple(zip(current.olds, region.news, strict=True))
-            current = Region((*current.equations, *region.equations), pairs, None)
+            current = ChangedRegion((*current.equations, *region.equations), pairs, None)
             continue
         if current is not None:
             yield current
@@ -96,18 +96,18 @@ def _chained(regions: Iterable[Region]) -> Iterator[Region]:
 # ---------------------------------------------------------------- regions
 
 
-def regions(step: Step, equations: Mapping[str, Equation]) -> Iterator[Region]:
+def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
     """What a step replaced, each region free of the context that only carries it on."""
     pairs = tuple(step.table.items())
     if step.equations in ((FOLDING,), (HALVES,)):
-        yield from (Region(step.equations, (pair,), None) for pair in pairs)
+        yield from (ChangedRegion(step.equations, (pair,), None) for pair in pairs)
         return
     taken = [_directed(name, equations) for name in step.equations if name != FOLDING]
     known = [e for e in taken if e is not None]
     inner = _innermost(pairs, known if len(known) == len(taken) else ())
     if inner:
         exact = _found(known[0], inner) if len(known) == len(step.equations) == 1 else None
-        yield exact or Region(step.equations, inner, None)
+        yield exact or ChangedRegion(step.equations, inner, None)
 
 
 def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
@@ -154,7 +154,7 @@ def _is_context(old: Node, new: Node, equations: Sequence[Equation]) -> bool:
 
 def _turns(equation: Equation, old: Node, new: Node) -> bool:
     """Whether an equation with one output rewrites one term to the other."""
-    return any(apply(equation, found) == (new,) for found in matches(equation, old))
+    return any(apply_equation(equation, found) == (new,) for found in matches(equation, old))
 
 
 def _matches_alone(equation: Equation, node: Node) -> bool:
@@ -170,7 +170,7 @@ def _bare(pattern: Node) -> Node:
     return Node(pattern.op, tuple(map(_bare, pattern.args)))
 
 
-def _found(equation: Equation, pairs: Pairs) -> Region | None:
+def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
     """The application of the equation that turned the old terms into the new ones, with what its variables stood for."""
     olds, news = (tuple(side) for side in zip(*pairs, strict=True))
     nodes, around = list(olds), {}
@@ -180,12 +180,12 @@ def _found(equation: Equation, pairs: Pairs) -> Region | None:
         around = users(order)
     for node in nodes:
         for found in matches(equation, node, around):
-            results = apply(equation, found)
+            results = apply_equation(equation, found)
             if isinstance(results, NoMatch):
                 continue
             table = {old: new for old, new in zip(found.outputs, results, strict=True) if old is not new}
             if table and substitute(olds, table) == news:
-                return Region((equation.name,), tuple(table.items()), frozenset(found.operands.values()))
+                return ChangedRegion((equation.name,), tuple(table.items()), frozenset(found.operands.values()))
     return None
 
 
@@ -201,7 +201,7 @@ class Heights(dict[Node, int]):
 OLD, NEW = 1, 2
 
 
-def _boundary(region: Region, heights: Heights) -> frozenset[Node]:
+def _boundary(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
     """The highest terms that both sides reach (or leaves), found from above: when a term's turn comes, all above it have had theirs."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
@@ -236,7 +236,7 @@ def _opaque(node: Node) -> bool:
 # ---------------------------------------------------------------- canonical form and names
 
 
-def _canonical(region: Region, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
+def _canonical(region: ChangedRegion, leaves: frozenset[Node]) -> tuple[Graph, Graph]:
     """Both sides over leaves that are named in the order in which they are met."""
     done: dict[Node, Node] = {}
     inputs: list[Node] = []
@@ -268,7 +268,7 @@ def with_leaves(outputs: Sequence[Node], leaves: frozenset[Node]) -> Iterator[No
     yield from (n for n in dict.fromkeys(outputs) if n in leaves and n not in given)
 
 
-def _place(region: Region, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
+def _place(region: ChangedRegion, leaves: frozenset[Node], names: Mapping[Node, str]) -> str:
     """The name of the value that was replaced; where it has none, that of a weight beside it."""
     for old in region.olds:
         if old in names:
@@ -279,7 +279,7 @@ def _place(region: Region, leaves: frozenset[Node], names: Mapping[Node, str]) -
     return ""
 
 
-def carried(original: Model, steps: Sequence[Step]) -> dict[Node, str]:
+def carried(original: Model, steps: Sequence[RewriteStep]) -> dict[Node, str]:
     """Names of the original's values, and of the terms that they became on the way."""
     names: dict[Node, str] = dict(original.names)
     names.update(zip(original.graph.outputs, original.output_names, strict=True))

@@ -13,7 +13,7 @@ from taso_mirage.errors import CheckFailed, InvalidOption
 from taso_mirage.ir.dims import Symbolic, learn, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor
-from taso_mirage.measure.check import Case, Difference, cases, compare, repeatable
+from taso_mirage.measure.check import CheckCase, Difference, check_cases, compare, repeatable
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
@@ -117,7 +117,7 @@ def numbers(
     base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
     model = replace(a, sizes=base)
     first, second = (original(m, target) for m in (model, b))
-    prepared = list(cases(model, first, base, inputs))
+    prepared = list(check_cases(model, first, base, inputs))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")
     places = [a.output_names.index(name) for name in b.output_names]
@@ -174,7 +174,7 @@ def _unify(name: str, a: Tensor, b: Tensor, sizes: dict[str, int]) -> None:
             sizes[str(m)] = n
 
 
-def _ordered(case: Case, places: Sequence[int]) -> Case:
+def _ordered(case: CheckCase, places: Sequence[int]) -> CheckCase:
     """The case with its outputs in the order of the second model."""
     return replace(case, original=[case.original[i] for i in places], reference=[case.reference[i] for i in places])
 
@@ -194,7 +194,7 @@ def _admits(model: Model, inputs: Arrays) -> bool:
 # ---------------------------------------------------------------- as data and text
 
 
-def as_data(found: Structure, differences: Sequence[Difference] | None) -> dict[str, Any]:
+def diff_data(found: Structure, differences: Sequence[Difference] | None) -> dict[str, Any]:
     """Both differences as JSON data; each pair is (first model, second model). `numeric` is None where nothing could be compared, and an
     error where the outputs differ in more than rounding (a shape, a text, an element that is not finite)."""
     return {

@@ -12,7 +12,7 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
-from taso_mirage.operators.expressions import is_weight, splat_value
+from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.equation import REST, instantiate
 from taso_mirage.rewriting.library import Rule
@@ -150,7 +150,7 @@ def _lines(node: Node, type: Any) -> tuple[str, ...]:
     if node.op == "splat":
         return (f"{node.attr('value'):g}",)
     if node.op == "constant":
-        value = splat_value(node)
+        value = uniform_value(node)
         return (f"constant {shape}" if value is None else f"{value:g} {shape}".removesuffix(" []"),)
     if node.op == "extents":
         return (f"sizes {show_shape(node.attr('values'))}",)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taso_mirage.report.changes import Change
+from taso_mirage.report.changes import ReportedChange
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class StatedEquation:
     """An equation in the direction in which it was taken, its guard, and what it stands on.
 
     `region`: for a corrected mutant, a picture of where it is right without corrections.
@@ -28,7 +28,7 @@ class Explanation:
     `ground` says what the change stands on at these sizes: a proof, or the check of the whole model.
     """
 
-    change: Change
+    change: ReportedChange
     predicted: tuple[float, float]
     measured: tuple[float, float] | None
     ground: str = ""

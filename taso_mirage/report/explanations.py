@@ -15,8 +15,8 @@ from taso_mirage.operators import ops
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
 from taso_mirage.partial.source import Mutation
-from taso_mirage.report.changes import FOLDING, Change
-from taso_mirage.report.explanation import Explanation, Statement
+from taso_mirage.report.changes import FOLDING, ReportedChange
+from taso_mirage.report.explanation import Explanation, StatedEquation
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
 from taso_mirage.rewriting import library
@@ -58,7 +58,7 @@ def explained(result: Result, config: Config, progress: Progress, seconds: float
     return listed
 
 
-def ground(change: Change, proofs: Proofs) -> str:
+def ground(change: ReportedChange, proofs: Proofs) -> str:
     """What a change stands on: the verdict on its case (docs/soundness.md)."""
     if change.equations in ((FOLDING,), (HALVES,)):
         return "computed from constants and weights"
@@ -68,7 +68,7 @@ def ground(change: Change, proofs: Proofs) -> str:
     return "not proved as a whole: each of its equations was proved where it was applied, or the check of the model compares it"
 
 
-def measured_seconds(change: Change, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
+def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
     """Seconds of both sides as models of their own, run in turn where `term` measures; None where that cannot be done."""
     if not work_terms(change.before):
         return None  # computed ahead: it takes no time at a run
@@ -87,44 +87,44 @@ def measured_seconds(change: Change, term: Weighted, workloads: Workloads) -> tu
 
 
 @cache
-def statements() -> Mapping[str, Statement]:
+def statements() -> Mapping[str, StatedEquation]:
     """Every equation that the optimizer may apply, by name."""
     found = {law.name: _of_law(law.name, show_equation(law)) for law in laws()}
-    for rule in library.load():
+    for rule in library.load_rules():
         evidence = f"generated rule of substitutions/{rule.family}.toml: {grounds(rule.evidence)}"
         found[rule.name] = _statement(rule.name, show_equation(rule.equation), evidence)
     return found
 
 
-def _of_law(name: str, text: str) -> Statement:
+def _of_law(name: str, text: str) -> StatedEquation:
     file = ops.get(name.rpartition(".")[0]).body.__module__.replace(".", "/")
     evidence = f"law stated beside its operator ({file}.py): fuzzed on random legal typings and, where possible, proved by the tests"
     return _statement(name, text, evidence)
 
 
-def _of_mutant(each: Mutation) -> Statement:
+def _of_mutant(each: Mutation) -> StatedEquation:
     """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation is in words."""
     what = f"a mutant of this program ({', then '.join(each.families)})"
     corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
-    return Statement(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
+    return StatedEquation(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
 
 
-def _statement(name: str, text: str, evidence: str) -> Statement:
+def _statement(name: str, text: str, evidence: str) -> StatedEquation:
     body, _, guard = text.partition(" where ")
-    return Statement(name, body, guard, evidence)
+    return StatedEquation(name, body, guard, evidence)
 
 
-def statement(name: str, result: Result | None = None) -> Statement:
+def statement(name: str, result: Result | None = None) -> StatedEquation:
     """The equation of a step's name, in the direction in which it was read. Mutants and the user's own rules are those of a result."""
     mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
         return _of_mutant(mutants[name])
     if name == FOLDING:
-        return Statement(name, "terms over weights alone become weights", "", "computed ahead in float64")
+        return StatedEquation(name, "terms over weights alone become weights", "", "computed ahead in float64")
     stated, backward = directed(name)
     equation = (known() if result is None else result.named).get(stated)
     if equation is None:
-        return Statement(name, "", "", "no equation of that name is known here")
+        return StatedEquation(name, "", "", "no equation of that name is known here")
     own = _statement(stated, show_equation(equation), "a rule of yours, proved where it was applied")
     forward = statements().get(stated, own)
     reverse = equation.reverse() if backward else None
@@ -142,7 +142,7 @@ def known() -> Mapping[str, Equation]:
 # ---------------------------------------------------------------- as data and text
 
 
-def as_data(listed: Sequence[Explanation], result: Result | None = None) -> list[dict[str, Any]]:
+def explanation_data(listed: Sequence[Explanation], result: Result | None = None) -> list[dict[str, Any]]:
     """The changes as JSON data; seconds are of one place."""
     return [
         {
@@ -159,7 +159,7 @@ def as_data(listed: Sequence[Explanation], result: Result | None = None) -> list
     ]
 
 
-def _fields(each: Statement) -> dict[str, str]:
+def _fields(each: StatedEquation) -> dict[str, str]:
     found = {"name": each.name, "equation": each.text, "where": each.where, "evidence": each.evidence}
     return found | ({"right without correction": each.region} if each.region else {})
 
@@ -173,7 +173,7 @@ def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Ite
     stated: set[str] = set()
     for i, each in enumerate(listed, 1):
         yield ""
-        yield f"{i}. {each.change.count} x {outline(each.change)}"
+        yield f"{i}. {each.change.count} x {explanation_lines(each.change)}"
         yield f"   at {shortened(each.change.places)}"
         yield f"   {gains(each)}"
         if each.ground:
@@ -185,7 +185,7 @@ def as_lines(listed: Sequence[Explanation], result: Result | None = None) -> Ite
                 yield from (f"      {line}" for line in _stated(statement(name, result)))
 
 
-def _stated(each: Statement) -> Iterator[str]:
+def _stated(each: StatedEquation) -> Iterator[str]:
     yield each.text
     if each.where:
         yield f"where {each.where}"
@@ -195,7 +195,7 @@ def _stated(each: Statement) -> Iterator[str]:
         yield from each.region.splitlines()
 
 
-def outline(change: Change) -> str:
+def explanation_lines(change: ReportedChange) -> str:
     """The operators that went and came, those on both sides left out: `add, layer_norm -> skip_layer_norm`."""
     sides = (_operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)

@@ -21,10 +21,10 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, top
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.ops import get, interpret, run
-from taso_mirage.report.certificate import CHECK, FORMAT
+from taso_mirage.operators.ops import get, interpret, interpret_term
+from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.rewriting.text import parse_graph, show_graph
-from taso_mirage.verify.cases import Instance, resized
+from taso_mirage.verify.cases import Instance, resized_instance
 
 MALFORMED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 Judge = Callable[[str, str, str], str]
@@ -43,9 +43,9 @@ class Followed:
 
 def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], judge: Judge) -> Followed:
     """Check every record and that they lead from one model to the other. CheckFailed names the record that does not."""
-    if certificate.get("format") != FORMAT:
+    if certificate.get("format") != CERTIFICATE_FORMAT:
         raise CheckFailed(
-            f"the certificate has format {str(certificate.get('format'))[:60]!r}; this version reads {FORMAT!r}"
+            f"the certificate has format {str(certificate.get('format'))[:60]!r}; this version reads {CERTIFICATE_FORMAT!r}"
         )
     _same_border(original, optimized)
     reader = _Reader(original, certificate, judge)
@@ -160,7 +160,7 @@ class _Reader:
             lhs, rhs = equality["lhs"], equality["rhs"]
             if case is not None and equality["proof"] != CHECK:
                 sizes = {name: parse_dim(text) for name, text in case["sizes"].items()}
-                if resized(_instance(case["lhs"], case["rhs"]), sizes) != instance:
+                if resized_instance(_instance(case["lhs"], case["rhs"]), sizes) != instance:
                     raise CheckFailed(f"equality {index + 1} is not of its case")
                 lhs, rhs = case["lhs"], case["rhs"]
             self.found.equalities[self.judge(equality["proof"], lhs, rhs)] += 1
@@ -263,7 +263,7 @@ def _type(array: Array) -> Tensor:
 def _constant(node: Node) -> Node:
     """What a term without operands is (a range, say), if no size that only the run fixes is in it."""
     try:
-        return constant(np.asarray(run(node, REALS, []), numpy_dtype(node.dtype)))
+        return constant(np.asarray(interpret_term(node, REALS, []), numpy_dtype(node.dtype)))
     except MALFORMED:
         return node
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from taso_mirage.ir.terms import Graph
-from taso_mirage.measure.check import shown
+from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.session import device
 from taso_mirage.report.drawing import ARROW, draw_graph
-from taso_mirage.report.explanation import Explanation, Statement
-from taso_mirage.report.explanations import duration, gains, outline, shortened, statement
+from taso_mirage.report.explanation import Explanation, StatedEquation
+from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
 from taso_mirage.report.inspection import inspection, quantity, versions
 from taso_mirage.report.result import Result
 from taso_mirage.report.summary import by_sizes, search_facts
@@ -30,7 +30,7 @@ BAR, HIGH = 420.0, 34.0
 """Width of the longest bar and height of a row of the diagram of times."""
 
 
-def write(
+def write_page(
     path: Path,
     result: Result,
     explained: Sequence[Explanation],
@@ -122,7 +122,7 @@ def _times_by_sizes(result: Result) -> str:
         return ""
     rows = [
         [
-            shown(sizes),
+            shown_sizes(sizes),
             f"{share:.1%}",
             duration(t.original),
             duration(t.optimized),
@@ -189,7 +189,7 @@ def _change(number: int, each: Explanation, names: Sequence[str]) -> str:
     ground = f"<br>{escape(each.ground[:1].upper() + each.ground[1:])}." if each.ground else ""
     return (
         f'<details class="change"{" open" if number <= OPEN else ""}>\n<summary>'
-        f'<span class="gain">{escape(_short_gain(each))}</span>{number}. {times}{_arrows(outline(change))}</summary>\n'
+        f'<span class="gain">{escape(_short_gain(each))}</span>{number}. {times}{_arrows(explanation_lines(change))}</summary>\n'
         f"<p>{_arrows(gains(each).capitalize())}.<br>By {links}.<br>At {escape(shortened(change.places, 12))}.{ground}</p>\n"
         f'<div class="sides">{sides}</div>\n</details>'
     )
@@ -216,7 +216,7 @@ def _equations(names: Sequence[str], result: Result) -> str:
     return "\n".join(listed)
 
 
-def _equation(number: int, each: Statement, count: int) -> str:
+def _equation(number: int, each: StatedEquation, count: int) -> str:
     guard = f"<p>where <code>{escape(each.where)}</code></p>" if each.where else ""
     region = _region(each.region) if each.region else ""
     return (
@@ -245,7 +245,7 @@ def _operators(result: Result) -> str:
     rows.append(["all", *(_amount(row[key], key) for key in none for row in totals)])
     heads = ["operator", "count before", "after", "flops before", "after", "bytes before", "after"]
     text = "Over the whole graph, with what is computed ahead from weights" + (
-        f", at {shown(sizes)}." if sizes else "."
+        f", at {shown_sizes(sizes)}." if sizes else "."
     )
     return _table(heads, rows) + _paragraph(text)
 

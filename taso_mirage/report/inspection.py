@@ -12,7 +12,7 @@ from rich.table import Table
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
-from taso_mirage.measure.check import shown
+from taso_mirage.measure.check import shown_sizes
 from taso_mirage.operators.work import sized, work
 from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
@@ -70,7 +70,9 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         for name, type in found[kind].items():
             console.print(f"  {kind[:-1]} {name}: {type}", highlight=False, markup=False)
     if found["sizes"]:
-        console.print(f"  sizes used for the counts below: {shown(found['sizes'])}", highlight=False, markup=False)
+        console.print(
+            f"  sizes used for the counts below: {shown_sizes(found['sizes'])}", highlight=False, markup=False
+        )
     weights = found["weights"]
     console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
     table = Table()
@@ -109,7 +111,7 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "onnx": onnx.__version__,
         "onnx-ir": onnx_ir.__version__,
-        "onnxruntime": session.version(),
+        "onnxruntime": session.child_version(),
         "ml_dtypes": ml_dtypes.__version__,
     }
 
@@ -130,10 +132,10 @@ def diagnosis() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "device": session.device(),
-        "providers": {p: p in working for p in session.providers()},
+        "providers": {p: p in working for p in session.child_providers()},
         "operators": len(load_specs()),
         "laws": len(laws()),
-        "substitutions": len(library.load()),
+        "substitutions": len(library.load_rules()),
         "op_specs": str(data_folder("op_specs")),
         "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
     }

@@ -21,7 +21,7 @@ TRIALS = 3
 APART = 1e-6
 
 
-class Judge:
+class CaseJudge:
     """Called with a kind of proof and both sides. `strict`: only what the checker accepts."""
 
     def __init__(self, strict: bool = False) -> None:

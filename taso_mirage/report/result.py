@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.measure.check import Case, Difference
+from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
-from taso_mirage.report.changes import Change, changes
+from taso_mirage.report.changes import ReportedChange, changes
 from taso_mirage.rewriting.equation import Equation, work_terms
-from taso_mirage.search.mutations import NONE, Mutations
-from taso_mirage.search.rewriter import Candidate
+from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
+from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.rulesets import RuleSet, rules
-from taso_mirage.search.search import Statistics
-from taso_mirage.search.steps import Step
+from taso_mirage.search.search import SearchStatistics
+from taso_mirage.search.steps import RewriteStep
 
 if TYPE_CHECKING:
     from taso_mirage.report.explanation import Explanation
@@ -56,7 +56,7 @@ class Result:
 
     original: Model
     model: Model
-    steps: tuple[Step, ...]
+    steps: tuple[RewriteStep, ...]
     weights: Mapping[str, Weight]
     changed: bool
     terms_before: int
@@ -66,7 +66,7 @@ class Result:
     timing: Timing | None
     equations: Mapping[str, int]
     differences: tuple[Difference, ...]
-    statistics: Statistics
+    statistics: SearchStatistics
     seconds: Mapping[str, float]
     workloads: Workloads
     remarks: tuple[str, ...] = ()
@@ -74,11 +74,11 @@ class Result:
     failure: CheckFailed | None = None
     kernels: tuple[PlacedKernels, ...] = ()
     target: Target = CPU
-    mutations: Mutations = NONE
+    mutations: Mutations = NO_MUTATIONS
     rules: RuleSet = field(default_factory=rules, repr=False, compare=False)
     explanations: tuple[Explanation, ...] = field(default=(), repr=False, compare=False)
-    cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
-    normal: Candidate | None = field(default=None, repr=False, compare=False)
+    cases: tuple[CheckCase, ...] = field(default=(), repr=False, compare=False)
+    normal: ModelCandidate | None = field(default=None, repr=False, compare=False)
     written: tuple[Path, ...] = ()
 
     @property
@@ -99,7 +99,7 @@ class Result:
         return {e.name: e for e in (*self.rules, *(m.equation for m in self.mutations.found))}
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ReportedChange]:
         """The distinct changes, each with its places."""
         return changes(self.original, self.steps, self.named)
 
@@ -107,7 +107,7 @@ class Result:
         """The same with more remarks."""
         return replace(self, remarks=(*self.remarks, *remarks))
 
-    def of(self, chosen: Candidate) -> Result:
+    def of(self, chosen: ModelCandidate) -> Result:
         """The same with another candidate in place of the original's graph."""
         return replace(
             self,

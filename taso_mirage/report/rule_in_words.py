@@ -14,7 +14,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
 from taso_mirage.operators.work import work
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Evidence, Rule, show_attributes, sides
+from taso_mirage.rewriting.library import Rule, RuleEvidence, rule_sides, show_attributes
 
 GROUNDS = {
     "symbolic": "proved for every size",
@@ -22,7 +22,7 @@ GROUNDS = {
 }
 
 
-def find(rules: Sequence[Rule], name: str) -> Rule:
+def find_rule(rules: Sequence[Rule], name: str) -> Rule:
     """The rule of that name, or of which it is the only beginning. InvalidOption with the nearest names."""
     found = [r for r in rules if r.name == name] or [r for r in rules if r.name.startswith(name)]
     if len(found) == 1:
@@ -52,12 +52,12 @@ def chosen(
 def equation_text(rule: Rule) -> str:
     """`lhs == rhs where guard` on one line."""
     guard = f"  where {rule.equation.where.source}" if rule.equation.where is not None else ""
-    return " == ".join(sides(rule.equation)) + guard
+    return " == ".join(rule_sides(rule.equation)) + guard
 
 
-def as_dict(rule: Rule) -> dict[str, Any]:
+def rule_data(rule: Rule) -> dict[str, Any]:
     """A rule as JSON data."""
-    lhs, rhs = sides(rule.equation)
+    lhs, rhs = rule_sides(rule.equation)
     proof = rule.evidence.proof
     return {
         "name": rule.name,
@@ -76,9 +76,9 @@ def as_dict(rule: Rule) -> dict[str, Any]:
     }
 
 
-def shown(rule: Rule) -> Iterator[str]:
+def shown_rule(rule: Rule) -> Iterator[str]:
     """Text, guard, typing and evidence, line by line."""
-    lhs, rhs = sides(rule.equation)
+    lhs, rhs = rule_sides(rule.equation)
     yield rule.name
     yield f"     {lhs}"
     yield f"  == {rhs}"
@@ -90,7 +90,7 @@ def shown(rule: Rule) -> Iterator[str]:
     yield f"evidence: {grounds(rule.evidence)}"
 
 
-def grounds(evidence: Evidence) -> str:
+def grounds(evidence: RuleEvidence) -> str:
     """The evidence in words."""
     said = [f"{evidence.cases} cases"] if evidence.cases else []
     said += [f"{evidence.typings} random legal typings"] if evidence.typings else []

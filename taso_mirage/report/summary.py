@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from taso_mirage.measure.check import shown
+from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.timing import Timing
 from taso_mirage.partial.source import Mutation
 from taso_mirage.report.result import Result
@@ -22,7 +22,7 @@ from taso_mirage.rewriting.equation import directed
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.runtime.register import FORMAT_KEY
 from taso_mirage.search.mutations import Mutations
-from taso_mirage.search.search import Statistics
+from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.console import Console
 from taso_mirage.system.terminal import one_line
 from taso_mirage.targets.packaging import opening
@@ -70,7 +70,7 @@ class Stages:
             self.progress.update(self.tasks[self.current], completed=1, total=1)
 
 
-def as_dict(result: Result, source: Path, written: Sequence[Path]) -> dict[str, Any]:
+def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[str, Any]:
     """The result as JSON data; times in seconds."""
     timing = result.timing
     return {
@@ -143,7 +143,7 @@ def _mutations_data(result: Result) -> dict[str, Any]:
     return counts | {"paying": paying}
 
 
-def _extraction_data(statistics: Statistics) -> dict[str, Any] | None:
+def _extraction_data(statistics: SearchStatistics) -> dict[str, Any] | None:
     gaps = statistics.gaps
     return {"parts": len(gaps), "exact": gaps.count(0.0), "gap": max(gaps)} if gaps else None
 
@@ -193,7 +193,7 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
         table.add_row("measured time", *_times(result.timing))
         if result.timing.each:
             for sizes, share, timing in by_sizes(result):
-                table.add_row(escape(f"  {shown(sizes)} ({share:.0%})"), *_times(timing))
+                table.add_row(escape(f"  {shown_sizes(sizes)} ({share:.0%})"), *_times(timing))
     console.print(table)
     _show_equations(console, result)
     if result.statistics.parts:

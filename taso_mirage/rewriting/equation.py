@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological
 from taso_mirage.operators.exactness import differs, truncates
-from taso_mirage.operators.expressions import Expr, is_weight, replaced, splat_value
+from taso_mirage.operators.expressions import Expr, is_weight, replaced, uniform_value
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
-from taso_mirage.rewriting.match_keys import LEVELS, upper
+from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
 
-REST = reversal.REST
+REST = reversal.REST_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Equation:
         """The equation read from right to left; None where the right side does not determine the left. Pads that the right side has
         as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))` on the left."""
         lhs, rhs, where = self.rhs, self.lhs, self.where.source if self.where else None
-        for name, numbers in reversal.moved(self.rhs).items():
+        for name, numbers in reversal.shifted_names(self.rhs).items():
             back = f"minus({name}, {numbers})"
             lhs, rhs = (
-                reversal.mapped(lhs, partial(reversal.bare, name)),
+                reversal.mapped(lhs, partial(reversal.unshifted, name)),
                 reversal.mapped(rhs, partial(replaced, name=name, by=back)),
             )
             where = where and replaced(where, name, back)
@@ -90,7 +90,7 @@ class Equation:
     @cached_property
     def needs(self) -> frozenset[str]:
         """The operators of the upper part of the left-hand side's first output."""
-        return frozenset(n.op for n in topological([upper(self.lhs.outputs[0], LEVELS)]) if n.args)
+        return frozenset(n.op for n in topological([upper(self.lhs.outputs[0], MATCHED_LEVELS)]) if n.args)
 
     @cached_property
     def lhs_terms(self) -> tuple[Node, ...]:
@@ -120,7 +120,7 @@ def matches(
     equation: Equation,
     node: Node,
     users: Mapping[Node, list[Node]] | None = None,
-    why: Reason = None,
+    why: _Reason = None,
 ) -> Iterator[Match]:
     """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
     first, *others = equation.lhs.outputs
@@ -131,7 +131,7 @@ def matches(
 
 
 def _match_others(
-    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: Reason
+    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: _Reason
 ) -> Iterator[tuple[tuple[Node, ...], _State]]:
     if not patterns:
         yield outputs, state
@@ -165,22 +165,22 @@ def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
     return None
 
 
-Reason: TypeAlias = list[str] | None
+_Reason: TypeAlias = list[str] | None
 """Where the reason of a failure is kept, if it is asked for."""
 
 
-def _note(why: Reason, reason: str, *values: Any) -> None:
+def _note(why: _Reason, reason: str, *values: Any) -> None:
     """Keep the reason that came furthest: a guard that failed says more than an operator that differs."""
     if why is not None and not why[0].startswith("the guard"):
         _overrule(why, reason, *values)
 
 
-def _overrule(why: Reason, reason: str, *values: Any) -> None:
+def _overrule(why: _Reason, reason: str, *values: Any) -> None:
     if why is not None:
         why[0] = reason.format(*values)
 
 
-def _match(pattern: Node, node: Node, state: _State, why: Reason) -> Iterator[_State]:
+def _match(pattern: Node, node: Node, state: _State, why: _Reason) -> Iterator[_State]:
     if pattern.op == "input":
         name = pattern.attr("name")
         bound = state.operands.get(name)
@@ -194,7 +194,7 @@ def _match(pattern: Node, node: Node, state: _State, why: Reason) -> Iterator[_S
             _note(why, "{} stands for two different terms", name)
         return
     if pattern.op == "splat":
-        if splat_value(node) == pattern.attr("value"):
+        if uniform_value(node) == pattern.attr("value"):
             yield state
         else:
             _note(why, "{} is not the constant {}", node.op, pattern.attr("value"))
@@ -210,7 +210,7 @@ def _match(pattern: Node, node: Node, state: _State, why: Reason) -> Iterator[_S
         yield from _match_args(pattern.args, node.args[::-1], started, why)
 
 
-def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: Reason) -> Iterator[_State]:
+def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: _Reason) -> Iterator[_State]:
     if not patterns:
         yield state
         return
@@ -218,7 +218,7 @@ def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _Stat
         yield from _match_args(patterns[1:], args[1:], found, why)
 
 
-def _match_attributes(pattern: Node, node: Node, state: _State, why: Reason) -> _State | None:
+def _match_attributes(pattern: Node, node: Node, state: _State, why: _Reason) -> _State | None:
     if not pattern.attrs:
         return state
     attributes, later = dict(state.attributes), list(state.later)
@@ -237,7 +237,7 @@ def _match_attributes(pattern: Node, node: Node, state: _State, why: Reason) -> 
     return _State(state.operands, attributes, tuple(later))
 
 
-def _holds(equation: Equation, state: _State, why: Reason) -> bool:
+def _holds(equation: Equation, state: _State, why: _Reason) -> bool:
     names = {**state.attributes, **state.operands}
     try:
         for expression, value in state.later:
@@ -253,7 +253,7 @@ def _holds(equation: Equation, state: _State, why: Reason) -> bool:
     return True
 
 
-def apply(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
+def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
     """The right-hand side on what was matched; NoMatch where it has no type or another type than the left-hand side."""
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:

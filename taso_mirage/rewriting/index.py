@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from taso_mirage.ir.terms import Node, topological, with_args
-from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply, matches, resembles
-from taso_mirage.rewriting.match_keys import LEVELS, Key, canonical, depth, surroundings, upper
+from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply_equation, matches, resembles
+from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, MatchKey, canonical_terms, depth, match_key, upper
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Rules:
         self._at: dict[str, list[tuple[Equation, frozenset[str]]]] = {}
         for equation in self.equations:
             self._at.setdefault(equation.roots[0], []).append((equation, equation.needs))
-        self._near: dict[Key, _Near] = {}
+        self._near: dict[MatchKey, _Near] = {}
         self._known: dict[Node, tuple[Application, ...]] = {}
         self._joint: dict[Node, tuple[Equation, ...]] = {}
-        self._made: dict[Key, Application | None] = {}
+        self._made: dict[MatchKey, Application | None] = {}
 
     @property
     def matched(self) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class Rules:
                 yield application
 
     def _applied(self, equation: Equation, found: Match) -> Application | None:
-        results = apply(equation, found)
+        results = apply_equation(equation, found)
         if isinstance(results, NoMatch):
             return None
         application = Application(equation, found, results)
@@ -98,10 +98,10 @@ class Rules:
         if node.op not in self._at:
             self._joint[node] = ()
             return _NOTHING, ()
-        key, terms = surroundings(node, LEVELS)
+        key, terms = match_key(node, MATCHED_LEVELS)
         near = self._near.get(key)
         if near is None:
-            near = self._near[key] = self._matched(canonical(key, terms))
+            near = self._near[key] = self._matched(canonical_terms(key, terms))
         self._joint[node] = near.joint
         return near, terms
 
@@ -112,7 +112,7 @@ class Rules:
         for equation, needs in self._at[top.op]:
             if not needs <= operators:
                 continue
-            if len(equation.roots) == 1 and depth(equation.lhs.outputs[0]) <= LEVELS:
+            if len(equation.roots) == 1 and depth(equation.lhs.outputs[0]) <= MATCHED_LEVELS:
                 single += [_Local.of(a, terms) for a in self._found(equation, top)]
             elif self._resembles(equation, top):
                 (joint if len(equation.roots) > 1 else single).append(equation)
@@ -121,7 +121,7 @@ class Rules:
     def _resembles(self, equation: Equation, node: Node) -> bool:
         """Whether the first levels of a pattern match, without computed attributes and guards."""
         self.trials += 1
-        return resembles(upper(equation.lhs.outputs[0], LEVELS), node)
+        return resembles(upper(equation.lhs.outputs[0], MATCHED_LEVELS), node)
 
 
 @dataclass(frozen=True, slots=True)

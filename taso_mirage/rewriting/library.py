@@ -17,7 +17,7 @@ import numpy as np
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, numpy_dtype, variable, weight
-from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.text import parse_equation, parse_value, show_equation
@@ -48,7 +48,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RuleEvidence:
     """How many cases were proved, how many typings were drawn to meet them, and what the proof covers.
 
     `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases that the guard admits and that are not proved, so that
@@ -75,7 +75,7 @@ class Rule:
     given: tuple[tuple[str, Tensor], ...]
     attributes: tuple[tuple[str, Any], ...]
     equation: Equation
-    evidence: Evidence = Evidence()
+    evidence: RuleEvidence = RuleEvidence()
 
     @property
     def family(self) -> str:
@@ -97,7 +97,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRule:
     """A candidate that was refuted: its text, which rung refuted it, and the counterexample as plain values."""
 
     equation: str
@@ -216,7 +216,7 @@ def _is_pair(value: Any) -> bool:
 
 
 @cache
-def load(folder: Path | None = None) -> tuple[Rule, ...]:
+def load_rules(folder: Path | None = None) -> tuple[Rule, ...]:
     """The rules of every file of a folder (the shipped library if left out), files by name, rules in their order."""
     folder = folder or data_folder("substitutions")
     rules: list[Rule] = []
@@ -314,7 +314,7 @@ def _check_names(equation: Equation, given: Iterable[str], attributes: Iterable[
     right |= {n.attr("name") for n in equation.rhs if n.op == "input"}
     guard = {equation.where.source} if equation.where is not None else set()
     for source in sorted(right | guard | {v.source for v in values}):
-        if loose := names(source) - variables - bound:
+        if loose := names_in_expression(source) - variables - bound:
             raise SyntaxProblem(f"{source!r} names {_listed(loose)}, which the left side does not have")
 
 
@@ -322,7 +322,7 @@ def _listed(found: Iterable[str]) -> str:
     return ", ".join(sorted(found)) or "none"
 
 
-def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
+def _read_evidence(entry: Mapping[str, Any]) -> RuleEvidence:
     given = dict(entry)
     counts = {key: _typed(given.pop(key, 0), int) for key in ("cases", "typings", "bounded", "excluded")}
     given.pop("trials", None)  # files of version 0.1 count trials in finite fields
@@ -335,7 +335,7 @@ def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
         raise SyntaxProblem(f"the proof {kind!r} is none of {', '.join(PROOF_KINDS)}")
     if given:
         raise SyntaxProblem(f"no part of evidence is called {sorted(given)[0]}")
-    return Evidence(proof=proof, **counts)
+    return RuleEvidence(proof=proof, **counts)
 
 
 def _typed(value: Any, kind: type) -> Any:
@@ -344,12 +344,12 @@ def _typed(value: Any, kind: type) -> Any:
     return value
 
 
-def read_rejected(path: Path) -> tuple[Rejected, ...]:
+def read_rejected(path: Path) -> tuple[RejectedRule, ...]:
     """What `write_rejected` wrote."""
-    found: list[Rejected] = []
+    found: list[RejectedRule] = []
     for i, entry in enumerate(_entries_of(_text_of(path), str(path), "rejected")):
         try:
-            found.append(Rejected(entry["equation"], entry["why"], entry.get("counterexample", {})))
+            found.append(RejectedRule(entry["equation"], entry["why"], entry.get("counterexample", {})))
         except KeyError as error:
             raise SyntaxProblem(f"{path}: rejected number {i + 1}: the field {error.args[0]} is missing") from None
     return tuple(found)
@@ -358,19 +358,19 @@ def read_rejected(path: Path) -> tuple[Rejected, ...]:
 # ---------------------------------------------------------------- writing
 
 
-def write(path: Path, rules: Iterable[Rule], header: str = "") -> None:
+def write_rules(path: Path, rules: Iterable[Rule], header: str = "") -> None:
     """A file of rules, in their order, atomically. The same rules give the same bytes. OutputError where it fails."""
     write_file(path, comment(header) + "".join(map(show_rule, rules)))
 
 
-def write_rejected(path: Path, rejected: Iterable[Rejected], header: str = "") -> None:
+def write_rejected(path: Path, rejected: Iterable[RejectedRule], header: str = "") -> None:
     """The refuted candidates, each with its counterexample as a table."""
     write_file(path, comment(header) + "".join(map(_show_rejected, rejected)))
 
 
 def show_rule(rule: Rule) -> str:
     """A rule as an entry of a file, which `parse_rules` reads back."""
-    lhs, rhs = sides(rule.equation)
+    lhs, rhs = rule_sides(rule.equation)
     fields: dict[str, Any] = {"name": rule.name, "operators": rule.operators, "given": show_given(rule.given)}
     if rule.attributes:
         fields["attributes"] = show_attributes(rule.attributes)
@@ -387,7 +387,7 @@ def show_rule(rule: Rule) -> str:
     return table("[[rule]]", {**fields, "evidence": evidence})
 
 
-def sides(equation: Equation) -> tuple[str, str]:
+def rule_sides(equation: Equation) -> tuple[str, str]:
     """Both sides as text, without the guard."""
     text = show_equation(replace(equation, where=None))
     tree = ast.parse(text, mode="eval").body
@@ -396,6 +396,6 @@ def sides(equation: Equation) -> tuple[str, str]:
     return left or "", right or ""
 
 
-def _show_rejected(each: Rejected) -> str:
+def _show_rejected(each: RejectedRule) -> str:
     text = table("[[rejected]]", {"equation": each.equation, "why": each.why})
     return text + (table("[rejected.counterexample]", each.counterexample) if each.counterexample else "")

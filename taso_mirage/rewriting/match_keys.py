@@ -14,15 +14,15 @@ from typing import Any, TypeAlias, cast
 from taso_mirage.ir.terms import LEAVES, Node, topological, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
 
-Key: TypeAlias = tuple[Hashable, ...]
+MatchKey: TypeAlias = tuple[Hashable, ...]
 """A row for each term: operator, attributes and the places of the operands; or what there is to know of a leaf."""
-LEVELS = 3
+MATCHED_LEVELS = 3
 """How many operators in a row from a term down are its surroundings. Most patterns are no deeper."""
 PATTERNS = 1 << 14
 """Of so many patterns the upper parts are kept."""
 
 
-def surroundings(node: Node, levels: int) -> tuple[Key, tuple[Node, ...]]:
+def match_key(node: Node, levels: int) -> tuple[MatchKey, tuple[Node, ...]]:
     """The terms down to `levels` below a term, each once, nearest first; and all about them that a rewrite may ask for.
 
     Operators, attributes, which operands are the same, types, whether a term hangs on weights only, and the values of constants.
@@ -54,7 +54,7 @@ def _leaf(node: Node) -> Hashable:
     return bool(node.args), is_weight(node), node.type
 
 
-def canonical(key: Key, terms: Sequence[Node]) -> tuple[Node, ...]:
+def canonical_terms(key: MatchKey, terms: Sequence[Node]) -> tuple[Node, ...]:
     """The terms of some surroundings over leaves that are named by their place: the same for equal keys."""
     made = {term: _canonical_leaf(row, i) for i, (row, term) in enumerate(zip(key, terms, strict=True)) if _ends(row)}
     for term in topological(terms[:1], stop=set(made)):

@@ -13,7 +13,7 @@ import numpy as np
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
-from taso_mirage.operators.expressions import FUNCTIONS, Expr
+from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr
 from taso_mirage.operators.ops import Op, get, load_specs
 from taso_mirage.rewriting.equation import REST, Equation
 
@@ -215,7 +215,7 @@ def _pattern(tree: ast.expr) -> Node:
         case ast.Name(id="inf"):
             return Node("splat", (), (("value", float("inf")),))
         case ast.Name(id=name):
-            if name in FUNCTIONS:
+            if name in EXPRESSION_FUNCTIONS:
                 raise SyntaxProblem(f"{name} is a function of guards; call the variable something else")
             return variable(name)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):

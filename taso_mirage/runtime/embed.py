@@ -19,10 +19,10 @@ from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.operators.ops import get
 from taso_mirage.runtime import functions
 from taso_mirage.runtime.functions import DOMAIN, value
-from taso_mirage.runtime.plan import Kernel
-from taso_mirage.runtime.register import FORMAT, FORMAT_KEY, SOURCE_KEY
+from taso_mirage.runtime.plan import PlannedNode
+from taso_mirage.runtime.register import FORMAT_KEY, PLAN_FORMAT, SOURCE_KEY
 
-__all__ = ["DOMAIN", "NAMES", "Region", "embed"]
+__all__ = ["DOMAIN", "NAMES", "EmbeddedRegion", "embed"]
 STEMS = {"cpu": "CpuKernel", "cuda": "CudaKernel"}
 NAMES = 128
 """Different kernels that a model may have for a target; cpp/library.cpp registers as many names."""
@@ -33,18 +33,18 @@ LARGEST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class EmbeddedRegion:
     """Terms of a model between `inputs` and `outputs`, and a kernel that takes and gives these, in this order."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    kernel: Kernel
+    kernel: PlannedNode
 
     @staticmethod
-    def of(goal: Graph, inputs: Sequence[Node], kernel: Kernel) -> Region:
+    def of(goal: Graph, inputs: Sequence[Node], kernel: PlannedNode) -> EmbeddedRegion:
         """Where a model computes `goal`, which the kernel was found for, on these terms of its own: the outputs follow from it."""
         outputs = substitute(goal.outputs, dict(zip(goal.inputs, inputs, strict=True)))
-        return Region(tuple(inputs), outputs, kernel)
+        return EmbeddedRegion(tuple(inputs), outputs, kernel)
 
     @property
     def original(self) -> Graph:
@@ -100,7 +100,7 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> Dim:
         return dim
 
 
-def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | None = None) -> Model:
+def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None) -> Model:
     """The model with one node for each region, and functions for each different kernel.
 
     Where the custom-operator library is registered (`runtime.register`) a node runs its kernel, elsewhere a function, which is made
@@ -139,7 +139,7 @@ def embed(model: Model, regions: Sequence[Region], sizes: Mapping[str, int] | No
     )
 
 
-def _domains(regions: Sequence[Region]) -> dict[str, int]:
+def _domains(regions: Sequence[EmbeddedRegion]) -> dict[str, int]:
     """What the functions' operators need; onnx's own inference wants it of the model too."""
     operators = {n.op for region in regions for n in region.original if n.args}
     return {domain: 1 for domain in sorted({get(op).domain for op in operators}) if domain not in ("", "ai.onnx")}
@@ -149,7 +149,7 @@ def _header(old: ir.Model) -> ir.Model:
     """It shares its graph with the old one, which nobody changes."""
     made = copy_model(old, old.graph)
     made.ir_version = max(old.ir_version, FUNCTIONS_SINCE)
-    made.metadata_props[FORMAT_KEY] = str(FORMAT)
+    made.metadata_props[FORMAT_KEY] = str(PLAN_FORMAT)
     return made
 
 
@@ -157,7 +157,7 @@ def _moved(old: Mapping[Node, Any], new: Mapping[Node, Node]) -> dict[Node, Any]
     return {new.get(node, node): value for node, value in old.items()}
 
 
-def _ordered(regions: Sequence[Region]) -> Iterable[Region]:
+def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
     """Those that give before those that read. Raises Unsupported where two read each other's results, or give the same."""
     left = list(regions)
     given = [o for region in regions for o in region.outputs]
@@ -181,7 +181,7 @@ class _Names:
         self.header, self.opsets = header, dict(opsets)
         self.known: dict[tuple[Graph, str, bool], str] = {}
 
-    def of(self, region: Region) -> str:
+    def of(self, region: EmbeddedRegion) -> str:
         """What a region's node calls."""
         key = (region.original, region.kernel.plan, region.free)
         if key not in self.known:
@@ -195,7 +195,7 @@ class _Names:
         self.header.functions[made.identifier()] = made
         return str(made.name)
 
-    def _made(self, region: Region) -> str:
+    def _made(self, region: EmbeddedRegion) -> str:
         original, opsets, attributes = region.original, self.opsets, region.kernel.attributes
         stem, target = STEMS[region.kernel.target], region.kernel.target
         name = self._free((f"{stem}{i}" for i in range(NAMES)), f"more than {NAMES} different kernels for {target}")
@@ -229,11 +229,11 @@ def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
     if unknown:
         raise Unsupported(f"the dim {min(unknown)!r} is no dim of an input alone, so a run cannot tell its size")
     key = blake2b(repr([(n.attr("name"), p) for n, p in places.items()]).encode(), digest_size=8).hexdigest()
-    name = names.add(functions.fitting(f"sizes_{key}", list(places.values()), names.opsets))
+    name = names.add(functions.fitting_sizes(f"sizes_{key}", list(places.values()), names.opsets))
     return _opaque(name, name, tuple(places), {}, [Tensor("bool", ())])
 
 
-def _call(name: str, label: str, args: Sequence[Node], region: Region) -> Sequence[Node]:
+def _call(name: str, label: str, args: Sequence[Node], region: EmbeddedRegion) -> Sequence[Node]:
     """The terms of a node's outputs. Attributes that no function holds are its own."""
     own = {} if region.free or region.kernel.images else region.kernel.attributes
     types = [n.tensor for n in region.outputs]

@@ -69,7 +69,7 @@ def choice(
     return _function(name, _body([fits, *inputs], outputs, [node], opsets))
 
 
-def fitting(name: str, places: Sequence[Sequence[tuple[int, int]]], opsets: Opsets) -> ir.Function:
+def fitting_sizes(name: str, places: Sequence[Sequence[tuple[int, int]]], opsets: Opsets) -> ir.Function:
     """Whether every dim `axis` of every input is `size`: `places` has pairs of them for each input."""
     inputs = _values("x", len(places))
     nodes: list[ir.Node] = []

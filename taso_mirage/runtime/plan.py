@@ -8,20 +8,20 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.codegen.compile import Compiled
+from taso_mirage.codegen.compile import CompiledKernel
 from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.codegen.cpu.prepared import prepares
-from taso_mirage.codegen.gpu.program import Buffer, Program
+from taso_mirage.codegen.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import product, symbol
+from taso_mirage.ir.dims import dim_product, symbol
 from taso_mirage.ir.terms import Graph, Node, Tensor
-from taso_mirage.runtime.register import FORMAT
+from taso_mirage.runtime.register import PLAN_FORMAT
 
 DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class PlannedNode:
     """What a node needs to run: `images` are compiled for CUDA; `source` is the C++ that is compiled where the model is loaded, or
     Triton's, which is only there to be read. `entry` names it."""
 
@@ -45,7 +45,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class KernelImage:
     """The code of kernel number `kernel` for one architecture, and how it is launched: machine code, or PTX for this one and later ones.
 
     `shared` is in bytes, `hidden` counts null pointers behind the arguments."""
@@ -69,30 +69,30 @@ class Image:
             f"image {self.kernel} {self.capability} {kind} {launch} {len(self.content)} {zlib.crc32(self.content):08x}"
         )
 
-    def with_ptx(self, text: str) -> Image:
+    def with_ptx(self, text: str) -> KernelImage:
         """The same kernel as PTX, which later architectures compile when they load it (none for sm_90a: start from 80 or 89)."""
         return replace(self, content=text.encode(), ptx=True)
 
 
-def cpu_kernel(graph: Graph) -> Kernel:
+def cpu_kernel(graph: Graph) -> PlannedNode:
     """A muGraph as C++ that is compiled where it runs. Raises Unsupported where it has no C++, or a size is not fixed."""
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_cpp(graph).encode(), digest_size=8).hexdigest()}"
-    lines = [f"taso_mirage {FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
+    lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
     prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
-    return Kernel("cpu", entry, inputs, outputs, sealed(lines), generate_cpp(graph, entry) + "\n" + said)
+    return PlannedNode("cpu", entry, inputs, outputs, sealed(lines), generate_cpp(graph, entry) + "\n" + said)
 
 
-def images(compiled: Sequence[Compiled]) -> list[Image]:
+def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
     """What `codegen.compile.compiled` made of a program for one capability."""
     return [
-        Image(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap)
+        KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap)
         for i, c in enumerate(compiled)
     ]
 
 
-def cuda_kernel(program: Program, images: Sequence[Image]) -> Kernel:
+def cuda_kernel(program: TritonProgram, images: Sequence[KernelImage]) -> PlannedNode:
     """A Triton program with its kernels' images: at least one for every launch. The free dims of a batch are named n0, n1, ...
 
     Raises Unsupported where a result is no kernel's.
@@ -104,7 +104,7 @@ def cuda_kernel(program: Program, images: Sequence[Image]) -> Kernel:
         raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
     groups = (("input", "i", inputs), ("output", "o", outputs), ("scratch", "s", scratch))
     places = {b.name: f"{short}{i}" for _, short, buffers in groups for i, b in enumerate(buffers)}
-    lines = [f"taso_mirage {FORMAT} cuda"]
+    lines = [f"taso_mirage {PLAN_FORMAT} cuda"]
     free = tuple(f"n{i}" for i in range(program.batch.dims)) if program.batch is not None else ()
     for word, _, buffers in groups:
         lines += _lines(word, [_type(b, free) for b in buffers])
@@ -115,7 +115,7 @@ def cuda_kernel(program: Program, images: Sequence[Image]) -> Kernel:
     key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
     contents = tuple(image.content for image in images)
     types = [tuple([_type(b, free) for b in buffers]) for buffers in (inputs, outputs)]
-    return Kernel("cuda", f"kernel_{key}", types[0], types[1], plan, program.source, contents)
+    return PlannedNode("cuda", f"kernel_{key}", types[0], types[1], plan, program.source, contents)
 
 
 def sealed(lines: Iterable[str]) -> str:
@@ -124,13 +124,13 @@ def sealed(lines: Iterable[str]) -> str:
     return f"{text}check {zlib.crc32(text.encode()):08x}\n"
 
 
-def _type(buffer: Buffer, free: Sequence[str]) -> Tensor:
+def _type(buffer: TritonBuffer, free: Sequence[str]) -> Tensor:
     """In scratch memory the samples are one behind the other, whatever the dims of one are."""
     if not buffer.batched:
         return Tensor(buffer.dtype, buffer.shape)
     names = tuple([symbol(name) for name in free])
     if buffer.role == "scratch":
-        return Tensor(buffer.dtype, (product((*names, *buffer.shape)),))
+        return Tensor(buffer.dtype, (dim_product((*names, *buffer.shape)),))
     return Tensor(buffer.dtype, (*names, *buffer.shape[len(names) :]))
 
 

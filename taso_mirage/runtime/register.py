@@ -12,15 +12,15 @@ from taso_mirage.runtime.build import compile_kernels, library
 from taso_mirage.targets import stamp
 from taso_mirage.targets.stamp import Provider, Stamp
 
-FORMAT = 1
+PLAN_FORMAT = 1
 """The version of plans and metadata; cpp/plan.h has the same."""
 FORMAT_KEY = "taso_mirage.format"
 SOURCE_KEY = "taso_mirage.cpp."
 """Before the name of a kernel's function: the metadata that has its C++."""
-Source = bytes | str | Path
+_Source = bytes | str | Path
 
 
-def register(options: Any, model: Source | None = None, *, cuda: bool | None = None) -> list[Provider]:
+def register(options: Any, model: _Source | None = None, *, cuda: bool | None = None) -> list[Provider]:
     """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they run the functions instead. Gives the
     providers with the options that the model was measured with, but for a CUDA graph (`taso_mirage.session`):
     `onnxruntime.InferenceSession(model, options, providers=register(options, model))`.
@@ -48,21 +48,21 @@ def register(options: Any, model: Source | None = None, *, cuda: bool | None = N
     return wanted.providers()
 
 
-def _wanted(model: Source | None, cuda: bool | None) -> Stamp:
+def _wanted(model: _Source | None, cuda: bool | None) -> Stamp:
     """The model's stamp, unless the session's provider is said to be another one."""
-    found = None if model is None else stamp.read(metadata(model))
+    found = None if model is None else stamp.read_stamp(metadata(model))
     if cuda is None:
         return found or Stamp()
     named = "cuda" if cuda else "cpu"
     return found if found is not None and found.target == named else Stamp(named, stamp.DEFAULTS[named])
 
 
-def carries_kernels(model: Source) -> bool:
+def carries_kernels(model: _Source) -> bool:
     """Whether a model has nodes that `register` is for."""
     return FORMAT_KEY in metadata(model)
 
 
-def build_kernels(model: Source, folder: Path | None = None) -> Path | None:
+def build_kernels(model: _Source, folder: Path | None = None) -> Path | None:
     """Compile the C++ kernels of a model for this machine: a library, or None if the model has none.
 
     A program without Python names the file in the session's config entry `taso_mirage.kernels`, then registers `library()`.
@@ -71,16 +71,16 @@ def build_kernels(model: Source, folder: Path | None = None) -> Path | None:
     from taso_mirage.codegen.cpu.native import FLAGS
 
     known = metadata(model)
-    version = known.get(FORMAT_KEY, str(FORMAT))
-    if version != str(FORMAT):
+    version = known.get(FORMAT_KEY, str(PLAN_FORMAT))
+    if version != str(PLAN_FORMAT):
         raise InvalidModel(
-            f"the model's kernels have format {version}, this version reads {FORMAT}; update taso-mirage"
+            f"the model's kernels have format {version}, this version reads {PLAN_FORMAT}; update taso-mirage"
         )
     sources = [text for key, text in sorted(known.items()) if key.startswith(SOURCE_KEY)]
     return compile_kernels(sources, FLAGS, folder) if sources else None
 
 
-def metadata(model: Source) -> dict[str, str]:
+def metadata(model: _Source) -> dict[str, str]:
     """The metadata of an ONNX file. Only that is read: a model may have gigabytes. Raises InvalidModel where it is no ONNX file."""
     try:
         if isinstance(model, bytes):

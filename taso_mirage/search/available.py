@@ -14,7 +14,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.search.cost import FREE, UNMEASURABLE
 from taso_mirage.search.passes import Context
-from taso_mirage.search.settings import Setting, alone, description
+from taso_mirage.search.settings import FusionContext, context_model, description
 
 
 class Available:
@@ -41,7 +41,7 @@ class Available:
         wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
         if _is_standard(node):
             return (wide,)
-        exact = f"available {description(Setting(node), self.context)}"
+        exact = f"available {description(FusionContext(node), self.context)}"
         return (exact, wide) if traits(node).layout else (exact,)
 
     def __call__(self, node: Node) -> bool:
@@ -71,7 +71,7 @@ class Available:
 
     def _tried(self, node: Node) -> bool:
         try:
-            content = serialize(alone(Setting(node), self.context))
+            content = serialize(context_model(FusionContext(node), self.context))
             session = Session(content, self.context.target, alone=self.context.target.gpu)
             if not _is_standard(node):
                 session.run(tasks.random_feed(session, 0))

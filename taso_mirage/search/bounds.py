@@ -24,10 +24,10 @@ class Option:
 
 ROUNDS, SWEEPS = 40, 3
 """How often the parts of prices are moved to raise the bound, and over how many rounds of a cycle prices are summed."""
-Options = Mapping[int, Sequence[Option]]
+ClassOptions = Mapping[int, Sequence[Option]]
 
 
-def tree_costs(options: Options) -> dict[int, float]:
+def tree_costs(options: ClassOptions) -> dict[int, float]:
     """For every class that has a finite term the cost of its cheapest one, as a tree (Knuth's generalisation of Dijkstra)."""
     users: dict[int, list[tuple[int, int]]] = {}
     missing: dict[tuple[int, int], int] = {}
@@ -54,11 +54,11 @@ def tree_costs(options: Options) -> dict[int, float]:
     return costs
 
 
-class Problem:
+class ExtractionProblem:
     """What the roots can reach, without options that another one of the class replaces, in an order with users first."""
 
     def __init__(
-        self, options: Options, roots: Sequence[int], prices: Mapping[int, float], stop: Callable[[], bool]
+        self, options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float], stop: Callable[[], bool]
     ) -> None:
         self.stop = stop
         self.roots = tuple(dict.fromkeys(roots))

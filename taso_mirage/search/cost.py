@@ -23,17 +23,17 @@ from taso_mirage.measure.child import in_child
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
-from taso_mirage.measure.target import running as placed
+from taso_mirage.measure.target import target_for as placed
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.rewriting.match_keys import Key, canonical, surroundings
+from taso_mirage.rewriting.match_keys import MatchKey, canonical_terms, match_key
 from taso_mirage.search.passes import Context
 from taso_mirage.search.settings import (
+    FusionContext,
     Pattern,
     Running,
-    Setting,
-    alone,
     concrete,
+    context_model,
     described_terms,
     description,
     running,
@@ -53,11 +53,11 @@ UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, Val
 class TermCost(Protocol):
     """Seconds of terms, given their sizes."""
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         """What the setting's term adds to its producers."""
         ...
 
-    def joined(self, producer: Setting, node: Node) -> bool:
+    def joined(self, producer: FusionContext, node: Node) -> bool:
         """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a layout between them."""
         ...
 
@@ -67,14 +67,14 @@ class Cost:
     """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
 
     term: TermCost
-    _placed: dict[tuple[Node, tuple[Setting, ...]], tuple[Setting, float]] = field(default_factory=dict)
-    _alike: dict[tuple[Key, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    _placed: dict[tuple[Node, tuple[FusionContext, ...]], tuple[FusionContext, float]] = field(default_factory=dict)
+    _alike: dict[tuple[MatchKey, Pattern], tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     def __call__(self, outputs: Sequence[Node]) -> float:
         order = topological(outputs)
         uses = Counter(a for n in order for a in set(n.args))
         uses.update(outputs)
-        settings: dict[Node, Setting] = {}
+        settings: dict[Node, FusionContext] = {}
         total = 0.0
         for node in order:
             if not _runs(node):
@@ -88,22 +88,24 @@ class Cost:
         """Seconds of one term alone."""
         return self._place(node, ())[1] if _runs(node) else 0.0
 
-    def _place(self, node: Node, sole: tuple[Setting, ...]) -> tuple[Setting, float]:
+    def _place(self, node: Node, sole: tuple[FusionContext, ...]) -> tuple[FusionContext, float]:
         """The setting of a term above producers that only it uses, and what it adds to them: asked once for all that look so."""
         near = tuple([s.cut(DEPTH - 1) for s in sole])
-        row, terms = surroundings(node, DEPTH)
+        row, terms = match_key(node, DEPTH)
         key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
         if key not in self._alike:
-            self._alike[key] = self._asked(node, near, dict(zip(terms, canonical(row, terms), strict=True)))
+            self._alike[key] = self._asked(node, near, dict(zip(terms, canonical_terms(row, terms), strict=True)))
         joined, seconds = self._alike[key]
-        self._placed[node, sole] = found = Setting(node, tuple([near[i] for i in joined])), seconds
+        self._placed[node, sole] = found = FusionContext(node, tuple([near[i] for i in joined])), seconds
         return found
 
-    def _asked(self, node: Node, near: Sequence[Setting], to: Mapping[Node, Node]) -> tuple[tuple[int, ...], float]:
+    def _asked(
+        self, node: Node, near: Sequence[FusionContext], to: Mapping[Node, Node]
+    ) -> tuple[tuple[int, ...], float]:
         """Which of the producers the runtime joins with a term, and the seconds that it adds, over canonical terms."""
         producers = [s.over(to) for s in near]
         joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
-        return joined, self.term.seconds(Setting(to[node], tuple(producers[i] for i in joined)))
+        return joined, self.term.seconds(FusionContext(to[node], tuple(producers[i] for i in joined)))
 
 
 def _runs(node: Node) -> bool:
@@ -116,14 +118,14 @@ class Roofline:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         return self.context.estimate(setting.node)
 
-    def joined(self, producer: Setting, node: Node) -> bool:
+    def joined(self, producer: FusionContext, node: Node) -> bool:
         return False
 
 
-class Measured:
+class MeasuredCost:
     """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline where that is impossible."""
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
@@ -132,43 +134,43 @@ class Measured:
         self.measured = 0
         self.deadline = math.inf
         """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
-        self._known: dict[Setting, float] = {}
-        self._described: dict[Setting, str | None] = {}
+        self._known: dict[FusionContext, float] = {}
+        self._described: dict[FusionContext, str | None] = {}
         self._seconds: dict[str, float | None] = {}
-        self._joined: dict[tuple[Setting, Node], bool] = {}
+        self._joined: dict[tuple[FusionContext, Node], bool] = {}
         self._keys: dict[Target, str] = {}
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         if setting not in self._known:
             self._known[setting] = self._added(setting)
         return self._known[setting]
 
-    def _added(self, setting: Setting) -> float:
+    def _added(self, setting: FusionContext) -> float:
         whole = self._time(setting)
         parts = [self._time(p) for p in setting.producers]
         if whole is None or None in parts:
-            return self.seconds(Setting(setting.node)) if setting.producers else self.fallback.seconds(setting)
+            return self.seconds(FusionContext(setting.node)) if setting.producers else self.fallback.seconds(setting)
         return max(whole - sum(p for p in parts if p is not None), 0.0)
 
-    def joined(self, producer: Setting, node: Node) -> bool:
+    def joined(self, producer: FusionContext, node: Node) -> bool:
         key = producer, node
         if key not in self._joined:
-            counts = [self._count(s) for s in (Setting(node, (producer,)), producer, Setting(node))]
+            counts = [self._count(s) for s in (FusionContext(node, (producer,)), producer, FusionContext(node))]
             whole, *parts = counts
             self._joined[key] = whole is not None and None not in parts and whole < sum(p for p in parts if p)
         return self._joined[key]
 
-    def _time(self, setting: Setting) -> float | None:
+    def _time(self, setting: FusionContext) -> float | None:
         return self._measured("seconds", setting, COPIES if self._moved(setting) < SMALL else 1)
 
-    def _count(self, setting: Setting) -> float | None:
+    def _count(self, setting: FusionContext) -> float | None:
         return self._measured("kernels", setting, 1)
 
-    def _moved(self, setting: Setting) -> int:
+    def _moved(self, setting: FusionContext) -> int:
         counted = [self.context.work(n) for n in setting.terms]
         return sum(w.bytes for w in counted if w is not None)
 
-    def _measured(self, what: str, setting: Setting, copies: int) -> float | None:
+    def _measured(self, what: str, setting: FusionContext, copies: int) -> float | None:
         """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
         if (described := self._description(setting)) is None:
             return None
@@ -185,7 +187,7 @@ class Measured:
             self._seconds[key] = found
         return self._seconds[key]
 
-    def _description(self, setting: Setting) -> str | None:
+    def _description(self, setting: FusionContext) -> str | None:
         """None where a size is one that only the run shows."""
         if setting not in self._described:
             try:
@@ -194,13 +196,13 @@ class Measured:
                 self._described[setting] = None
         return self._described[setting]
 
-    def _now(self, what: str, setting: Setting, copies: int, target: Target) -> float | None:
+    def _now(self, what: str, setting: FusionContext, copies: int, target: Target) -> float | None:
         try:
-            content = serialize(alone(setting, self.context, copies))
+            content = serialize(context_model(setting, self.context, copies))
             self.measured += 1
             if what == "kernels":
-                return float(self._run(tasks.kernels, content, target))
-            return float(self._run(tasks.seconds, content, target)) / copies
+                return float(self._run(tasks.counted_nodes, content, target))
+            return float(self._run(tasks.operator_seconds, content, target)) / copies
         except UNMEASURABLE:
             return None
 
@@ -242,13 +244,13 @@ class Weighted:
     ) -> None:
         contexts = [Context(context.opsets, sizes, context.available, context.target) for sizes, _ in workloads]
         self.shares = [share for _, share in workloads]
-        self.measured = [] if cache is None else [Measured(c, cache, executor) for c in contexts]
+        self.measured = [] if cache is None else [MeasuredCost(c, cache, executor) for c in contexts]
         self.terms: Sequence[TermCost] = self.measured or [Roofline(c) for c in contexts]
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: FusionContext) -> float:
         return self._sum([term.seconds(setting) for term in self.terms])
 
-    def joined(self, producer: Setting, node: Node) -> bool:
+    def joined(self, producer: FusionContext, node: Node) -> bool:
         """Whether they are run as one at some sizes; at the others the term costs what it adds there all the same."""
         return any(term.joined(producer, node) for term in self.terms)
 

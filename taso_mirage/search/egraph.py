@@ -13,11 +13,11 @@ from taso_mirage.ir.terms import LEAVES, Attributes, Node, Type, topological
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.folding import fold_small
 
-Key: TypeAlias = tuple[str, Attributes, tuple[int, ...], Type]
+ENode: TypeAlias = tuple[str, Attributes, tuple[int, ...], Type]
 """An e-node: operator, attributes, the classes of its operands, and, for a named leaf, its type."""
-Reason = tuple[str, ...]
+_Reason = tuple[str, ...]
 """The equations by which two terms are equal."""
-CONGRUENCE: Reason = ()
+CONGRUENCE: _Reason = ()
 FOLDING = "constant folding"
 
 
@@ -27,14 +27,14 @@ class EGraph:
     def __init__(self) -> None:
         self._parent: list[int] = []
         self._class_of: dict[Node, int] = {}
-        self._table: dict[Key, int] = {}
-        self._terms: dict[Key, Node] = {}
-        self._members: dict[int, dict[str, dict[Key, None]]] = {}
-        self._users: dict[int, dict[Key, None]] = {}
+        self._table: dict[ENode, int] = {}
+        self._terms: dict[ENode, Node] = {}
+        self._members: dict[int, dict[str, dict[ENode, None]]] = {}
+        self._users: dict[int, dict[ENode, None]] = {}
         self._best: dict[int, Node] = {}
         self._merged: list[int] = []
         self._improved: list[int] = []
-        self._proof: dict[Node, tuple[Node, Reason]] = {}
+        self._proof: dict[Node, tuple[Node, _Reason]] = {}
 
     def __len__(self) -> int:
         """The number of e-nodes."""
@@ -59,7 +59,7 @@ class EGraph:
         """All classes, in the order of their making."""
         return sorted(self._members)
 
-    def members(self, of: int, op: str | None = None) -> Iterator[Key]:
+    def members(self, of: int, op: str | None = None) -> Iterator[ENode]:
         """The e-nodes of a class, of one operator if it is given."""
         by_op = self._members[of]
         for name in by_op if op is None else (op,):
@@ -78,12 +78,12 @@ class EGraph:
         """The term that stands for a class."""
         return self._best[of]
 
-    def key(self, node: Node) -> Key:
+    def key(self, node: Node) -> ENode:
         """The e-node of a term whose operands were added."""
         args = tuple([self.find(a) for a in node.args])
         return node.op, node.attrs, args, node.type if node.op in LEAVES else None
 
-    def term(self, key: Key) -> Node:
+    def term(self, key: ENode) -> Node:
         """An e-node as a term over those that stand for its operands."""
         op, attrs, args, _ = key
         return Node(op, tuple([self._best[self.find(a)] for a in args]), attrs, self._terms[key].type)
@@ -153,7 +153,7 @@ class EGraph:
                 self._spread(self.find(each))
 
     def _repair(self, changed: int) -> None:
-        stale, fresh = list(self._users[changed]), dict[Key, None]()
+        stale, fresh = list(self._users[changed]), dict[ENode, None]()
         for key in stale:
             new = self._canonical(key)
             fresh[new] = None
@@ -187,15 +187,15 @@ class EGraph:
             if _rank(node) < before:
                 self._improved.append(to)
 
-    def _canonical(self, key: Key) -> Key:
+    def _canonical(self, key: ENode) -> ENode:
         op, attrs, args, type = key
         return op, attrs, tuple([self.find(a) for a in args]), type
 
     # ------------------------------------------------------------ proofs
 
-    def _connect(self, a: Node, b: Node, reason: Reason) -> None:
+    def _connect(self, a: Node, b: Node, reason: _Reason) -> None:
         """A new edge of the forest: the tree of `a` is hung below `b`."""
-        below: tuple[Node, Reason] = b, reason
+        below: tuple[Node, _Reason] = b, reason
         while True:
             above = self._proof.get(a)
             self._proof[a] = below
@@ -220,7 +220,7 @@ class EGraph:
                     waiting += zip(left.args, right.args, strict=True)
         return tuple(names)
 
-    def _steps(self, a: Node, b: Node) -> list[tuple[Node, Node, Reason]]:
+    def _steps(self, a: Node, b: Node) -> list[tuple[Node, Node, _Reason]]:
         """The edges on the path between two terms of one tree."""
         up, down = self._to_root(a), self._to_root(b)
         while up and down and up[-1] == down[-1]:
@@ -228,7 +228,7 @@ class EGraph:
             down.pop()
         return up + [(above, below, reason) for below, above, reason in reversed(down)]
 
-    def _to_root(self, node: Node) -> list[tuple[Node, Node, Reason]]:
+    def _to_root(self, node: Node) -> list[tuple[Node, Node, _Reason]]:
         path = []
         while node in self._proof:
             above, reason = self._proof[node]

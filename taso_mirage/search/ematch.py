@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from taso_mirage.ir.terms import ABSENT, Node
-from taso_mirage.operators.expressions import Expr, splat_value
+from taso_mirage.operators.expressions import Expr, uniform_value
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.equation import REST, Equation
 from taso_mirage.search.egraph import EGraph
@@ -21,14 +21,14 @@ Apart: TypeAlias = Callable[[tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EMatch:
     """Where a left-hand side seems to match: terms that look like its outputs, and their classes."""
 
     outputs: tuple[Node, ...]
     classes: tuple[int, ...]
 
 
-def places(equation: Equation, graph: EGraph, of: int, apart: Apart = lambda classes: True) -> Iterator[Place]:
+def ematches(equation: Equation, graph: EGraph, of: int, apart: Apart = lambda classes: True) -> Iterator[EMatch]:
     """Where an equation seems to match with its first output in a class; guards and computed attributes are not looked at.
 
     Operands are the terms that stand for their classes. Further outputs are found by climbing from a shared operand, in classes
@@ -36,10 +36,10 @@ def places(equation: Equation, graph: EGraph, of: int, apart: Apart = lambda cla
     """
     first, *others = equation.lhs.outputs
     for root, bound in _terms(first, graph, of, {}):
-        yield from _others(others, graph, Place((root,), (of,)), bound, apart)
+        yield from _others(others, graph, EMatch((root,), (of,)), bound, apart)
 
 
-def _others(patterns: list[Node], graph: EGraph, place: Place, bound: Bound, apart: Apart) -> Iterator[Place]:
+def _others(patterns: list[Node], graph: EGraph, place: EMatch, bound: Bound, apart: Apart) -> Iterator[EMatch]:
     if not patterns:
         yield place
         return
@@ -49,7 +49,7 @@ def _others(patterns: list[Node], graph: EGraph, place: Place, bound: Bound, apa
             continue
         for root, more in _terms(pattern, graph, of, bound):
             if root not in place.outputs:
-                yield from _others(rest, graph, Place((*place.outputs, root), (*place.classes, of)), more, apart)
+                yield from _others(rest, graph, EMatch((*place.outputs, root), (*place.classes, of)), more, apart)
 
 
 def _climbed(pattern: Node, graph: EGraph, bound: Bound) -> list[int]:
@@ -82,7 +82,7 @@ def _terms(pattern: Node, graph: EGraph, of: int, bound: Bound) -> Iterator[tupl
             yield graph.best(of), bound if name in bound else {**bound, name: of}
         return
     if pattern.op == "splat":
-        if splat_value(graph.best(of)) == pattern.attr("value"):
+        if uniform_value(graph.best(of)) == pattern.attr("value"):
             yield graph.best(of), bound
         return
     for op, attrs, classes, _ in graph.members(of, pattern.op):

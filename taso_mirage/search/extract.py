@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from taso_mirage.search.bounds import Option, Options, Problem, tree_costs
+from taso_mirage.search.bounds import ClassOptions, ExtractionProblem, Option, tree_costs
 
-Choice = Mapping[int, int]
+ChosenOptions = Mapping[int, int]
 """For every class of a graph, the index of the option taken."""
 
 
@@ -17,7 +17,7 @@ class Extraction:
     """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to be the cheapest of all, and
     `bound`, which no graph is cheaper than."""
 
-    found: tuple[tuple[float, Choice], ...]
+    found: tuple[tuple[float, ChosenOptions], ...]
     exact: bool
     steps: int
     bound: float
@@ -30,9 +30,9 @@ class Extraction:
 
 
 def extract(
-    options: Options,
+    options: ClassOptions,
     roots: Sequence[int],
-    known: Sequence[Choice] = (),
+    known: Sequence[ChosenOptions] = (),
     keep: int = 1,
     slack: float = 1.0,
     limit: int = 20_000,
@@ -48,7 +48,7 @@ def extract(
         return Extraction((), True, 0, math.inf)
     for choice in (*known, _cheapest_trees(options, prices)):
         kept.offer(_restricted(options, roots, choice), options)
-    problem = Problem(options, roots, prices, stop)
+    problem = ExtractionProblem(options, roots, prices, stop)
     while not stop() and problem.drop_above(kept.threshold()):
         pass
     search = _Search(problem, kept, options)
@@ -58,7 +58,7 @@ def extract(
     return Extraction(found, not search.cut_short, search.steps, bound)
 
 
-def _cheapest_trees(options: Options, prices: Mapping[int, float]) -> Choice:
+def _cheapest_trees(options: ClassOptions, prices: Mapping[int, float]) -> ChosenOptions:
     """Every class by its cheapest tree. It is acyclic: among equal trees, what was settled first needs only what was before."""
     place = {each: i for i, each in enumerate(prices)}
 
@@ -69,7 +69,7 @@ def _cheapest_trees(options: Options, prices: Mapping[int, float]) -> Choice:
     return {c: min(range(len(options[c])), key=lambda i: total(c, options[c][i])) for c in prices}
 
 
-def _restricted(options: Options, roots: Sequence[int], choice: Choice) -> Choice:
+def _restricted(options: ClassOptions, roots: Sequence[int], choice: ChosenOptions) -> ChosenOptions:
     """The part of a choice that the roots need."""
     found: dict[int, int] = {}
     waiting = list(roots)
@@ -89,7 +89,7 @@ class _Kept:
     slack: float
     choices: dict[tuple[tuple[int, int], ...], float] = field(default_factory=dict)
 
-    def offer(self, choice: Choice, options: Options) -> None:
+    def offer(self, choice: ChosenOptions, options: ClassOptions) -> None:
         self.choices[tuple(sorted(choice.items()))] = sum(options[c][i].cost for c, i in choice.items())
         if len(self.choices) > self.keep:
             del self.choices[max(self.choices, key=lambda k: (self.choices[k], k))]
@@ -101,7 +101,7 @@ class _Kept:
         limit = self.slack * min(self.choices.values())
         return min(limit, max(self.choices.values())) if len(self.choices) == self.keep else limit
 
-    def result(self) -> tuple[tuple[float, Choice], ...]:
+    def result(self) -> tuple[tuple[float, ChosenOptions], ...]:
         limit = self.slack * min(self.choices.values(), default=0.0)
         ranked = sorted((cost, key) for key, cost in self.choices.items() if cost <= limit)
         return tuple((cost, dict(key)) for cost, key in ranked)
@@ -124,7 +124,7 @@ class _State:
 class _Search:
     """Depth first over the needed classes, users first, cheapest option first."""
 
-    def __init__(self, problem: Problem, kept: _Kept, options: Options) -> None:
+    def __init__(self, problem: ExtractionProblem, kept: _Kept, options: ClassOptions) -> None:
         self.problem, self.kept, self.options = problem, kept, options
         self.steps, self.cut_short = 0, False
         self.at = list(problem.place)

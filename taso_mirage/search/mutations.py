@@ -51,10 +51,10 @@ class Mutations:
         return {m.equation.name: m for m in self.found}
 
 
-NONE = Mutations()
+NO_MUTATIONS = Mutations()
 
 
-class Store:
+class MutationStore:
     """What was tried, a file for each program; `device` says where its seconds were measured. Without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None, device: str) -> None:
@@ -114,7 +114,7 @@ def mutations(
     cost: Cost,
     term: Weighted,
     budget: Budget,
-    store: Store,
+    store: MutationStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mutations:
     """Try the mutants of the costly programs below `outputs` until the budget is spent, the costliest first."""

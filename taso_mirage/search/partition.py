@@ -16,7 +16,7 @@ cut hid is then within a part."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A piece of a model: `graph` has canonical leaf names, `leaves` gives the model's term of each."""
 
     graph: Graph
@@ -30,7 +30,7 @@ class Part:
         return tuple(done[o] for o in outputs)
 
 
-def parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[Part]:
+def model_parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[ModelPart]:
     """The parts of a model, in topological order. Opaque terms, and terms that hang on weights only, are in none. No part ends near
     one of `cuts`, the last outputs of the parts of an earlier look."""
     order = topological(outputs)
@@ -108,7 +108,7 @@ def _may_end(run: list[Node], cuts: Collection[Node]) -> list[bool]:
     return found
 
 
-def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> Part:
+def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[Node]) -> ModelPart:
     inside = set(segment)
     outputs = [
         n
@@ -120,7 +120,7 @@ def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[N
     for node in topological(outputs, stop=_Boundary(inside, done, inputs)):
         done[node] = with_args(node, tuple(done[a] for a in node.args))
     graph = Graph(tuple(inputs), tuple(done[o] for o in outputs))
-    return Part(graph, {new: old for old, new in done.items() if old not in inside})
+    return ModelPart(graph, {new: old for old, new in done.items() if old not in inside})
 
 
 class _Boundary:

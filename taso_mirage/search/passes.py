@@ -20,8 +20,8 @@ from taso_mirage.operators.work import Work, work
 from taso_mirage.rewriting.derived_traits import selects
 from taso_mirage.rewriting.equation import Equation, Match
 from taso_mirage.rewriting.index import Application, Keep, Rules
-from taso_mirage.search.steps import Step
-from taso_mirage.search.weights import holds
+from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.weights import dtype_holds
 
 SWEEPS = 8
 LARGE = 4
@@ -79,7 +79,7 @@ class Context:
         counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
             return False
-        return counted.flops > FEW or not (holds(node, self.weights) or self.hopeful)
+        return counted.flops > FEW or not (dtype_holds(node, self.weights) or self.hopeful)
 
     def estimate(self, node: Node) -> float:
         """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""
@@ -111,7 +111,7 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
     return [n for n in topological(results, stop=set(known.values())) if n.args]
 
 
-def stages(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
+def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
     before small ones, because a small fusion would hide a large one. `keep` says which applications are proved."""
     helpful = [e for e in equations if can_shrink(e)]
@@ -164,9 +164,9 @@ def runtime_specific(equation: Equation) -> bool:
     return any(n is not ABSENT and get(n.op).domain not in ("", "ai.onnx") for n in terms)
 
 
-def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
     """Apply, bottom-up until nothing changes, every law that makes the graph smaller and, on a roofline, no slower."""
-    steps: list[Step] = []
+    steps: list[RewriteStep] = []
     current = tuple(outputs)
     for _ in range(SWEEPS):
         swept = _Sweep(current, rules, context, steps).run()
@@ -180,7 +180,7 @@ _NUMBERS = count(1)
 
 
 class _Sweep:
-    def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[Step]) -> None:
+    def __init__(self, outputs: tuple[Node, ...], rules: Rules, context: Context, steps: list[RewriteStep]) -> None:
         self.outputs, self.rules, self.context, self.steps = outputs, context.helpful(rules), context, steps
         self.order = topological(outputs)
         self.done: dict[Node, Node] = {}
@@ -214,7 +214,7 @@ class _Sweep:
         for _ in range(16):
             folded = fold_small(node)
             if folded is not node:
-                self.steps.append(Step(("constant folding",), (node,), (folded,), self.number))
+                self.steps.append(RewriteStep(("constant folding",), (node,), (folded,), self.number))
                 return folded
             better = self._rewrite(node)
             if better is None:
@@ -226,7 +226,7 @@ class _Sweep:
     def _rewrite(self, node: Node) -> Node | None:
         for application in self.rules.applications(node):
             if _smaller(application, self.uses, self.context):
-                self.steps.append(Step((application.equation.name,), (node,), application.results, self.number))
+                self.steps.append(RewriteStep((application.equation.name,), (node,), application.results, self.number))
                 return application.results[0]
         return None
 
@@ -251,7 +251,7 @@ def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
     return dead
 
 
-def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[Step]]:
+def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
     """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on a roofline, no slower."""
     order = topological(outputs)
     used_by = users(order)
@@ -263,7 +263,7 @@ def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tupl
         for application in rules.joint_applications(node, used_by):
             waiting.setdefault(min(application.found.outputs, key=position.__getitem__), []).append(application)
     done: dict[Node, Node] = {}
-    steps: list[Step] = []
+    steps: list[RewriteStep] = []
     for node in order:
         if node in done:
             continue
@@ -275,7 +275,7 @@ def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tupl
             continue
         old, new = ([_rebuilt(n, done) for n in side] for side in (first.found.outputs, first.results))
         done.update(zip(first.found.outputs, new, strict=True))
-        steps.append(Step((first.equation.name,), tuple(old), tuple(new)))
+        steps.append(RewriteStep((first.equation.name,), tuple(old), tuple(new)))
     return tuple(done[o] for o in outputs), steps
 
 

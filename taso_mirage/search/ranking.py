@@ -11,10 +11,10 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.candidates import corrections
 from taso_mirage.partial.families import Mutant
-from taso_mirage.partial.pieces import merged
-from taso_mirage.partial.whole import Evidence, verified
+from taso_mirage.partial.pieces import merged_boxes
+from taso_mirage.partial.whole import FieldEvidence, verified_program
 from taso_mirage.search.cost import Cost
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 Late = Callable[[], bool]
 
@@ -34,8 +34,8 @@ class Ranked:
     corrected: Graph | None = None
     cost: float = inf
     joined: bool = False
-    refused: Refused | None = None
-    evidence: Evidence | Refused | None = None
+    refused: Refusal | None = None
+    evidence: FieldEvidence | Refusal | None = None
 
     @property
     def share(self) -> float:
@@ -52,7 +52,7 @@ class Ranked:
         """How many boxes are corrected."""
         if self.agreement is None or self.corrected is None:
             return 0
-        return sum(len(merged(region, False)) for region in self.agreement.regions)
+        return sum(len(merged_boxes(region, False)) for region in self.agreement.regions)
 
 
 def costed(original: Graph, mutants: Sequence[Mutant], cost: Cost, late: Late = lambda: False) -> Iterator[Ranked]:
@@ -69,13 +69,13 @@ def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
         made = replace(made, agreement=(found := agreement(original, mutant.graph)))
         ways = corrections(original, mutant, found)
     except Unsupported as error:
-        return replace(made, refused=Refused(str(error)))
+        return replace(made, refused=Refusal(str(error)))
     costs = [cost(way.corrected.outputs) for way in ways]
     best = ways[costs.index(min(costs))]
     return replace(made, corrected=best.corrected, cost=min(costs), joined=best.joined)
 
 
-def ranked(found: Sequence[Ranked]) -> list[Ranked]:
+def ranked_mutants(found: Sequence[Ranked]) -> list[Ranked]:
     """The cheapest corrected program first; those without one last, the largest region first. A program that two mutants come to is
     the first's."""
     order = sorted(found, key=lambda each: (each.cost, -each.share, len(each.mutant.families)))
@@ -89,4 +89,4 @@ def proved(original: Graph, found: Sequence[Ranked], late: Late = lambda: False)
         if each.corrected is None or late():
             yield each
         else:
-            yield replace(each, evidence=verified(original, each.corrected))
+            yield replace(each, evidence=verified_program(original, each.corrected))

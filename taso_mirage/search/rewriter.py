@@ -17,9 +17,9 @@ from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Keep, Rules
 from taso_mirage.search.available import Available
 from taso_mirage.search.cost import Cost, Weighted
-from taso_mirage.search.passes import Context, for_search, joint, merge, simplify, stages
-from taso_mirage.search.search import Budget, Statistics, Strategy, directions, search_model
-from taso_mirage.search.steps import Step
+from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
+from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
+from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import fold_weights, split_halves
 
 LAST = 0.2
@@ -29,12 +29,12 @@ MERGES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ModelCandidate:
     """A model that could be the result, the steps from the original to it, its predicted seconds, and where it is to run."""
 
     name: str
     model: Model
-    steps: tuple[Step, ...]
+    steps: tuple[RewriteStep, ...]
     cost: float
     target: Target
 
@@ -65,11 +65,11 @@ class Rewriter:
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
         self.proved = proved
-        self.stages = stages(equations, proved)
+        self.stages = pass_order(equations, proved)
         self.passing = 0.0
         """Seconds that the passes took: what those after the search may take."""
 
-    def passes(self) -> tuple[Model, list[Step], Candidate]:
+    def passes(self) -> tuple[Model, list[RewriteStep], ModelCandidate]:
         """The model that the search starts from with the steps to it, and the model after all passes.
 
         The search has no small fusions into the runtime's operators: they are made last, and would only hide large ones.
@@ -84,12 +84,12 @@ class Rewriter:
     def search(
         self,
         normal: Model,
-        steps: Sequence[Step],
+        steps: Sequence[RewriteStep],
         strategy: Strategy,
         budget: Budget,
         progress: Callable[[int, int], None],
         more: Sequence[Equation] = (),
-    ) -> tuple[Candidate | None, Statistics]:
+    ) -> tuple[ModelCandidate | None, SearchStatistics]:
         """The model after search and passes, if the search took a step, and what it looked at. `more` equations are for it alone."""
         standard, large, every = self.stages
         if self.term.measured:
@@ -106,9 +106,9 @@ class Rewriter:
         searched, last = self._simplified(folded, [standard, large, every])
         return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
 
-    def candidate(self, name: str, model: Model, steps: Sequence[Step] = ()) -> Candidate:
+    def candidate(self, name: str, model: Model, steps: Sequence[RewriteStep] = ()) -> ModelCandidate:
         """A candidate with its predicted cost on this target."""
-        return Candidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
+        return ModelCandidate(name, model, tuple(steps), self.cost(model.graph.outputs), self.target)
 
     def _fastest_state(self, states: list[tuple[Node, ...]], finish: list[Rules]) -> int:
         """Which state of a part is the fastest as it will be written."""
@@ -116,9 +116,9 @@ class Rewriter:
             states = [simplify(state, rules, self.context)[0] for state in states]
         return self.term.fastest(states)
 
-    def _simplified(self, model: Model, rules: Sequence[Rules]) -> tuple[Model, list[Step]]:
+    def _simplified(self, model: Model, rules: Sequence[Rules]) -> tuple[Model, list[RewriteStep]]:
         """The model after the laws that only help, stage by stage, with weights folded in between."""
-        taken: list[Step] = []
+        taken: list[RewriteStep] = []
         for stage in rules:
             model, halved = split_halves(model, self.weights)
             self.weights.update(model.weights)
@@ -131,7 +131,7 @@ class Rewriter:
             taken += folded
         return model, taken
 
-    def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[Step]]:
+    def _fold(self, model: Model, outputs: tuple[Node, ...]) -> tuple[Model, list[RewriteStep]]:
         folded, steps = fold_weights(model.with_graph(outputs), self.weights)
         self.weights.update(folded.weights)
         return folded, steps

@@ -51,7 +51,7 @@ class RuleSet:
 @cache
 def rules() -> RuleSet:
     """All that the optimizer applies by default: the laws of the operators, and the generated library."""
-    return RuleSet((*laws(), *(rule.equation for rule in library.load())))
+    return RuleSet((*laws(), *(rule.equation for rule in library.load_rules())))
 
 
 def rules_of(path: Path) -> RuleSet:

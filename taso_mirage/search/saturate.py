@@ -11,15 +11,15 @@ from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, topological, users
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply, matches
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.index import Application, Keep, Rules
 from taso_mirage.search.bounds import Option
 from taso_mirage.search.cost import Cost
-from taso_mirage.search.egraph import EGraph, Key
-from taso_mirage.search.ematch import places
-from taso_mirage.search.extract import Choice, Extraction, extract
+from taso_mirage.search.egraph import EGraph, ENode
+from taso_mirage.search.ematch import ematches
+from taso_mirage.search.extract import ChosenOptions, Extraction, extract
 from taso_mirage.search.passes import Context, new_terms, simplify
-from taso_mirage.search.search import Budget, Found, Rewrite, State, finalists_of, search_part
+from taso_mirage.search.search import BestState, Budget, SearchState, StateRewrite, finalists_of, search_part
 
 SATURATED = "saturated"
 NODES = 5_000
@@ -55,14 +55,14 @@ class Saturation:
 
 def saturate_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
-) -> Found:
+) -> BestState:
     """The cheapest graph found equal to `graph`; as `search.search_part`, with e-nodes for states. Never dearer than `graph`."""
     return saturated(graph, rules, eager, cost, context, budget, whole)[0]
 
 
 def saturated(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
-) -> tuple[Found, Saturation]:
+) -> tuple[BestState, Saturation]:
     """`saturate_part`, and what it did."""
     start = cost(graph.outputs)
     left = budget.left()
@@ -78,7 +78,7 @@ def saturated(
     extracted, extraction = _extracted(growth, graph.outputs, cost, budget.alpha, over)
     ended = "interrupt" if whole and whole.stop and not growth.saturated else growth.ended()
     prices = {graph.outputs: start}
-    names: dict[State, tuple[str, ...]] = {graph.outputs: ()}
+    names: dict[SearchState, tuple[str, ...]] = {graph.outputs: ()}
     if seed.path:
         prices[seed.path[-1].outputs] = seed.after
         names[seed.path[-1].outputs] = tuple(name for r in seed.path for name in r.equations)
@@ -91,7 +91,7 @@ def saturated(
             why = growth.graph.explain(zip(graph.outputs, outputs, strict=True))
             names[smaller] = (*why, *(e for s in steps for e in s.equations))
     states = finalists_of(graph.outputs, prices, budget)
-    finalists = tuple([(prices[s], () if s == graph.outputs else (Rewrite(names[s], s),)) for s in states])
+    finalists = tuple([(prices[s], () if s == graph.outputs else (StateRewrite(names[s], s),)) for s in states])
     after, path = min(finalists, key=lambda each: each[0])
     done = Saturation(
         ended,
@@ -102,14 +102,14 @@ def saturated(
         extraction.gap,
         extraction.steps,
     )
-    return Found(path, start, after, done.nodes, done.matches, ended, done.gap, finalists), done
+    return BestState(path, start, after, done.nodes, done.matches, ended, done.gap, finalists), done
 
 
 def _extracted(
-    growth: _Growth, start: State, cost: Cost, slack: float, over: Callable[[float], bool]
-) -> tuple[list[State], Extraction]:
+    growth: _Growth, start: SearchState, cost: Cost, slack: float, over: Callable[[float], bool]
+) -> tuple[list[SearchState], Extraction]:
     """The cheapest graphs, extracted as the e-graph grows, and the last extraction."""
-    found: list[State] = []
+    found: list[SearchState] = []
     for iterations, share in PHASES:
         growth.run(iterations, lambda: over(GROWING))
         ended = growth.saturated or len(growth.graph) >= NODES or over(GROWING)
@@ -146,7 +146,7 @@ class _Growth:
 
     def __init__(
         self,
-        outputs: State,
+        outputs: SearchState,
         equations: tuple[Equation, ...],
         cost: Cost,
         context: Context,
@@ -166,7 +166,7 @@ class _Growth:
         self.iterations = self.matches = 0
         self.saturated = False
 
-    def learn(self, path: Sequence[Rewrite]) -> None:
+    def learn(self, path: Sequence[StateRewrite]) -> None:
         """Add the states that lead to one found otherwise."""
         before = self.outputs
         for rewrite in path:
@@ -241,7 +241,7 @@ class _Growth:
         for of in classes:
             if stop():
                 return
-            for place in places(rule.equation, self.graph, of, partial(self._apart, rule)):
+            for place in ematches(rule.equation, self.graph, of, partial(self._apart, rule)):
                 if place.outputs not in rule.seen and place.outputs not in met:
                     met.add(place.outputs)
                     yield place.outputs
@@ -249,7 +249,7 @@ class _Growth:
     def _applications(self, equation: Equation, outputs: tuple[Node, ...]) -> Iterator[Application]:
         around = users(topological(outputs)) if len(outputs) > 1 else None
         for found in matches(equation, outputs[0], around):
-            results = apply(equation, found)
+            results = apply_equation(equation, found)
             if found.outputs == outputs and not isinstance(results, NoMatch) and results != outputs:
                 application = Application(equation, found, results)
                 if self.keep is None or self.keep(application):
@@ -333,10 +333,10 @@ def _exchangeable(equation: Equation) -> bool:
 class _Problem:
     """The problem of extraction: an option for every e-node that the outputs reach. A class over weights is free."""
 
-    def __init__(self, graph: EGraph, outputs: State, cost: Cost) -> None:
+    def __init__(self, graph: EGraph, outputs: SearchState, cost: Cost) -> None:
         self.graph = graph
         self.roots = tuple(graph.find(o) for o in outputs)
-        self.keys: dict[int, list[Key]] = {}
+        self.keys: dict[int, list[ENode]] = {}
         self.options: dict[int, list[Option]] = {}
         waiting = list(self.roots)
         while waiting:
@@ -347,18 +347,18 @@ class _Problem:
             self.options[of] = [Option(cost.of(graph.term(k)), self._needs(k)) for k in self.keys[of]] or [Option(0.0)]
             waiting += [n for option in self.options[of] for n in option.needs]
 
-    def _needs(self, key: Key) -> tuple[int, ...]:
+    def _needs(self, key: ENode) -> tuple[int, ...]:
         return tuple(dict.fromkeys(of for of in map(self.graph.find, key[2]) if not self._free(of)))
 
     def _free(self, of: int) -> bool:
         best = self.graph.best(of)
         return not best.args or is_weight(best)
 
-    def extract(self, given: Sequence[State], slack: float, stop: Callable[[], bool]) -> Extraction:
+    def extract(self, given: Sequence[SearchState], slack: float, stop: Callable[[], bool]) -> Extraction:
         """The cheapest graphs, given some."""
         return extract(self.options, self.roots, list(map(self._choice, given)), CANDIDATES, slack, STEPS, stop)
 
-    def _choice(self, given: State) -> Choice:
+    def _choice(self, given: SearchState) -> ChosenOptions:
         """A graph that was given: of equal terms in it the first, which needs none of the others."""
         choice: dict[int, int] = {}
         for node in topological(given):
@@ -367,7 +367,7 @@ class _Problem:
                 choice[of] = self.keys[of].index(self.graph.key(node)) if self.keys[of] else 0
         return choice
 
-    def graphs(self, extraction: Extraction) -> Iterator[State]:
+    def graphs(self, extraction: Extraction) -> Iterator[SearchState]:
         """The graphs that were extracted, cheapest first."""
         for _, choice in extraction.found:
             built: dict[int, Node] = {}

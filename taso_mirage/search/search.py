@@ -15,12 +15,12 @@ from taso_mirage.rewriting.equation import Equation, work_terms
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.library import LIBRARY
 from taso_mirage.search.cost import Cost
-from taso_mirage.search.partition import Part, parts
+from taso_mirage.search.partition import ModelPart, model_parts
 from taso_mirage.search.passes import Context, new_terms, simplify
-from taso_mirage.search.steps import Step
+from taso_mirage.search.steps import RewriteStep
 
-State = tuple[Node, ...]
-Choose = Callable[[list[State]], int]
+SearchState = tuple[Node, ...]
+Choose = Callable[[list[SearchState]], int]
 """Which of several equal graphs is the fastest; the first is the one that is there."""
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring what was found."""
@@ -31,12 +31,12 @@ FINALISTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class StateRewrite:
     """One way from a state to another: by which equations, the outputs afterwards, and, where they are known, the single steps of it."""
 
     equations: tuple[str, ...]
-    outputs: State
-    details: tuple[Step, ...] = ()
+    outputs: SearchState
+    details: tuple[RewriteStep, ...] = ()
 
 
 @dataclass
@@ -59,21 +59,21 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestState:
     """The best state of one part: the path to it (each with the equations taken), costs, what the search looked at and what ended it,
     and the gap of the extraction, where there was one: the share of the cost that a better one might save.
 
     `finalists`: the costs of the cheapest states and the paths to them, the part as it was among them with an empty one.
     """
 
-    path: tuple[Rewrite, ...]
+    path: tuple[StateRewrite, ...]
     before: float
     after: float
     states: int
     matches: int
     ended: str
     gap: float | None = None
-    finalists: tuple[tuple[float, tuple[Rewrite, ...]], ...] = ()
+    finalists: tuple[tuple[float, tuple[StateRewrite, ...]], ...] = ()
 
 
 class Strategy(Protocol):
@@ -88,11 +88,11 @@ class Strategy(Protocol):
         context: Context,
         budget: Budget,
         whole: Budget | None = None,
-    ) -> Found: ...
+    ) -> BestState: ...
 
 
 @dataclass
-class Statistics:
+class SearchStatistics:
     """What a search of a model looked at, how many distinct parts ended by what, and the gap of every extraction."""
 
     parts: int = 0
@@ -102,8 +102,8 @@ class Statistics:
     ended: Mapping[str, int] = field(default_factory=dict)
     gaps: tuple[float, ...] = ()
 
-    def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
+    def __add__(self, other: SearchStatistics) -> SearchStatistics:
+        return SearchStatistics(
             self.parts + other.parts,
             self.distinct + other.distinct,
             self.states + other.states,
@@ -114,7 +114,7 @@ class Statistics:
 
 
 def search_model(
-    outputs: State,
+    outputs: SearchState,
     rules: Rules,
     eager: Rules,
     cost: Cost,
@@ -122,15 +122,15 @@ def search_model(
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
     strategy: Strategy | None = None,
-) -> tuple[State, list[Step], Statistics]:
+) -> tuple[SearchState, list[RewriteStep], SearchStatistics]:
     """Search every distinct part and put the best of each in its places, then once more with other cuts. Returns the outputs and
     the steps taken."""
-    found: dict[Graph, Found] = {}
-    steps: list[Step] = []
-    statistics = Statistics()
+    found: dict[Graph, BestState] = {}
+    steps: list[RewriteStep] = []
+    statistics = SearchStatistics()
     cuts: set[Node] = set()
     for last in (False, True):
-        pieces = list(parts(outputs, cuts))
+        pieces = list(model_parts(outputs, cuts))
         waiting = len({p.graph for p in pieces} - found.keys())
         if last and (len(pieces) == 1 or not waiting):
             break
@@ -162,7 +162,7 @@ def search_model(
     return outputs, steps, statistics
 
 
-def contests(found: dict[Graph, Found], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
+def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
     """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left, or
     less than the longest took: a part without a measurement has the state that is predicted to be the fastest."""
     if budget.choose is None:
@@ -178,7 +178,7 @@ def contests(found: dict[Graph, Found], places: Mapping[Graph, int], budget: Bud
             longest = max(longest, left - budget.left())
 
 
-def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Step]:
+def _place(piece: ModelPart, found: BestState, current: dict[Node, Node]) -> Iterator[RewriteStep]:
     """The steps of one part's path, in terms of the model as it is after the parts before."""
     leaves = {leaf: _updated(old, current) for leaf, old in piece.leaves.items()}
     before = piece.place(piece.graph.outputs, leaves)
@@ -188,11 +188,11 @@ def _place(piece: Part, found: Found, current: dict[Node, Node]) -> Iterator[Ste
         changed = [(a, b) for a, b in zip(before, after, strict=True) if a is not b]
         if changed:
             details = tuple(
-                Step(d.equations, piece.place(d.old, leaves), piece.place(d.new, leaves), d.sweep)
+                RewriteStep(d.equations, piece.place(d.old, leaves), piece.place(d.new, leaves), d.sweep)
                 for d in rewrite.details
             )
             old, new = (tuple(pair[i] for pair in changed) for i in (0, 1))
-            yield Step(rewrite.equations, old, new, details=details)
+            yield RewriteStep(rewrite.equations, old, new, details=details)
         before = after
     current.update(zip(originals, before, strict=True))
 
@@ -205,14 +205,14 @@ def _updated(node: Node, current: dict[Node, Node]) -> Node:
 
 def search_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
-) -> Found:
+) -> BestState:
     """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
     start = best = cost(graph.outputs)
-    paths: dict[State, tuple[State, Rewrite]] = {}
+    paths: dict[SearchState, tuple[SearchState, StateRewrite]] = {}
     prices = {graph.outputs: start}
-    queue: list[tuple[float, int, State]] = [(start, 0, graph.outputs)]
+    queue: list[tuple[float, int, SearchState]] = [(start, 0, graph.outputs)]
     popped = tried = improved = 0
-    raw: set[State] = set()
+    raw: set[SearchState] = set()
     while queue and not _limit(budget, whole, popped, popped - improved):
         price, _, state = heapq.heappop(queue)
         if price > budget.alpha * best:
@@ -233,7 +233,7 @@ def search_part(
     ended = _limit(budget, whole, popped, popped - improved) or "nothing left to try"
     finalists = tuple([(prices[s], _path(s, paths)) for s in finalists_of(graph.outputs, prices, budget)])
     after, path = min(finalists, key=lambda each: each[0])
-    return Found(path, start, after, popped, tried, ended, finalists=finalists)
+    return BestState(path, start, after, popped, tried, ended, finalists=finalists)
 
 
 def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
@@ -247,14 +247,14 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
     return "patience" if idle > budget.patience else ""
 
 
-def finalists_of(first: State, prices: Mapping[State, float], budget: Budget) -> list[State]:
+def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:
     """`first`, and the cheapest of the other states that are worth a measurement."""
     cheapest = heapq.nsmallest(FINALISTS, (s for s in prices if s != first), key=prices.__getitem__)
     return [first, *(s for s in cheapest if prices[s] < budget.alpha * prices[first])]
 
 
-def _path(state: State, paths: dict[State, tuple[State, Rewrite]]) -> tuple[Rewrite, ...]:
-    path: list[Rewrite] = []
+def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateRewrite]]) -> tuple[StateRewrite, ...]:
+    path: list[StateRewrite] = []
     while state in paths:
         state, rewrite = paths[state]
         path.append(rewrite)
@@ -262,8 +262,8 @@ def _path(state: State, paths: dict[State, tuple[State, Rewrite]]) -> tuple[Rewr
 
 
 def rewrites(
-    state: State, rules: Rules, eager: Rules, context: Context, raw: set[State] | None = None
-) -> Iterator[Rewrite]:
+    state: SearchState, rules: Rules, eager: Rules, context: Context, raw: set[SearchState] | None = None
+) -> Iterator[StateRewrite]:
     """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs.
 
     `raw` keeps the states as they were before simplifying: one that was met is not simplified again (most rules of a large
@@ -290,8 +290,13 @@ def _in_order(application: Application, position: dict[Node, int]) -> bool:
 
 
 def _applied(
-    state: State, order: list[Node], application: Application, eager: Rules, context: Context, raw: set[State]
-) -> Iterator[Rewrite]:
+    state: SearchState,
+    order: list[Node],
+    application: Application,
+    eager: Rules,
+    context: Context,
+    raw: set[SearchState],
+) -> Iterator[StateRewrite]:
     found, results = application.found, application.results
     if _only_grows(application) or not all(context.legal(n) for n in new_terms(results, found.operands)):
         return
@@ -301,7 +306,7 @@ def _applied(
     raw.add(outputs)
     smaller, steps = simplify(outputs, eager, context)
     names = (application.equation.name, *(e for s in steps for e in s.equations))
-    yield Rewrite(names, smaller, (Step((application.equation.name,), found.outputs, results), *steps))
+    yield StateRewrite(names, smaller, (RewriteStep((application.equation.name,), found.outputs, results), *steps))
 
 
 def _only_grows(application: Application) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from taso_mirage.ir.dims import fixed
-from taso_mirage.ir.model import Array, Model, Weight, repeated_array
+from taso_mirage.ir.model import Model, StoredWeight, Weight, repeated_array
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable, weight
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.expressions import is_weight, splat_value
+from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
 from taso_mirage.operators.work import sized
 from taso_mirage.search.passes import Context
@@ -27,11 +27,11 @@ Pattern: TypeAlias = tuple[tuple[int, "Pattern"], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FusionContext:
     """A term, and the settings of the producers that it is run with."""
 
     node: Node
-    producers: tuple[Setting, ...] = ()
+    producers: tuple[FusionContext, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,15 +51,15 @@ class Setting:
         """Where the producers are among some terms, and theirs."""
         return tuple([(terms.index(p.node), p.pattern(terms)) for p in self.producers])
 
-    def over(self, to: Mapping[Node, Node]) -> Setting:
+    def over(self, to: Mapping[Node, Node]) -> FusionContext:
         """The setting with other terms for its own."""
-        return Setting(to[self.node], tuple(p.over(to) for p in self.producers))
+        return FusionContext(to[self.node], tuple(p.over(to) for p in self.producers))
 
-    def cut(self, depth: int) -> Setting:
+    def cut(self, depth: int) -> FusionContext:
         """The setting up to `depth` terms in a row."""
         if not self.producers:
             return self
-        return Setting(self.node, tuple(p.cut(depth - 1) for p in self.producers) if depth > 1 else ())
+        return FusionContext(self.node, tuple(p.cut(depth - 1) for p in self.producers) if depth > 1 else ())
 
 
 class Running:
@@ -73,7 +73,7 @@ def running(outputs: Sequence[Node]) -> list[Node]:
     return topological(outputs, stop=_Outside(Running()))
 
 
-def description(setting: Setting, context: Context) -> str:
+def description(setting: FusionContext, context: Context) -> str:
     """All that the time of a setting hangs on: operators, attributes and sizes, and which operands are weights or the same."""
     return described_terms(topological([setting.node], stop=_Outside(setting.terms)), (), context)
 
@@ -100,7 +100,7 @@ def _leaf(node: Node, sizes: Mapping[str, int]) -> str:
     if node is ABSENT:
         return "-"
     kind = "const " if is_weight(node) else ""
-    value = splat_value(node)
+    value = uniform_value(node)
     return f"{kind}{sized(node.type, sizes)}{'' if value is None else f' {value:g}'}"
 
 
@@ -114,7 +114,7 @@ class _Outside:
         return node not in self.inside
 
 
-def alone(setting: Setting, context: Context, copies: int = 1) -> Model:
+def context_model(setting: FusionContext, context: Context, copies: int = 1) -> Model:
     """A model of a setting, as often as is asked for."""
     return concrete([setting.node] * copies, setting.terms, context)
 
@@ -167,9 +167,9 @@ class _Builder:
         times = gcd(rows, 1 << (blocks.bit_length() - 1))
         if self.repeats and leaf.dtype == "float32" and times > 1:
             block = weight(leaf.attr("name"), Tensor(leaf.dtype, (rows // times, *rest)))
-            self.weights[leaf.attr("name")] = Array(repeated_array(block, self.rng))
+            self.weights[leaf.attr("name")] = StoredWeight(repeated_array(block, self.rng))
             return get("tile").term(block, repeats=(times, *(1 for _ in rest)))
-        self.weights[leaf.attr("name")] = Array(repeated_array(leaf, self.rng))
+        self.weights[leaf.attr("name")] = StoredWeight(repeated_array(leaf, self.rng))
         return leaf
 
 

@@ -10,7 +10,7 @@ from taso_mirage.ir.terms import Node, substitute, topological, with_args
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RewriteStep:
     """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms of the same type.
 
     Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten. `details`: the
@@ -21,14 +21,14 @@ class Step:
     old: tuple[Node, ...]
     new: tuple[Node, ...]
     sweep: int = 0
-    details: tuple[Step, ...] = ()
+    details: tuple[RewriteStep, ...] = ()
 
     @property
     def table(self) -> dict[Node, Node]:
         return {old: new for old, new in zip(self.old, self.new, strict=True) if old is not new}
 
 
-def replay(outputs: Sequence[Node], steps: Sequence[Step]) -> tuple[Node, ...]:
+def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node, ...]:
     """`outputs` after the steps, in their order. Linear for each sweep and for each step outside of sweeps."""
     current = tuple(outputs)
     for sweep, group in groupby(steps, key=lambda step: step.sweep):

@@ -13,24 +13,24 @@ from taso_mirage.measure.check import first_bad
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
-from taso_mirage.search.rewriter import Candidate
-from taso_mirage.search.steps import Step
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.steps import RewriteStep
 
-After = Callable[[Sequence[Step]], tuple[Model, tuple[Step, ...]]]
+After = Callable[[Sequence[RewriteStep]], tuple[Model, tuple[RewriteStep, ...]]]
 """The original after steps, and these with the folded weights that they need."""
 MOST = 4
 """So many rewrites that crash are left out of one candidate."""
 
 
 def surviving(
-    candidate: Candidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
-) -> tuple[Candidate | None, Session | None]:
+    candidate: ModelCandidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
+) -> tuple[ModelCandidate | None, Session | None]:
     """The candidate, and a session on it, if the runtime loads it and runs it once; where that crashes the runtime, without the first
     rewrites that do so; None where nothing is left. Each rewrite that is left out is named in a note. Raises what the runtime says of
     a model that it refuses."""
     for _ in range(MOST):
         try:
-            session = runtime.opened(candidate.model, candidate.target)
+            session = runtime.open_in_child(candidate.model, candidate.target)
             session.run(inputs)
             return candidate, session
         except RuntimeCrashed as error:
@@ -47,7 +47,7 @@ def surviving(
     return None, None
 
 
-def _without(steps: Sequence[Step], k: int, after: After) -> tuple[Model, tuple[Step, ...]]:
+def _without(steps: Sequence[RewriteStep], k: int, after: After) -> tuple[Model, tuple[RewriteStep, ...]]:
     """What all steps but the k-th make of the original; where later ones rest on it, the steps before it alone."""
     try:
         return after([*steps[: k - 1], *steps[k:]])
@@ -55,10 +55,10 @@ def _without(steps: Sequence[Step], k: int, after: After) -> tuple[Model, tuple[
         return after(steps[: k - 1])
 
 
-def _runs(steps: Sequence[Step], after: After, inputs: Arrays, target: Target, k: int) -> bool:
+def _runs(steps: Sequence[RewriteStep], after: After, inputs: Arrays, target: Target, k: int) -> bool:
     """Whether the runtime survives the model after k steps."""
     try:
-        runtime.opened(after(steps[:k])[0], target).run(inputs)
+        runtime.open_in_child(after(steps[:k])[0], target).run(inputs)
     except RuntimeCrashed:
         return False
     return True

@@ -9,14 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from taso_mirage.ir.model import Array, Model, Weight
+from taso_mirage.ir.model import Model, StoredWeight, Weight
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, substitute, topological, weight
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.exactness import differs
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import get, interpret, traits
 from taso_mirage.operators.work import size
-from taso_mirage.search.steps import Step
+from taso_mirage.search.steps import RewriteStep
 
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
@@ -26,7 +26,7 @@ HALVED = 1 << 22
 """Weights of more bytes are not looked at for equal halves: tables of angles are small."""
 
 
-def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Step]]:
+def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[RewriteStep]]:
     """Every small weight whose halves along its last axis are equal, as their concatenation: the tables of angles of a rotary
     embedding are exported so. Bit by bit, so it holds for this model, and the step says so."""
     weights, table = dict(model.weights), dict[Node, Node]()
@@ -38,7 +38,7 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
         if half == 0 or array.shape[-1] % 2 or not np.array_equal(array[..., :half], array[..., half:]):
             continue
         name = _fresh_name(f"half_{node.attr('name')}", {**taken, **weights})
-        weights[name] = Array(np.ascontiguousarray(array[..., :half]))
+        weights[name] = StoredWeight(np.ascontiguousarray(array[..., :half]))
         part = weight(name, Tensor(node.dtype, (*node.shape[:-1], half)))
         table[node] = get("concat").term(part, part, axis=node.tensor.rank - 1)
     if not table:
@@ -46,12 +46,12 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[St
     outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     halved = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
-    return halved, [Step((HALVES,), tuple(table), tuple(table.values()))]
+    return halved, [RewriteStep((HALVES,), tuple(table), tuple(table.values()))]
 
 
 def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
-) -> tuple[Model, list[Step]]:
+) -> tuple[Model, list[RewriteStep]]:
     """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
 
     `needed`: Compute only those that the runtime takes as initializers only.
@@ -71,17 +71,17 @@ def fold_weights(
         array = np.ascontiguousarray(np.broadcast_to(values[target], values[target].shape)).astype(
             numpy_dtype(type.dtype)
         )
-        weights[name] = Array(array.reshape([int(d) for d in target.shape]))
+        weights[name] = StoredWeight(array.reshape([int(d) for d in target.shape]))
         table[target] = weight(name, type)
         names[table[target]] = name
-    steps = [Step(("constant folding",), tuple(table), tuple(table.values()))]
+    steps = [RewriteStep(("constant folding",), tuple(table), tuple(table.values()))]
     outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})
     return _renamed(folded, names), steps
 
 
-def holds(node: Node, weights: Mapping[str, Weight]) -> bool:
+def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
     """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do, and of a tensor every slice along an axis
     (a channel of a kernel) does against its largest. False where a weight is not known."""
     order = topological([node])

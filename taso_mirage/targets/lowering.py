@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.horizontal import Lane
-from taso_mirage.kernels.search import Found
-from taso_mirage.runtime.plan import Kernel
+from taso_mirage.kernels.horizontal import FusedGoal
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import TARGETS
 
@@ -47,18 +47,18 @@ class Backend(Protocol):
     def lanes(self) -> int:
         """How many lanes a region may have, which run beside each other; 1 where they would run one after the other."""
 
-    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
+    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
         """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on nothing more is tried. Raises
         TasoMirageError where none can be run."""
 
-    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+    def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """The choices for a goal's lanes as one for the goal. Raises what `kernel` does for a damaged record."""
 
-    def kernel(self, record: Record) -> Kernel:
+    def kernel(self, record: Record) -> PlannedNode:
         """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,
         ValueError."""
 
-    def shipped(self, records: Sequence[Record]) -> list[Kernel]:
+    def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same for all machines that a model may come to."""
 
     def close(self) -> None:

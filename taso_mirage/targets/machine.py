@@ -22,6 +22,6 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def machine() -> str:
+def processor_and_cores() -> str:
     """The processor and the cores that this process may use, as a key for measurements."""
     return f"{processor()} x{cores()}"

@@ -33,7 +33,7 @@ def inference_session(
     dump: str = "",
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level. `kernels`: None without the library of kernels, else whether
-    those for CUDA are meant; `apart`: what `values` gives; `dump`: a file for the model that the runtime makes of this one."""
+    those for CUDA are meant; `apart`: what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
@@ -75,14 +75,14 @@ def users_session(source: Source, providers: Sequence[Provider], kernels: bool |
         raise refused("load", error) from None
 
 
-def values(arrays: Arrays) -> dict[str, Any]:
+def ort_values(arrays: Arrays) -> dict[str, Any]:
     """As the runtime takes them: they stay where they are, for as long as a session has these."""
     from onnxruntime import OrtValue
 
     return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def input_types(session: Any) -> dict[str, Tensor]:
+def fixed_input_types(session: Any) -> dict[str, Tensor]:
     """The types of the inputs; dims that are not fixed are refused."""
     found: dict[str, Tensor] = {}
     for each in session.get_inputs():
@@ -98,7 +98,7 @@ def _dtype(text: str) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def nodes(content: bytes, providers: Sequence[Provider], cuda: bool) -> int:
+def runtime_nodes(content: bytes, providers: Sequence[Provider], cuda: bool) -> int:
     """How many nodes the runtime makes of a model, with its fusions and layouts."""
     from taso_mirage.onnx_io.files import node_count  # a session's process starts without it
 
@@ -119,7 +119,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
 
 
-def providers() -> list[str]:
+def installed_providers() -> list[str]:
     """The execution providers that this ONNX Runtime was built with."""
     import onnxruntime
 
@@ -139,7 +139,7 @@ def starts(content: bytes, provider: str) -> bool:
     return True
 
 
-def version() -> str:
+def onnx_runtime_version() -> str:
     """ONNX Runtime's version."""
     import onnxruntime
 

@@ -52,7 +52,7 @@ def session(
 def _wanted(source: str | bytes, name: str | None) -> Stamp:
     """The stamp by which a file is opened."""
     if name is None:
-        return stamp.read(metadata(source)) or Stamp()
+        return stamp.read_stamp(metadata(source)) or Stamp()
     if name not in TARGETS:
         raise InvalidOption(f"the target {name!r} is not known; the targets are: {', '.join(TARGETS)}")
     return TARGETS[name].stamp

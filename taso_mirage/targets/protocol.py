@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.stamp import Options, Stamp
+from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 Arrays = Mapping[str, NDArray[Any]]
 Source = bytes | str
@@ -50,7 +50,7 @@ class Target(Protocol):
         """As `--target` has it."""
 
     @property
-    def options(self) -> Options:
+    def options(self) -> TargetOptions:
         """Of the runtime, each with its value."""
 
     # ------------------------------------------------------------ hardware

@@ -14,16 +14,16 @@ from taso_mirage.targets.cpu import options as cpu
 from taso_mirage.targets.cuda import options as cuda
 from taso_mirage.targets.openvino import options as openvino
 
-Options = tuple[tuple[str, str], ...]
+TargetOptions = tuple[tuple[str, str], ...]
 TARGET_KEY, OPTIONS_KEY = "taso_mirage.target", "taso_mirage.options"
 KEYS = frozenset((TARGET_KEY, OPTIONS_KEY))
-KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+KNOWN_OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "cpu": cpu.KNOWN,
     "cuda": cuda.KNOWN,
     "openvino": openvino.KNOWN,
 }
 """The options that a file may have, by target, each with its values."""
-DEFAULTS: Mapping[str, Options] = {"cpu": (), "cuda": cuda.DEFAULT, "openvino": openvino.DEFAULT}
+DEFAULTS: Mapping[str, TargetOptions] = {"cpu": (), "cuda": cuda.DEFAULT, "openvino": openvino.DEFAULT}
 """The options that a target has by itself."""
 PROVIDERS = {"cpu": cpu.PROVIDER, "cuda": cuda.PROVIDER}
 """ONNX Runtime's execution providers, by target."""
@@ -37,16 +37,16 @@ class Stamp:
     """A target's name and the options of its runtime."""
 
     target: str = "cpu"
-    options: Options = ()
+    options: TargetOptions = ()
 
     def __post_init__(self) -> None:
-        if self.target not in KNOWN:
+        if self.target not in KNOWN_OPTIONS:
             raise InvalidModel(
-                f"the model was made for the target {self.target[:40]!r}, this version knows {', '.join(KNOWN)}; update "
+                f"the model was made for the target {self.target[:40]!r}, this version knows {', '.join(KNOWN_OPTIONS)}; update "
                 "taso-mirage, or name a target"
             )
         for name, value in self.options:
-            if value not in KNOWN[self.target].get(name, ()):
+            if value not in KNOWN_OPTIONS[self.target].get(name, ()):
                 raise InvalidModel(
                     f"the model asks for the option {name[:40]!r} = {value[:40]!r} of {self.target}, which is not known; update "
                     "taso-mirage, or name a target"
@@ -68,11 +68,11 @@ class Stamp:
         return [(own, {**options, cuda.GRAPH: "1"} if graph else options), cpu.PROVIDER]
 
     def metadata(self) -> dict[str, str]:
-        """As `read` reads it."""
+        """As `read_stamp` reads it."""
         return {TARGET_KEY: self.target, OPTIONS_KEY: json.dumps(dict(self.options))}
 
 
-def read(metadata: Mapping[str, str]) -> Stamp | None:
+def read_stamp(metadata: Mapping[str, str]) -> Stamp | None:
     """The stamp in a file's metadata; None where there is none. Raises InvalidModel for one that is not known."""
     if not KEYS & set(metadata):
         return None

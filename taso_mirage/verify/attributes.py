@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.dims import product
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.ops import Op, get
@@ -20,7 +20,7 @@ REGROUPED = "regrouped"
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class AttributeSite:
     """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other attributes, and its given value."""
 
     op: Op
@@ -47,11 +47,11 @@ def draw_attributes(
         at_given = dict(given.get(rest.source, ()))
         values: dict[str, Any] = {}
         for key in sorted(op.attributes.keys() - known.keys(), key=_order):
-            values[key] = known[key] = _drawn(Spot(op, shapes, known, at_given.get(key), rng), key)
+            values[key] = known[key] = _drawn(AttributeSite(op, shapes, known, at_given.get(key), rng), key)
         names[rest.source] = tuple(sorted(values.items()))
     for key in sorted((k for k, v in known.items() if isinstance(v, Expr)), key=_order):
         name = known[key].source
-        names[name] = known[key] = _drawn(Spot(op, shapes, known, given.get(name), rng), key)
+        names[name] = known[key] = _drawn(AttributeSite(op, shapes, known, given.get(name), rng), key)
 
 
 def _order(key: str) -> tuple[bool, str]:
@@ -59,13 +59,13 @@ def _order(key: str) -> tuple[bool, str]:
     return key not in ("axes", "axis", "kernel", "starts", "strides"), key
 
 
-def _drawn(spot: Spot, key: str) -> Any:
+def _drawn(spot: AttributeSite, key: str) -> Any:
     domain = spot.op.traits.domains.get(key, key)
     how = domain if callable(domain) else DRAWN.get(domain)
     return how(spot) if how else _from_examples(spot, key)
 
 
-def _from_examples(spot: Spot, key: str) -> Any:
+def _from_examples(spot: AttributeSite, key: str) -> Any:
     choices = _examples(spot.op.name, key)
     if spot.given is not None and (not choices or spot.rng.random() < 0.5):
         return spot.given
@@ -80,20 +80,20 @@ def _examples(name: str, key: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys([*found, 0.5, 2.0, 1e-3])) if kind is float else tuple(found)
 
 
-def _axis(spot: Spot) -> int:
+def _axis(spot: AttributeSite) -> int:
     rank = max(spot.rank, 1)
     if isinstance(spot.given, int) and spot.given < rank and spot.rng.random() < 0.3:
         return spot.given
     return spot.rng.randrange(rank)
 
 
-def _any_axis(spot: Spot) -> int:
+def _any_axis(spot: AttributeSite) -> int:
     """An axis that may count from the end."""
     axis = _axis(spot)
     return axis - spot.rank if spot.rng.random() < 0.2 else axis
 
 
-def _axes(spot: Spot) -> tuple[int, ...]:
+def _axes(spot: AttributeSite) -> tuple[int, ...]:
     given = spot.given or ()
     if given and max(given) < spot.rank and spot.rng.random() < 0.3:
         return tuple(given)
@@ -101,16 +101,16 @@ def _axes(spot: Spot) -> tuple[int, ...]:
     return tuple(sorted(spot.rng.sample(range(spot.rank), min(count, spot.rank))))
 
 
-def _perm(spot: Spot) -> tuple[int, ...]:
+def _perm(spot: AttributeSite) -> tuple[int, ...]:
     if spot.given is not None and len(spot.given) == spot.rank and spot.rng.random() < 0.4:
         return tuple(spot.given)
     return tuple(spot.rng.sample(range(spot.rank), spot.rank))
 
 
-def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Callable[[Spot], tuple[int, ...]]:
+def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Callable[[AttributeSite], tuple[int, ...]]:
     """A number for every spatial axis (`times` of them), most of them as given."""
 
-    def draw(spot: Spot) -> tuple[int, ...]:
+    def draw(spot: AttributeSite) -> tuple[int, ...]:
         spatial = spot.rank - 2
         given = tuple(spot.given or (max(low, 0),) * (spatial * times))
         each = len(given) // times
@@ -125,7 +125,7 @@ def _per_axis(low: int, high: int, times: int = 1, change: float = 0.25) -> Call
     return draw
 
 
-def _group(spot: Spot) -> int:
+def _group(spot: AttributeSite) -> int:
     """What the shapes of data and kernel ask for."""
     if len(spot.shapes) < 2 or min(len(s) for s in spot.shapes[:2]) < 2:
         return 1
@@ -133,7 +133,7 @@ def _group(spot: Spot) -> int:
     return max(groups, 1) if rest == 0 else 1
 
 
-def _pads(spot: Spot) -> tuple[int, ...]:
+def _pads(spot: AttributeSite) -> tuple[int, ...]:
     count = 2 * spot.rank
     if spot.given is not None and len(spot.given) == count and spot.rng.random() < 0.4:
         return tuple(spot.given)
@@ -141,7 +141,7 @@ def _pads(spot: Spot) -> tuple[int, ...]:
     return tuple(spot.rng.randint(low, 2) if spot.rng.random() < 0.5 else 0 for _ in range(count))
 
 
-def _parts(spot: Spot) -> tuple[int, ...]:
+def _parts(spot: AttributeSite) -> tuple[int, ...]:
     """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is another one."""
     count = len(spot.given) if spot.given and spot.rng.random() < 0.7 else spot.rng.randint(2, 4)
     total = spot.shapes[0][spot.known["axis"]]
@@ -153,9 +153,9 @@ def _parts(spot: Spot) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))
 
 
-def _shape(spot: Spot) -> tuple[int, ...]:
+def _shape(spot: AttributeSite) -> tuple[int, ...]:
     have = spot.shapes[0]
-    if spot.given is not None and product(spot.given) == product(have) and spot.rng.random() < 0.6:
+    if spot.given is not None and dim_product(spot.given) == dim_product(have) and spot.rng.random() < 0.6:
         return tuple(spot.given)
     splits = [(i, f) for i, n in enumerate(have) for f in range(1, n + 1) if n % f == 0]
     if splits and spot.rng.random() < 0.5:
@@ -165,7 +165,7 @@ def _shape(spot: Spot) -> tuple[int, ...]:
     return (*have[:i], have[i] * have[i + 1], *have[i + 2 :]) if i + 1 < len(have) else have
 
 
-def _wider(spot: Spot) -> tuple[int, ...]:
+def _wider(spot: AttributeSite) -> tuple[int, ...]:
     """What the operand broadcasts to."""
     have = spot.shapes[0]
     given = spot.given or ()
@@ -176,7 +176,7 @@ def _wider(spot: Spot) -> tuple[int, ...]:
     return (spot.rng.randint(1, 3), *grown) if spot.rng.random() < 0.4 else grown
 
 
-def _bounds(spot: Spot, key: str) -> tuple[int, ...]:
+def _bounds(spot: AttributeSite, key: str) -> tuple[int, ...]:
     """A range within each of `axes`; the two ends are drawn on their own, `ends` after `starts`."""
     axes = spot.known["axes"]
     sizes = [spot.shapes[0][a] for a in axes]
@@ -188,11 +188,11 @@ def _bounds(spot: Spot, key: str) -> tuple[int, ...]:
     return tuple(spot.rng.randint(min(low + 1, n), n) for low, n in zip(lows, sizes, strict=True))
 
 
-def _binary(spot: Spot) -> int:
+def _binary(spot: AttributeSite) -> int:
     return spot.rng.randint(0, 1)
 
 
-DRAWN: dict[str, Callable[[Spot], Any]] = {
+DRAWN: dict[str, Callable[[AttributeSite], Any]] = {
     "axis": _axis,
     "any axis": _any_axis,
     "axes": _axes,

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
-from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_graph
@@ -44,7 +44,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Case:
+class ProofCase:
     """An instance whose letters stand for every size of at least 1."""
 
     instance: Instance
@@ -83,10 +83,10 @@ def constants_read(equation: Equation) -> frozenset[str]:
     sources += [equation.where.source] if equation.where is not None else []
     asked = ("value(", "is_constant(")
     variables = {n.attr("name") for n in equation.lhs.inputs}
-    return frozenset(n for s in sources if any(a in s for a in asked) for n in names(s) & variables)
+    return frozenset(n for s in sources if any(a in s for a in asked) for n in names_in_expression(s) & variables)
 
 
-def cases_of(instance: Instance) -> Iterator[Case]:
+def cases_of(instance: Instance) -> Iterator[ProofCase]:
     """Cases that the instance is one of, the more general the earlier: sizes vary alone, equal sizes vary together."""
     seen: set[Instance] = set()
     for finest in (True, False):
@@ -95,12 +95,12 @@ def cases_of(instance: Instance) -> Iterator[Case]:
             renamed = lettered(Instance(*lifted))
             if renamed not in seen:
                 seen.add(renamed)
-                yield Case(renamed)
+                yield ProofCase(renamed)
 
 
-def as_it_is(instance: Instance) -> Case:
+def as_it_is(instance: Instance) -> ProofCase:
     """The case of these very sizes: letters are only where the model has them."""
-    return Case(lettered(instance))
+    return ProofCase(lettered(instance))
 
 
 def lettered(instance: Instance) -> Instance:
@@ -110,10 +110,10 @@ def lettered(instance: Instance) -> Instance:
         for dim in _dims(node):
             for name in _in_order(dim):
                 order.setdefault(name, symbol(f"n{len(order)}"))
-    return resized(instance, order) if any(str(v) != k for k, v in order.items()) else instance
+    return resized_instance(instance, order) if any(str(v) != k for k, v in order.items()) else instance
 
 
-def resized(instance: Instance, sizes: Mapping[str, Dim]) -> Instance:
+def resized_instance(instance: Instance, sizes: Mapping[str, Dim]) -> Instance:
     """The instance with other dims for its letters. Raises what typing raises."""
     both = rebound((*instance.lhs, *instance.rhs), lambda dim: bind(dim, sizes))
     return Instance(both[: len(instance.lhs)], both[len(instance.lhs) :])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.ir.dims import Dim, Symbolic, evaluate, fixed, product, symbols
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, fixed, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.ops import traits
@@ -17,8 +17,8 @@ from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.verify.attributes import draw_attributes
 
 Sizes = dict[str, int]
-Shapes = dict[str, list[int]]
-Given = Sequence[tuple[str, Tensor]]
+_Shapes = dict[str, list[int]]
+VariableTypes = Sequence[tuple[str, Tensor]]
 
 ELEMENTS = 256
 """Variables with more elements than this are not drawn: small sizes tell as much."""
@@ -29,10 +29,10 @@ LARGE = tuple(range(1, 25))
 NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
 
 
-class Draws:
+class EquationDraws:
     """Random names (terms of the variables, values of the attribute names) for an equation with one typing in letters."""
 
-    def __init__(self, equation: Equation, given: Given, attributes: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, equation: Equation, given: VariableTypes, attributes: Iterable[tuple[str, Any]]) -> None:
         self.guard = equation.where.source if equation.where else ""
         self.given = [(n, t.dtype, tuple(_lettered(d, i) for i, d in enumerate(t.shape or ()))) for n, t in given]
         self.attributes = dict(attributes)
@@ -69,7 +69,7 @@ class Draws:
         names: dict[str, Any] = {}
         for name, dtype, _ in self.given:
             shape = tuple(shapes[name])
-            if int(product(shape)) > ELEMENTS:
+            if int(dim_product(shape)) > ELEMENTS:
                 return None
             names[name] = self._leaf(name, Tensor(dtype, shape), rng)
         values = {**self.attributes, **{n: fixed(v, sizes) for n, v in self.sized.items()}}
@@ -93,7 +93,7 @@ class Draws:
                 sizes[letter] = alike or rng.choice(choices)
         return sizes, factor
 
-    def _regroup(self, shapes: Shapes, factor: int) -> None:
+    def _regroup(self, shapes: _Shapes, factor: int) -> None:
         """Kernels that see a part of the channels, or several of them where they saw one."""
         for name in self.kernels:
             dim = shapes[name][1] if len(shapes[name]) > 1 else 1
@@ -146,27 +146,27 @@ def _kernels(equation: Equation) -> tuple[str, ...]:
 # ---------------------------------------------------------------- shapes
 
 
-def _size(shapes: Shapes, rng: Random) -> int:
+def _size(shapes: _Shapes, rng: Random) -> int:
     """A size, rather one that is there: sizes that meet give both sides a type where the rule is wrong."""
     present = [n for shape in shapes.values() for n in shape]
     return rng.choice(present) if present and rng.random() < 0.6 else rng.choice(SMALL)
 
 
-def _change(shapes: Shapes, rng: Random) -> None:
+def _change(shapes: _Shapes, rng: Random) -> None:
     """One dim of one variable: breaks equalities that a guard must ask for."""
     shape = shapes[rng.choice(list(shapes))]
     if shape:
         shape[rng.randrange(len(shape))] = _size(shapes, rng)
 
 
-def _thin(shapes: Shapes, rng: Random) -> None:
+def _thin(shapes: _Shapes, rng: Random) -> None:
     """Dims of 1: broadcasting."""
     shape = shapes[rng.choice(list(shapes))]
     share = rng.choice((0.4, 1.0))
     shape[:] = [1 if rng.random() < share else n for n in shape]
 
 
-def _drop(shapes: Shapes, rng: Random) -> None:
+def _drop(shapes: _Shapes, rng: Random) -> None:
     """A lower rank, of one variable or of all of as high a one."""
     name = rng.choice(list(shapes))
     rank = len(shapes[name])
@@ -177,13 +177,13 @@ def _drop(shapes: Shapes, rng: Random) -> None:
             del shape[:count]
 
 
-def _drop_one(shapes: Shapes, rng: Random) -> None:
+def _drop_one(shapes: _Shapes, rng: Random) -> None:
     """A vector for a matrix: with all sizes alike, other axes meet."""
     shape = shapes[rng.choice(list(shapes))]
     del shape[:1]
 
 
-def _lead(shapes: Shapes, rng: Random) -> None:
+def _lead(shapes: _Shapes, rng: Random) -> None:
     """Dims more in front, the same ones of some of the variables, or of all."""
     chosen = [n for n in shapes if rng.random() < 0.6] or list(shapes)
     sizes = [_size(shapes, rng) for _ in range(rng.choice((1, 1, 2)))]
@@ -191,26 +191,26 @@ def _lead(shapes: Shapes, rng: Random) -> None:
         shapes[name][:0] = sizes
 
 
-def _trail(shapes: Shapes, rng: Random) -> None:
+def _trail(shapes: _Shapes, rng: Random) -> None:
     """A dim more at the end of all variables."""
     size = rng.choice((1, 2, 3))
     for shape in shapes.values():
         shape.append(size)
 
 
-def _copy(shapes: Shapes, rng: Random) -> None:
+def _copy(shapes: _Shapes, rng: Random) -> None:
     """One variable shaped as another."""
     shapes[rng.choice(list(shapes))][:] = list(shapes[rng.choice(list(shapes))])
 
 
-def _level(shapes: Shapes, rng: Random) -> None:
+def _level(shapes: _Shapes, rng: Random) -> None:
     """All dims but those of 1 alike, whatever the ranks: then axes may be mistaken for each other."""
     size = rng.choice((2, 2, 3))
     for shape in shapes.values():
         shape[:] = [1 if n == 1 else size for n in shape]
 
 
-def _suffix(shapes: Shapes, rng: Random) -> None:
+def _suffix(shapes: _Shapes, rng: Random) -> None:
     """One variable with the last dims of another, some of them 1: what broadcasts."""
     name, other = rng.choice(list(shapes)), rng.choice(list(shapes))
     if name != other and shapes[other]:
@@ -218,17 +218,17 @@ def _suffix(shapes: Shapes, rng: Random) -> None:
         shapes[name] = [1 if rng.random() < 0.3 else n for n in kept]
 
 
-def _swap(shapes: Shapes, rng: Random) -> None:
+def _swap(shapes: _Shapes, rng: Random) -> None:
     shape = shapes[rng.choice(list(shapes))]
     rng.shuffle(shape)
 
 
-MUTATIONS: tuple[Callable[[Shapes, Random], None], ...] = (
+MUTATIONS: tuple[Callable[[_Shapes, Random], None], ...] = (
     *(_change, _change, _thin, _thin, _drop, _lead, _trail, _copy, _swap, _suffix, _suffix),
 )
 
 
-def _respatial(shapes: Shapes, step: int) -> None:
+def _respatial(shapes: _Shapes, step: int) -> None:
     """Images and kernels over one axis less or more."""
     for shape in shapes.values():
         if len(shape) >= 3 and step < 0:

@@ -20,8 +20,8 @@ from taso_mirage.rewriting.equation import Match
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verify.fuzz import Typing
-from taso_mirage.verify.hostile import Statement, drawn
-from taso_mirage.verify.proofs import HERE, Proofs, Verdict
+from taso_mirage.verify.hostile import RuleStatement, drawn
+from taso_mirage.verify.proofs import HERE, CaseVerdict, Proofs
 
 RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0, 100.0))
 """Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
@@ -40,7 +40,7 @@ class Judged:
     """One case of a rule at a typing: its verdict, and numbers that refute it where there are some."""
 
     typing: Typing
-    verdict: Verdict
+    verdict: CaseVerdict
     counterexample: Counterexample | None = None
 
     @property
@@ -67,7 +67,7 @@ class Examined:
         return bool(self.cases) and not self.of("refuted", "unproved")
 
 
-def examine(statement: Statement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:
+def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:
     """Judge the cases of up to `wanted` drawn typings."""
     found: dict[str, Judged] = {}
     failed = typings = 0
@@ -86,7 +86,7 @@ def examine(statement: Statement, proofs: Proofs, seed: int = 0, wanted: int = 5
     return Examined(tuple(found.values()), typings)
 
 
-def application(statement: Statement, typing: Typing) -> Application:
+def application(statement: RuleStatement, typing: Typing) -> Application:
     """The rule where its variables stand for the leaves of a typing."""
     variables = [n.attr("name") for n in statement.equation.lhs.inputs]
     operands = {n: typing.names[n] for n in variables}

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
-from taso_mirage.ir.dims import product
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
 from taso_mirage.meanings.field import Field
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.ops import Example, get, traits
-from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
-from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply, instantiate, match
+from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply_equation, instantiate, match
 from taso_mirage.rewriting.text import parse_type
 from taso_mirage.verify.attributes import REGROUPED
-from taso_mirage.verify.draws import NUMBERS, Draws, Given
+from taso_mirage.verify.draws import NUMBERS, EquationDraws, VariableTypes
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
 """What typing raises where a drawn typing is none."""
@@ -39,7 +39,7 @@ class Typing:
     def elements(self) -> int:
         """How large it is, to show the smallest; one with letters is larger than any that is drawn."""
         terms = topological((*self.lhs, *self.rhs))
-        sizes = [product(n.shape) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT]
+        sizes = [dim_product(n.shape) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT]
         return sum(n if isinstance(n, int) else 1 << 30 for n in sizes)
 
 
@@ -47,7 +47,7 @@ def typings(
     equation: Equation,
     seed: int = 0,
     tries: int = 2000,
-    given: Given = (),
+    given: VariableTypes = (),
     attributes: Iterable[tuple[str, Any]] = (),
 ) -> Iterator[Typing]:
     """Distinct legal instances on which the guard holds and both sides have a type, in at most `tries` draws.
@@ -56,11 +56,11 @@ def typings(
     the operators' examples. Where only the right side has no type, the equation does not apply: no instance.
     """
     if given:
-        return _around(equation, Draws(equation, given, attributes), Random(seed), tries)
+        return _around(equation, EquationDraws(equation, given, attributes), Random(seed), tries)
     return _from_examples(equation, seed, tries)
 
 
-def _around(equation: Equation, draws: Draws, rng: Random, tries: int) -> Iterator[Typing]:
+def _around(equation: Equation, draws: EquationDraws, rng: Random, tries: int) -> Iterator[Typing]:
     seen: set[tuple[Node, ...]] = set()
     again = 0
     for _ in range(tries):
@@ -127,7 +127,7 @@ def _from_examples(equation: Equation, seed: int, tries: int) -> Iterator[Typing
         found = match(equation, lhs[0], users(topological(lhs)))
         if isinstance(found, NoMatch) or found.outputs != lhs:
             continue
-        rhs = apply(equation, found)
+        rhs = apply_equation(equation, found)
         if not isinstance(rhs, NoMatch):
             yield Typing(lhs, rhs, found.names)
 
@@ -184,7 +184,7 @@ def _draw_fitting_attributes(node: Node, names: dict[str, Any], rng: np.random.G
     first = instantiate(Graph((), node.args[:1]), names)[0]
     regrouped = next((k for k, v in get(node.op).traits.domains.items() if v == REGROUPED), None)
     if regrouped is not None:
-        earlier = [v for v in names.values() if isinstance(v, tuple) and product(v) == product(first.shape)]
+        earlier = [v for v in names.values() if isinstance(v, tuple) and dim_product(v) == dim_product(first.shape)]
         again = bool(earlier) and rng.random() < 0.5
         shape = earlier[rng.integers(len(earlier))] if again else _reshaped(first.shape, rng)
         names.setdefault(str(node.attr(regrouped)), shape)
@@ -298,14 +298,14 @@ def fuzz(
     seed: int = 0,
     tries: int = 2000,
     trials: int = 4,
-    given: Given = (),
+    given: VariableTypes = (),
     attributes: Iterable[tuple[str, Any]] = (),
 ) -> Fuzzed:
     """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
     tested = unknown = 0
     for typing, verdict in verdicts(typings(equation, seed, tries, given, attributes), trials, seed):
         if isinstance(verdict, Refuted):
-            return Fuzzed(tested, unknown, str(find(typing.lhs, typing.rhs, verdict, seed)))
+            return Fuzzed(tested, unknown, str(find_counterexample(typing.lhs, typing.rhs, verdict, seed)))
         unknown += isinstance(verdict, Unknown)
         tested += isinstance(verdict, Agreed)
         if tested >= wanted:

@@ -20,7 +20,7 @@ from taso_mirage.prove.fingerprint import Refuted
 from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
 from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule
-from taso_mirage.verify.ladder import Sides, proved_at
+from taso_mirage.verify.ladder import EquationSides, proved_at
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 SIZE, MOST = 3, 200
@@ -29,7 +29,7 @@ CASES, SIZES = 4, (1, 2, 2, 3, 4, 6)
 OTHER = "_other"
 
 
-class Place(NamedTuple):
+class DimSite(NamedTuple):
     """A dim of a variable."""
 
     variable: str
@@ -43,14 +43,14 @@ class Variant(NamedTuple):
     """Letters that get other names at some places, and the places that keep them; whether the two letters' sizes are exchanged there."""
 
     letters: tuple[str, ...]
-    chosen: tuple[Place, ...]
-    others: tuple[Place, ...]
+    chosen: tuple[DimSite, ...]
+    others: tuple[DimSite, ...]
     exchanged: bool
 
 
-def ties(rule: Rule) -> list[tuple[Place, Place]]:
+def equality_guards(rule: Rule) -> list[tuple[DimSite, DimSite]]:
     """Pairs of places that must be equal for the rule to hold, as far as the operators' types do not ask for it themselves."""
-    found: list[tuple[Place, Place]] = []
+    found: list[tuple[DimSite, DimSite]] = []
     dims = dict(_dims(rule))
     for variant in (*islice(_untied(rule), MOST), *islice(_exchanged(rule), MOST)):
         if any((p in variant.chosen) != (q in variant.chosen) for p, q in found):
@@ -61,14 +61,14 @@ def ties(rule: Rule) -> list[tuple[Place, Place]]:
     return found
 
 
-def _dims(rule: Rule) -> Iterator[tuple[Place, Dim]]:
+def _dims(rule: Rule) -> Iterator[tuple[DimSite, Dim]]:
     for name, type in rule.given:
         for axis, dim in enumerate(type.shape or ()):
-            yield Place(name, axis), dim
+            yield DimSite(name, axis), dim
 
 
-def _places(rule: Rule) -> dict[str, list[Place]]:
-    places: dict[str, list[Place]] = {}
+def _places(rule: Rule) -> dict[str, list[DimSite]]:
+    places: dict[str, list[DimSite]] = {}
     for place, dim in _dims(rule):
         for letter in sorted(symbols(dim)):
             places.setdefault(letter, []).append(place)
@@ -102,7 +102,7 @@ def _apart(rule: Rule, variant: Variant) -> Rule:
     given = []
     for name, type in rule.given:
         shape: tuple[Any, ...] = tuple(
-            bind(d, other) if Place(name, i) in variant.chosen else d for i, d in enumerate(type.shape or ())
+            bind(d, other) if DimSite(name, i) in variant.chosen else d for i, d in enumerate(type.shape or ())
         )
         given.append((name, Tensor(type.dtype, shape)))
     return replace(rule, given=tuple(given))
@@ -146,7 +146,7 @@ def _at(rule: Rule, sizes: Mapping[str, int]) -> Rule:
     return replace(rule, given=tuple(given), attributes=tuple((n, fixed(v, sizes)) for n, v in rule.attributes))
 
 
-def _sides(rule: Rule) -> Sides | None:
+def _sides(rule: Rule) -> EquationSides | None:
     """Both sides, if they have the same types and the guard admits them."""
     names: dict[str, Any] = dict(rule.attributes) | {n: rule.operand(n, t) for n, t in rule.given}
     try:

@@ -15,14 +15,14 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor
-from taso_mirage.operators.expressions import Expr, names
+from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.library import Rejected, Rule
-from taso_mirage.verify.guard_equalities import ties
-from taso_mirage.verify.guard_ranks import ranks
+from taso_mirage.rewriting.library import RejectedRule, Rule
+from taso_mirage.verify.guard_equalities import equality_guards
+from taso_mirage.verify.guard_ranks import rank_guards
 
 
-def pinned(rule: Rule, seed: int = 0) -> Rule | Rejected:
+def number_guards(rule: Rule, seed: int = 0) -> Rule | RejectedRule:
     """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
@@ -35,10 +35,10 @@ def pinned(rule: Rule, seed: int = 0) -> Rule | Rejected:
             if isinstance(size, int) and anchors.get(size) != f"dim({name}, {axis})"
         ]
     rule = _guarded(freed or rule, open_names)
-    rule = _guarded(rule, [f"{p} == {q}" for p, q in ties(rule)])
+    rule = _guarded(rule, [f"{p} == {q}" for p, q in equality_guards(rule)])
     rule = _guarded(rule, _bounded_ranks(rule))
-    condition = ranks(rule, seed)
-    if condition is None or isinstance(condition, Rejected):
+    condition = rank_guards(rule, seed)
+    if condition is None or isinstance(condition, RejectedRule):
         return condition or rule
     return _guarded(rule, [condition])
 
@@ -93,7 +93,7 @@ def _mentioned(side: Graph) -> set[str]:
     for node in side:
         for _, value in node.attrs:
             if isinstance(value, Expr):
-                found |= names(value.source)
+                found |= names_in_expression(value.source)
     return found
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, topological
-from taso_mirage.meanings.shapes import Shapes
+from taso_mirage.meanings.shapes import ShapesMeaning
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.fingerprint import Agreed, Refuted
-from taso_mirage.rewriting.library import Rejected, Rule
+from taso_mirage.rewriting.library import RejectedRule, Rule
 from taso_mirage.verify.fuzz import typings, verdicts
 from taso_mirage.verify.ladder import refutation
 
@@ -24,7 +24,7 @@ OFTEN = 8
 Ranks = tuple[int, ...]
 
 
-def ranks(rule: Rule, seed: int, wanted: int = 512) -> str | Rejected | None:
+def rank_guards(rule: Rule, seed: int, wanted: int = 512) -> str | RejectedRule | None:
     """The condition on the ranks of a rule's variables; None where it needs none. Rejected where it fails at the ranks of its typing."""
     if _pointwise(rule):
         return None
@@ -67,7 +67,7 @@ class _Structural(Exception):
     """A definition moves elements or combines several."""
 
 
-class _Pointwise(Shapes):
+class _Pointwise(ShapesMeaning):
     """The meaning `shapes` for definitions that treat every element alike."""
 
     def __getattribute__(self, name: str) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, topological, variable
 from taso_mirage.operators.expressions import Expr
-from taso_mirage.prove.counterexample import Counterexample, find
+from taso_mirage.prove.counterexample import Counterexample, find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, Refuted
 from taso_mirage.rewriting.equation import REST, Equation
-from taso_mirage.verify.draws import Given
+from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings, verdicts
 
 POOL: tuple[tuple[str, str], ...] = (
@@ -106,7 +106,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class NoGuardHelps:
     """No guard of the pool helps."""
 
     equation: Equation
@@ -129,7 +129,7 @@ class Sample:
         """Of the smallest typing that failed, with values if one of the smaller ones has them."""
         found = None
         for typing, refuted in sorted(self.failing, key=lambda f: f[0].elements)[:4]:
-            found = find(typing.lhs, typing.rhs, refuted)
+            found = find_counterexample(typing.lhs, typing.rhs, refuted)
             if not found.note:
                 break
         return found
@@ -137,7 +137,7 @@ class Sample:
 
 def sample(
     equation: Equation,
-    given: Given,
+    given: VariableTypes,
     attributes: Iterable[tuple[str, Any]],
     wanted: int,
     seed: int,
@@ -163,36 +163,36 @@ def judged(found: Iterable[Typing], wanted: int, seed: int, failures: int = FAIL
     return Sample(tuple(passing), tuple(failing))
 
 
-def settle(
+def infer_guard(
     equation: Equation,
-    given: Given,
+    given: VariableTypes,
     attributes: Sequence[tuple[str, Any]] = (),
     wanted: int = TYPINGS,
     seed: int = 0,
     infer: bool = True,
-) -> Settled | Rejected:
+) -> Settled | NoGuardHelps:
     """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask for.
 
     Where the typings that match are few, all that were found count: `Settled.typings` says how many. Rejected with a
     counterexample where no guard that holds at `given` excludes the failures (or `infer` is off).
     """
     current, chosen, known = equation, None, Sample((), ())
-    attributes = stated(equation, attributes)
+    attributes = stated_values(equation, attributes)
     for i in range(ROUNDS):
-        found = sample(current, given, stated(current, attributes), wanted, seed + 7919 * i)
+        found = sample(current, given, stated_values(current, attributes), wanted, seed + 7919 * i)
         if not found.failing and found.passing:
             return Settled(current, len(found.passing), TRIALS, chosen or ())
         known = Sample((*known.passing, *found.passing), (*known.failing, *found.failing))
         if not known.failing:
-            return Rejected(equation, "no legal typing was found", None)
+            return NoGuardHelps(equation, "no legal typing was found", None)
         chosen = weakest(equation, known, given, attributes) if infer else None
         if chosen is None:
-            return Rejected(equation, "it is false on legal typings", known.counterexample)
+            return NoGuardHelps(equation, "it is false on legal typings", known.counterexample)
         current = guarded(equation, chosen)
-    return Rejected(equation, "every guard that was tried failed again", known.counterexample)
+    return NoGuardHelps(equation, "every guard that was tried failed again", known.counterexample)
 
 
-def stated(equation: Equation, attributes: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+def stated_values(equation: Equation, attributes: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
     """The values at `given` without those that the equation states itself."""
     pinned = {str(v): {k for k, _ in n.attrs} for n in equation.lhs for key, v in n.attrs if key == REST}
     found: list[tuple[str, Any]] = []
@@ -231,7 +231,7 @@ def _pin(side: Graph, name: str, key: str, value: Any) -> Graph:
 def weakest(
     equation: Equation,
     found: Sample,
-    given: Given,
+    given: VariableTypes,
     attributes: Sequence[tuple[str, Any]] = (),
     allowed: Callable[[Condition], bool] = lambda c: True,
 ) -> tuple[Condition, ...] | None:
@@ -277,7 +277,7 @@ def _choose(keys: list[Key], left: int, kept: int, chosen: tuple[Key, ...], best
         _choose(keys, left & ~key[0], kept & key[1], (*chosen, key), best)
 
 
-def _conditions(equation: Equation, given: Given, attributes: Sequence[tuple[str, Any]]) -> Iterator[Condition]:
+def _conditions(equation: Equation, given: VariableTypes, attributes: Sequence[tuple[str, Any]]) -> Iterator[Condition]:
     """Every instance of the pool that holds at the given typing."""
     at_given: dict[str, Any] = {**dict(attributes), **{n: variable(n, t) for n, t in given}}
     rests = {str(v) for n in equation.lhs for k, v in n.attrs if k == REST}

@@ -38,7 +38,7 @@ Names = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class RuleStatement:
     """A rule as it is stated: the equation, one typing in letters if there is one, and the attributes there."""
 
     equation: Equation
@@ -46,7 +46,7 @@ class Statement:
     attributes: Sequence[tuple[str, Any]] = ()
 
 
-def drawn(statement: Statement, seed: int, wanted: int) -> Iterator[Typing]:
+def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
     """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, and what a random walk makes of them."""
     rng = Random(seed)
     edges = _edges(statement.equation)

@@ -13,16 +13,16 @@ from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import LEAVES, Node, topological
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.prove.bounded import prove_bounded
-from taso_mirage.prove.counterexample import find
+from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Refuted
 from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
-from taso_mirage.rewriting.library import Evidence, Proof, Rejected, Rule
+from taso_mirage.rewriting.library import Proof, RejectedRule, Rule, RuleEvidence
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verify.cases import Instance
 from taso_mirage.verify.examine import Examined, Judged, examine
 from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.guards import Condition, Sample, guarded, weakest
-from taso_mirage.verify.hostile import Statement
+from taso_mirage.verify.hostile import RuleStatement
 from taso_mirage.verify.lift import lift
 from taso_mirage.verify.proofs import Proofs
 
@@ -36,7 +36,7 @@ KEPT = 0.9
 """A guard that excludes more of the proved cases is none."""
 GUARDS = 3
 """So often a guard is sought that excludes the cases that failed."""
-Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
+EquationSides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class _Found:
     largest: int
 
 
-def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Rejected | Unproved:
-    """Every case of a rule as it is stated. `Rejected` has a counterexample; `Unproved` says which case has no proof."""
+def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> RuleEvidence | RejectedRule | Unproved:
+    """Every case of a rule as it is stated. `RejectedRule` has a counterexample; `Unproved` says which case has no proof."""
     proofs = Proofs()
     found = examined(rule, proofs, seed, typings)
     return evidence(found, proofs) if found.holds else failure(rule, found)
@@ -55,7 +55,7 @@ def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Reject
 
 def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -> Examined:
     """The cases of a rule, that of its own typing first."""
-    found = examine(Statement(rule.equation, rule.given, rule.attributes), proofs, seed, typings)
+    found = examine(RuleStatement(rule.equation, rule.given, rule.attributes), proofs, seed, typings)
     with suppress(TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError):  # a guard may ask for numbers
         sides = rule.instance()
         own = proofs.of_sizes(Instance(*sides))
@@ -65,7 +65,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
     return found
 
 
-def evidence(found: Examined, proofs: Proofs) -> Evidence:
+def evidence(found: Examined, proofs: Proofs) -> RuleEvidence:
     """What was proved, in words."""
     every, bounded = len(found.of("proved")), len(found.of("bounded"))
     bound = f"every size of {every} case{'s' if every != 1 else ''}"
@@ -73,14 +73,14 @@ def evidence(found: Examined, proofs: Proofs) -> Evidence:
         bound += f", {bounded} at {'its' if bounded == 1 else 'their'} own sizes"
     excluded = len(found.of("refuted", "unproved"))
     proof = Proof("bounded" if bounded else "symbolic", bound, proofs.steps)
-    return Evidence(every + bounded, found.typings, proof, bounded, excluded)
+    return RuleEvidence(every + bounded, found.typings, proof, bounded, excluded)
 
 
-def failure(rule: Rule, found: Examined) -> Rejected | Unproved:
+def failure(rule: Rule, found: Examined) -> RejectedRule | Unproved:
     """Why a rule does not hold as it is stated."""
     wrong = sorted(found.of("refuted"), key=lambda c: c.typing.elements)
     if wrong and wrong[0].counterexample is not None:
-        return Rejected(show_equation(rule.equation), "refuted by drawing", wrong[0].counterexample.fields())
+        return RejectedRule(show_equation(rule.equation), "refuted by drawing", wrong[0].counterexample.fields())
     missing = found.of("unproved")
     if not missing:
         return Unproved("no legal typing was found")
@@ -89,7 +89,7 @@ def failure(rule: Rule, found: Examined) -> Rejected | Unproved:
     )
 
 
-def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Rejected | Unproved:
+def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, RuleEvidence] | RejectedRule | Unproved:
     """The rule under the guard under which every case is proved, and its evidence. Where no readable guard says so, some are excluded."""
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
@@ -123,18 +123,18 @@ def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
     return chosen if floats or kept >= KEPT * len(passing) else None
 
 
-def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> Rejected | None:
+def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> RejectedRule | None:
     """The rejection of a rule, with numbers. None where no numbers tell the sides apart and a proof says that none do: the order of the
     field is cyclic, so max(x + 1) is not max(x) + 1 at its end."""
-    counterexample: Mapping[str, Any] = find(typing.lhs, typing.rhs, verdict, seed).fields()
+    counterexample: Mapping[str, Any] = find_counterexample(typing.lhs, typing.rhs, verdict, seed).fields()
     if "note" in counterexample and isinstance(proved_at(typing.lhs, typing.rhs), _Found):
         return None
-    return Rejected(show_equation(rule.equation), "refuted by the shape fuzz", counterexample)
+    return RejectedRule(show_equation(rule.equation), "refuted by the shape fuzz", counterexample)
 
 
 def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Refuted | Unproved:
     """The strongest proof of one typing: at every size, then at its own sizes."""
-    tried: list[Sides] = []
+    tried: list[EquationSides] = []
     for apart in (True, False):
         lifted = lift(lhs, rhs, apart)
         if lifted is not None and lifted not in tried:

@@ -12,7 +12,7 @@ from taso_mirage.ir.terms import ABSENT, LEAVES, Node, Tensor, topological
 from taso_mirage.operators.ops import get, traits
 
 ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueError, ArithmeticError)
-Place = tuple[Node, int]
+_Place = tuple[Node, int]
 """A leaf and one of its axes."""
 TRIES = 200
 SQUARE = "blocksize"
@@ -42,7 +42,7 @@ def lift(
     return search.built[: len(lhs)], search.built[len(lhs) :]
 
 
-def _size(place: Place) -> int:
+def _size(place: _Place) -> int:
     return int(place[0].shape[place[1]])
 
 
@@ -51,7 +51,7 @@ class _Search:
 
     def __init__(self, outputs: tuple[Node, ...], order: list[Node]) -> None:
         self.outputs, self.order = outputs, order
-        self.chosen: dict[Place, Dim] = {}
+        self.chosen: dict[_Place, Dim] = {}
         self.built: tuple[Node, ...] | None = None
         self.tries = TRIES
         self.count = 0
@@ -59,7 +59,7 @@ class _Search:
         self.known: dict[tuple[Node, tuple[Node, ...]], Node | None] = {}
         """Terms over new operands that were typed before; None where they have no type."""
 
-    def widen(self, places: list[Place], value: int, apart: bool, finest: bool) -> None:
+    def widen(self, places: list[_Place], value: int, apart: bool, finest: bool) -> None:
         """All places of one size at once (not if `finest`), else the smallest sets of them that can vary alone."""
         if not (finest and len(places) > 1) and (self._try(places, value) or not apart):
             return
@@ -71,7 +71,7 @@ class _Search:
         if finest and left:
             self._try(left, value)
 
-    def _try(self, places: list[Place], value: int) -> bool:
+    def _try(self, places: list[_Place], value: int) -> bool:
         for dim in self._dims(value):
             if self.tries <= 0:
                 return False
@@ -84,7 +84,7 @@ class _Search:
                 return True
         return False
 
-    def _rebuilt(self, dims: Mapping[Place, Dim]) -> tuple[Node, ...] | None:
+    def _rebuilt(self, dims: Mapping[_Place, Dim]) -> tuple[Node, ...] | None:
         """The terms over the new leaves, if each has the type that the old one had up to symbols; both sides' types equal."""
         done: dict[Node, Node] = {}
         for node in self.order:
@@ -97,7 +97,7 @@ class _Search:
         same = all(a.type == b.type for a, b in zip(built[:half], built[half:], strict=True))
         return built if same and _legal_elsewhere(built) else None
 
-    def _term(self, node: Node, done: Mapping[Node, Node], dims: Mapping[Place, Dim]) -> Node | None:
+    def _term(self, node: Node, done: Mapping[Node, Node], dims: Mapping[_Place, Dim]) -> Node | None:
         if node.op in LEAVES:
             shape = tuple(dims.get((node, i), d) for i, d in enumerate(node.shape))
             return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
@@ -165,7 +165,7 @@ def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
     return True
 
 
-def _typed(node: Node, args: tuple[Node, ...], dims: Mapping[Place, Dim]) -> Node | None:
+def _typed(node: Node, args: tuple[Node, ...], dims: Mapping[_Place, Dim]) -> Node | None:
     """The term over other operands, its attributes that hold sizes with them; None where it has no type."""
     old, new = ([a.shape if isinstance(a.type, Tensor) else () for a in some] for some in (node.args, args))
     resize = traits(node).resize

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.ir.dims import Symbolic, product
+from taso_mirage.ir.dims import Symbolic, dim_product
 from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.prove.bounded import prove_bounded
@@ -17,7 +17,7 @@ from taso_mirage.prove.fingerprint import Refuted
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.index import Application
 from taso_mirage.system.store import Store
-from taso_mirage.verify.cases import Case, Instance, as_it_is, cases_of, instance_of, resized, unranked
+from taso_mirage.verify.cases import Instance, ProofCase, as_it_is, cases_of, instance_of, resized_instance, unranked
 
 EVERY, HERE = "every size", "these sizes"
 """What a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
@@ -31,10 +31,10 @@ ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CaseVerdict:
     """Whether a case is proved; `covers` is EVERY or HERE, or empty where there is no proof, and then `why` says so."""
 
-    case: Case
+    case: ProofCase
     covers: str
     why: str = ""
 
@@ -54,21 +54,21 @@ class Proofs:
         self.asked = self.proofs = self.steps = 0
         """How many different instances were asked about, how many proofs were tried for them, and the work of them."""
         self._kept = _Kept(path)
-        self._verdicts: dict[Instance, Verdict] = {}
+        self._verdicts: dict[Instance, CaseVerdict] = {}
 
     def __call__(self, application: Application) -> bool:
         if application.equation.evidence not in PROVED_WHERE_APPLIED:
             return True
         return bool(self.of(application))
 
-    def of(self, application: Application) -> Verdict:
+    def of(self, application: Application) -> CaseVerdict:
         """The verdict on one application; constants are looked at only where it needs their values."""
         verdict = self.judge(instance_of(application))
         if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
             return self.judge(instance_of(application, concrete=True))
         return verdict
 
-    def judge(self, instance: Instance) -> Verdict:
+    def judge(self, instance: Instance) -> CaseVerdict:
         """The verdict on an instance, and on what it becomes where a size that only the run fixes is 0."""
         known = self._verdicts.get(instance)
         if known is None:
@@ -76,26 +76,26 @@ class Proofs:
             known = self.of_sizes(instance)
             empty = next((e for e in emptied(instance) if known and not self.of_sizes(e)), None)
             if empty is not None:
-                known = Verdict(known.case, "", "not proved where a size is 0")
+                known = CaseVerdict(known.case, "", "not proved where a size is 0")
             self._verdicts[instance] = known
         return known
 
-    def of_sizes(self, instance: Instance) -> Verdict:
+    def of_sizes(self, instance: Instance) -> CaseVerdict:
         """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a run may make 0."""
         if unranked(instance):
-            return Verdict(Case(instance), "", "an operand has no known rank")
+            return CaseVerdict(ProofCase(instance), "", "an operand has no known rank")
         last = as_it_is(instance)
         for case in cases_of(instance):
             last = case
             if self._proved(case):
-                return Verdict(case, EVERY)
+                return CaseVerdict(case, EVERY)
         here = as_it_is(instance)
         fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
         if self._proved(here, spelled_out=not here.instance.letters):
-            return Verdict(here, HERE if fixed and last.instance != here.instance else EVERY)
-        return Verdict(last, "", "no proof was found")
+            return CaseVerdict(here, HERE if fixed and last.instance != here.instance else EVERY)
+        return CaseVerdict(last, "", "no proof was found")
 
-    def _proved(self, case: Case, spelled_out: bool = False) -> bool:
+    def _proved(self, case: ProofCase, spelled_out: bool = False) -> bool:
         known = self._kept.get(case.key)
         if known is None:
             self.proofs += 1
@@ -112,7 +112,7 @@ _FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
 """What was proved in this process, whoever asked: a verdict hangs on the case alone."""
 
 
-def _proof_of(case: Case, budget: int, bounded: bool) -> tuple[bool, int]:
+def _proof_of(case: ProofCase, budget: int, bounded: bool) -> tuple[bool, int]:
     key = (case.key, budget, bounded)
     if key not in _FOUND:
         _FOUND[key] = proof(case.instance, budget, bounded)
@@ -139,7 +139,7 @@ def _empty(node: Node) -> bool:
 
 
 def _elements(node: Node) -> int:
-    size = product(node.type.shape or ()) if isinstance(node.type, Tensor) else 1
+    size = dim_product(node.type.shape or ()) if isinstance(node.type, Tensor) else 1
     return 1 << 30 if isinstance(size, Symbolic) else size
 
 
@@ -147,7 +147,7 @@ def emptied(instance: Instance) -> Iterator[Instance]:
     """The instance with each of its letters at 0, where that has a type: a dynamic dim may be empty."""
     for name in sorted(instance.letters):
         try:
-            yield resized(instance, {name: 0})
+            yield resized_instance(instance, {name: 0})
         except ILLEGAL:
             continue
 

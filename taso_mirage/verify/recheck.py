@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.operators.ops import get
-from taso_mirage.rewriting.library import PROOF_KINDS, Evidence, Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.library import PROOF_KINDS, Rule, RuleEvidence, parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, show_equation
 from taso_mirage.system.workers import process_pool
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleVerdict:
     """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the evidence if it holds as it is stated,
     else the problem: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
 
     name: str
-    evidence: Evidence | None
+    evidence: RuleEvidence | None
     problem: str
     seconds: float
     cases: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as JSON data."""
-        found = self.evidence or Evidence()
+        found = self.evidence or RuleEvidence()
         bound = found.proof.bound if found.proof is not None else None
         return {
             "name": self.name,
@@ -54,9 +54,13 @@ class Verdict:
         }
 
 
-def recheck(
-    rules: Sequence[Rule], seed: int, typings: int, workers: int, progress: Callable[[Verdict], None] = lambda v: None
-) -> Iterator[Verdict]:
+def recheck_rules(
+    rules: Sequence[Rule],
+    seed: int,
+    typings: int,
+    workers: int,
+    progress: Callable[[RuleVerdict], None] = lambda v: None,
+) -> Iterator[RuleVerdict]:
     """A verdict for every rule, in their order; the same for every number of workers."""
     if workers == 1 or len(rules) < 2:
         for rule in rules:
@@ -76,11 +80,11 @@ def recheck(
             raise TasoMirageError("a worker process ended (out of memory?); try fewer --workers") from None
 
 
-def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[Verdict]:
+def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[RuleVerdict]:
     return [verdict_of(rule, seed, typings) for rule in rules]
 
 
-def verdict_of(rule: Rule, seed: int, typings: int) -> Verdict:
+def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
     """Judge one rule as it is stated. One without a proof of every case has failed."""
     from taso_mirage.verify.ladder import evidence, examined, excludes
     from taso_mirage.verify.proofs import Proofs
@@ -92,12 +96,12 @@ def verdict_of(rule: Rule, seed: int, typings: int) -> Verdict:
         if rule.evidence.excluded and excludes(found):
             cases = {"proved": cases.get("proved", 0), "bounded": cases.get("bounded", 0)}
             cases["excluded"] = len(found.cases) - cases["proved"] - cases["bounded"]
-            return Verdict(rule.name, evidence(found, proofs), "", _since(start), cases)
+            return RuleVerdict(rule.name, evidence(found, proofs), "", _since(start), cases)
         if found.holds:
-            return Verdict(rule.name, evidence(found, proofs), "", _since(start), cases)
-        return Verdict(rule.name, None, problem(rule, found), _since(start), cases)
+            return RuleVerdict(rule.name, evidence(found, proofs), "", _since(start), cases)
+        return RuleVerdict(rule.name, None, problem(rule, found), _since(start), cases)
     except (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        return Verdict(rule.name, None, f"cannot be verified: {type(error).__name__}: {error}", _since(start))
+        return RuleVerdict(rule.name, None, f"cannot be verified: {type(error).__name__}: {error}", _since(start))
 
 
 def _since(start: float) -> float:
@@ -146,11 +150,11 @@ def law_rules() -> list[Rule]:
     return found
 
 
-def failures(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def failures(verdicts: Sequence[RuleVerdict]) -> list[RuleVerdict]:
     return [v for v in verdicts if v.problem]
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
     """Counts by family and kind of proof, and the time that rules took."""
     counts = Counter((v.name.partition(".")[0], v.kind) for v in verdicts)
     kinds = (*PROOF_KINDS, "failed")
@@ -172,7 +176,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-class Progress:
+class RecheckBar:
     """A bar on stderr with the rules done; silent when stderr is no terminal."""
 
     def __init__(self, total: int, quiet: bool = False) -> None:
@@ -191,7 +195,7 @@ class Progress:
         self.bar = Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
         self.task = self.bar.add_task("rules", total=total)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RecheckBar:
         self.bar.start()
         return self
 
@@ -200,5 +204,5 @@ class Progress:
     ) -> None:
         self.bar.stop()
 
-    def __call__(self, verdict: Verdict) -> None:
+    def __call__(self, verdict: RuleVerdict) -> None:
         self.bar.update(self.task, advance=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """Why a program is not accepted; false, where evidence is true."""
 
     reason: str

@@ -17,7 +17,7 @@ from fuzz.mutate import TEXTS
 from fuzz.seeds import contents
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.plugin.plan import kernel
-from taso_mirage.runtime.register import FORMAT
+from taso_mirage.runtime.register import PLAN_FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = (None, True, 0, -1, 2**63, 1e308, float("nan"), float("inf"), "", [], {}, [[]], {"a": {}}, *TEXTS)
@@ -163,7 +163,14 @@ def _plan(random: Random, folder: Path) -> tuple[str, list[str]]:
     """The plan of a kernel, its checksum right or not."""
     code = b"code"
     row = f"image 0 80 ptx go 1 0 0 0 {len(code)} {zlib.crc32(code):08x}"
-    lines = [f"taso_mirage {FORMAT} cuda", "input float32 n 4", "output float32 n 4*n", row, "kernel n 1 1 i0 o0", ""]
+    lines = [
+        f"taso_mirage {PLAN_FORMAT} cuda",
+        "input float32 n 4",
+        "output float32 n 4*n",
+        row,
+        "kernel n 1 1 i0 o0",
+        "",
+    ]
     above = words("\n".join(lines), random)
     text = f"{above}check {zlib.crc32(above.encode(errors='replace')):08x}\n"
     try:

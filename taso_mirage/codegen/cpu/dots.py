@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from taso_mirage.codegen.cpu.layouts import offset, strides_of
-from taso_mirage.codegen.cpu.schedule import Product, Schedule
-from taso_mirage.codegen.cpu.values import Affine, Buffer, Value
+from taso_mirage.codegen.cpu.schedule import ContractionNest, LoopSchedule
+from taso_mirage.codegen.cpu.values import Affine, CppBuffer, LoopValue
 
 NARROW = 128
 """Columns up to which a block of rows has all of its results in registers while it goes through all of k."""
@@ -31,7 +31,7 @@ class Side:
         return self.steps.get(letter, 0) if letter else 0
 
 
-def product_lines(item: Product, schedule: Schedule) -> list[str]:
+def product_lines(item: ContractionNest, schedule: LoopSchedule) -> list[str]:
     """A product by blocks in registers where elements lie side by side, else element by element."""
     value, target = item.value, item.target
     pairs = list(zip(value.operands, value.letters, strict=False))
@@ -106,7 +106,7 @@ def _largest(sizes: dict[str, int], fits: Callable[[str], bool]) -> str | None:
     return max((x for x in sizes if fits(x)), key=lambda x: sizes[x], default=None)
 
 
-def _pointer(schedule: Schedule, value: Value) -> str:
+def _pointer(schedule: LoopSchedule, value: LoopValue) -> str:
     buffer, index = schedule.address(value)
     at = offset(buffer, index).constant
     return f"{buffer.name} + {at}" if at else buffer.name
@@ -116,7 +116,7 @@ def _loops(letters: Iterable[str], sizes: dict[str, int]) -> str:
     return "".join(f"for (size_t j_{x} = 0; j_{x} < {sizes[x]}; ++j_{x}) " for x in letters)
 
 
-def fill(target: Buffer, value: str) -> Iterator[str]:
+def fill(target: CppBuffer, value: str) -> Iterator[str]:
     """Every element of a buffer is set."""
     names = {i: n for i, n in enumerate(target.shape) if n != 1}
     at = offset(target, tuple(Affine(0, ((f"i{i}", 1),)) if i in names else Affine() for i in range(len(target.shape))))

@@ -7,20 +7,20 @@ from math import prod
 
 from taso_mirage.codegen.cpu.values import (
     Affine,
-    Buffer,
+    AffineIndex,
     Contract,
-    Index,
-    Ints,
-    Number,
-    Position,
-    Value,
-    View,
+    CppBuffer,
+    LoopConstant,
+    LoopIota,
+    LoopValue,
+    LoopView,
+    Strides,
     contiguous,
 )
 from taso_mirage.ir.dims import gathered
 
 
-def variables(shape: Sequence[int]) -> Index:
+def loop_variables(shape: Sequence[int]) -> AffineIndex:
     """One loop variable an axis, counted over the axes that are not 1."""
     found: list[Affine] = []
     i = 0
@@ -30,20 +30,20 @@ def variables(shape: Sequence[int]) -> Index:
     return tuple(found)
 
 
-def strip(value: Value, index: Index) -> tuple[Value, Index]:
+def strip(value: LoopValue, index: AffineIndex) -> tuple[LoopValue, AffineIndex]:
     """What a view shows, and where."""
-    while isinstance(value, View):
+    while isinstance(value, LoopView):
         index = value.inner(index)
         value = value.arg
     return value, index
 
 
-def shown(value: Value) -> Value:
+def without_view(value: LoopValue) -> LoopValue:
     """What a view shows."""
-    return value.arg if isinstance(value, View) else value
+    return value.arg if isinstance(value, LoopView) else value
 
 
-def offset(buffer: Buffer, index: Index) -> Affine:
+def offset(buffer: CppBuffer, index: AffineIndex) -> Affine:
     """The place of an element, in elements from the buffer's pointer."""
     found = Affine(buffer.start)
     for at, stride in zip(index, buffer.strides, strict=True):
@@ -51,19 +51,19 @@ def offset(buffer: Buffer, index: Index) -> Affine:
     return found
 
 
-def layout(value: Value, buffers: Mapping[Value, Buffer]) -> Buffer:
+def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffer:
     """Where a value lies, or will lie once it is computed (the name is none then)."""
     axes = tuple(Affine(0, ((str(i), 1),)) for i in range(len(value.shape)))
     inner, index = strip(value, axes)
-    if isinstance(inner, (Number, Position)):
+    if isinstance(inner, (LoopConstant, LoopIota)):
         inner, index = value, axes
-    if isinstance(inner, Buffer):
-        return seen(inner, index, value.shape)
+    if isinstance(inner, CppBuffer):
+        return viewed(inner, index, value.shape)
     strides = product_strides(inner, buffers) if isinstance(inner, Contract) else contiguous(inner.shape)
-    return seen(buffers.get(inner, Buffer(inner.dtype, inner.shape, "", strides)), index, value.shape)
+    return viewed(buffers.get(inner, CppBuffer(inner.dtype, inner.shape, "", strides)), index, value.shape)
 
 
-def product_strides(value: Contract, buffers: Mapping[Value, Buffer]) -> Ints:
+def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> Strides:
     """The layout of a product: the axis along which an operand's elements lie side by side comes last."""
     result = value.letters[2]
     order = list(range(len(result)))
@@ -80,7 +80,7 @@ def product_strides(value: Contract, buffers: Mapping[Value, Buffer]) -> Ints:
     return tuple(strides)
 
 
-def strides_of(value: Value, letters: str, buffers: Mapping[Value, Buffer]) -> dict[str, int]:
+def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBuffer]) -> dict[str, int]:
     """By letter, how far apart neighbours lie in an operand of a product; 0 where it does not vary."""
     found = dict.fromkeys(letters, 0)
     for letter, step, n in zip(letters, layout(value, buffers).strides, value.shape, strict=True):
@@ -88,12 +88,12 @@ def strides_of(value: Value, letters: str, buffers: Mapping[Value, Buffer]) -> d
     return found
 
 
-def permutes(view: View) -> bool:
+def permutes(view: LoopView) -> bool:
     """Whether a view shows every element of its operand once."""
     return view.count == view.arg.count and all(c == 0 for c, _ in view.axes)
 
 
-def unviewed(view: View, target: Buffer) -> Buffer | None:
+def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
     """The target as a buffer of the shape of the view's operand."""
     strides: list[int] = []
     for (_, terms), n in zip(view.axes, view.arg.shape, strict=True):
@@ -108,10 +108,10 @@ def unviewed(view: View, target: Buffer) -> Buffer | None:
                 return None
             inner *= view.shape[axis]
         strides.append(step)
-    return Buffer(target.dtype, view.arg.shape, target.name, tuple(strides), target.start)
+    return CppBuffer(target.dtype, view.arg.shape, target.name, tuple(strides), target.start)
 
 
-def unmerged(have: Ints, want: Ints, strides: Ints) -> Ints | None:
+def unmerged(have: Strides, want: Strides, strides: Strides) -> Strides | None:
     """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is cut otherwise."""
     groups = gathered(have, want)
     if groups is None:
@@ -123,13 +123,15 @@ def unmerged(have: Ints, want: Ints, strides: Ints) -> Ints | None:
     return tuple(found)
 
 
-def moved(target: Buffer, shape: Ints, axis: int, start: int) -> Buffer:
+def offset_buffer(target: CppBuffer, shape: Strides, axis: int, start: int) -> CppBuffer:
     """The part of a buffer that begins at `start` of an axis."""
-    return Buffer(target.dtype, shape, target.name, target.strides, target.start + start * target.strides[axis])
+    return CppBuffer(target.dtype, shape, target.name, target.strides, target.start + start * target.strides[axis])
 
 
-def seen(buffer: Buffer, index: Index, shape: Ints) -> Buffer:
+def viewed(buffer: CppBuffer, index: AffineIndex, shape: Strides) -> CppBuffer:
     """What an address shows, as a buffer of its own shape; `index` is in the variables "0", "1"..."""
     at = offset(buffer, index)
     steps = dict(at.terms)
-    return Buffer(buffer.dtype, shape, buffer.name, tuple(steps.get(str(i), 0) for i in range(len(shape))), at.constant)
+    return CppBuffer(
+        buffer.dtype, shape, buffer.name, tuple(steps.get(str(i), 0) for i in range(len(shape))), at.constant
+    )

@@ -56,7 +56,7 @@ def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[An
 
 
 @dataclass
-class Kernel:
+class NativeKernel:
     """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is compiled."""
 
     graph: Graph

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from taso_mirage.codegen.cpu.dots import fill, product_lines
 from taso_mirage.codegen.cpu.layouts import offset
-from taso_mirage.codegen.cpu.schedule import Nest, Product, Schedule, Store
-from taso_mirage.codegen.cpu.values import Affine, Buffer, Index, Map, Number, Position, Value
+from taso_mirage.codegen.cpu.schedule import ContractionNest, LoopSchedule, Nest, StoreNest
+from taso_mirage.codegen.cpu.values import Affine, AffineIndex, CppBuffer, LoopConstant, LoopIota, LoopValue, Map
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import is_float
 from taso_mirage.meanings.functions import Fold
@@ -29,7 +29,7 @@ def memory_type(dtype: str) -> str:
     return C_TYPES[dtype]
 
 
-def number(value: float, dtype: str) -> str:
+def cpp_number(value: float, dtype: str) -> str:
     """A constant as C++ spells it."""
     if dtype == "bool":
         return "true" if value else "false"
@@ -44,13 +44,13 @@ def number(value: float, dtype: str) -> str:
 class Printer:
     """One nest of loops. Lines before and after the loops inside, for every depth."""
 
-    schedule: Schedule
+    schedule: LoopSchedule
     nest: Nest
     dropped: frozenset[str]
     order: list[str] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)
     after: list[list[str]] = field(default_factory=list)
-    known: dict[tuple[Value, Index], tuple[str, int]] = field(default_factory=dict)
+    known: dict[tuple[LoopValue, AffineIndex], tuple[str, int]] = field(default_factory=dict)
     stored: dict[tuple[str, Affine], tuple[str, int]] = field(default_factory=dict)
     """What was stored where, and is still in a register."""
     sums: dict[int, list[str]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Printer:
             places = [(leaf, index) for leaf, index in self.schedule.leaves(store)]
             places.append((store.target, _target(store)))
             for leaf, index in places:
-                if isinstance(leaf, Buffer) and leaf.name not in self.dropped:
+                if isinstance(leaf, CppBuffer) and leaf.name not in self.dropped:
                     for name, k in offset(leaf, index).terms:
                         side[name] += k in (1, -1)
         if not names:
@@ -103,7 +103,7 @@ class Printer:
 
     # ------------------------------------------------------------ statements
 
-    def _print(self, store: Store) -> None:
+    def _print(self, store: StoreNest) -> None:
         text, known = self._value(store, store.value, store.variables, root=True)
         inner = self.before[len(self.order)]
         place = f"{store.target.name}[{offset(store.target, _target(store))}]"
@@ -124,26 +124,26 @@ class Printer:
         self.sums.setdefault(len(self.order) - 1, []).append(f"{_folded(store).clause}: {name}")
         self.after[depth].append(f"{place} = {self._combined(store, place, name)};")
 
-    def _combined(self, store: Store, place: str, text: str) -> str:
+    def _combined(self, store: StoreNest, place: str, text: str) -> str:
         if store.update:
             return _combine(store, place, text)
         wanted = memory_type(store.target.dtype)
         return text if wanted == register_type(store.value.dtype) else f"static_cast<{wanted}>({text})"
 
-    def _value(self, store: Store, value: Value, index: Index, root: bool = False) -> tuple[str, int]:
+    def _value(self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False) -> tuple[str, int]:
         """The name of an element's register (or its constant), and the depth from which on it is known."""
         value, index = self.schedule.resolve(store, value, index, root)
-        if isinstance(value, Number):
-            return number(value.value, value.dtype), 0
+        if isinstance(value, LoopConstant):
+            return cpp_number(value.value, value.dtype), 0
         key = (value, index)
         if key not in self.known:
             self.known[key] = self._made(store, value, index)
         return self.known[key]
 
-    def _made(self, store: Store, value: Value, index: Index) -> tuple[str, int]:
-        if isinstance(value, Buffer):
+    def _made(self, store: StoreNest, value: LoopValue, index: AffineIndex) -> tuple[str, int]:
+        if isinstance(value, CppBuffer):
             return self._load(value, index)
-        if isinstance(value, Position):
+        if isinstance(value, LoopIota):
             depth = self._from(index[0])
             return self._named(value, f"static_cast<{register_type(value.dtype)}>({index[0]})", depth)
         assert isinstance(value, Map)
@@ -153,7 +153,7 @@ class Printer:
         depth = max((d for _, d in args), default=0)
         return self._named(value, value.fn.cpp.format(*[t for t, _ in args]), depth)
 
-    def _load(self, value: Buffer, index: Index) -> tuple[str, int]:
+    def _load(self, value: CppBuffer, index: AffineIndex) -> tuple[str, int]:
         at = offset(value, index)
         if (value.name, at) in self.stored:
             return self.stored[value.name, at]
@@ -161,7 +161,7 @@ class Printer:
         text = f"{value.name}[{at}]"
         return self._named(value, text if wanted == have else f"static_cast<{wanted}>({text})", self._from(at))
 
-    def _named(self, value: Value, text: str, depth: int) -> tuple[str, int]:
+    def _named(self, value: LoopValue, text: str, depth: int) -> tuple[str, int]:
         name = self._fresh("v")
         self.before[depth].append(f"const {register_type(value.dtype)} {name} = {text};")
         return name, depth
@@ -174,18 +174,18 @@ class Printer:
         return f"{hint}{self.count - 1}"
 
 
-def _target(store: Store) -> Index:
+def _target(store: StoreNest) -> AffineIndex:
     """Where a store goes: the folded axes have one place."""
     return tuple(Affine() if i in store.axes else v for i, v in enumerate(store.variables))
 
 
-def _combine(store: Store, a: str, b: str) -> str:
+def _combine(store: StoreNest, a: str, b: str) -> str:
     """One element more in a fold."""
     assert store.fold is not None
     return store.fold.cpp.format(a, b)
 
 
-def _folded(store: Store) -> Fold:
+def _folded(store: StoreNest) -> Fold:
     """How C++ folds with the function of a store."""
     found = None if store.fold is None else store.fold.fold
     if found is None:
@@ -196,13 +196,13 @@ def _folded(store: Store) -> Fold:
 # ---------------------------------------------------------------- a stage
 
 
-def stage_lines(schedule: Schedule, needed: frozenset[str]) -> tuple[list[str], set[str]]:
+def phase_lines(schedule: LoopSchedule, needed: frozenset[str]) -> tuple[list[str], set[str]]:
     """The lines of a stage, and which buffers they use. `needed`: buffers that others read."""
     lines: list[str] = []
     used: set[str] = set()
     dropped = frozenset(_registers(schedule, needed))
     for item in schedule.items:
-        if isinstance(item, Product):
+        if isinstance(item, ContractionNest):
             lines += product_lines(item, schedule)
             used |= {item.target.name, *(schedule.address(a)[0].name for a in item.value.operands)}
             continue
@@ -214,7 +214,7 @@ def stage_lines(schedule: Schedule, needed: frozenset[str]) -> tuple[list[str], 
     return lines, used
 
 
-def filled(nest: Nest, schedule: Schedule) -> Iterator[str]:
+def filled(nest: Nest, schedule: LoopSchedule) -> Iterator[str]:
     """Folds along outer loops go through memory, which begins with the fold's identity."""
     order = Printer(schedule, nest, frozenset())
     order.sizes = {f"i{i}": n for i, n in enumerate(nest.stores[0].space)}
@@ -224,24 +224,26 @@ def filled(nest: Nest, schedule: Schedule) -> Iterator[str]:
         if folded and not store.update and set(loops[len(loops) - len(folded) :]) != folded:
             shape = [1 if i in store.axes else n for i, n in enumerate(store.value.shape)]
             yield from fill(
-                Buffer(store.target.dtype, tuple(shape), store.target.name, store.target.strides, store.target.start),
+                CppBuffer(
+                    store.target.dtype, tuple(shape), store.target.name, store.target.strides, store.target.start
+                ),
                 _folded(store).cpp,
             )
 
 
-def _used(schedule: Schedule, nest: Nest) -> set[str]:
+def _used(schedule: LoopSchedule, nest: Nest) -> set[str]:
     found = {s.target.name for s in nest.stores}
     for store in nest.stores:
-        found |= {b.name for b, _ in schedule.leaves(store) if isinstance(b, Buffer)}
+        found |= {b.name for b, _ in schedule.leaves(store) if isinstance(b, CppBuffer)}
     return found
 
 
-def _registers(schedule: Schedule, needed: frozenset[str]) -> Iterator[str]:
+def _registers(schedule: LoopSchedule, needed: frozenset[str]) -> Iterator[str]:
     """Buffers that only the nest that writes them reads."""
     home: dict[str, set[int]] = {}
     folds: set[str] = set()
     for i, item in enumerate(schedule.items):
-        if isinstance(item, Product):
+        if isinstance(item, ContractionNest):
             names = {item.target.name, *(schedule.address(a)[0].name for a in item.value.operands)}
             folds.add(item.target.name)
         else:

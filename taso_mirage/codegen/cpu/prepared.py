@@ -18,7 +18,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InstanceClass:
     """How a term becomes an instance of a class: its sizes and switches, and what the prepared
     weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
     powers of two."""
@@ -52,8 +52,8 @@ def _linear(node: Node) -> tuple[Any, ...]:
     return prod(map(int, node.shape[:-1])), *node.args[1].shape, *node.attr("block")
 
 
-KINDS: Mapping[Lowering | None, Kind] = {
-    Lowering.WINOGRAD: Kind(
+KINDS: Mapping[Lowering | None, InstanceClass] = {
+    Lowering.WINOGRAD: InstanceClass(
         "winograd.h",
         "Winograd",
         lambda n: n.attr("block")[0],
@@ -62,14 +62,14 @@ KINDS: Mapping[Lowering | None, Kind] = {
         lambda n: (*n.attr("tile"), n.attr("block")[0]),
         lambda n: (bool(n.attr("relu")),),
     ),
-    Lowering.LINEAR: Kind(
+    Lowering.LINEAR: InstanceClass(
         "linear.h", "Linear", lambda n: n.attr("block")[0], lambda n: (), _linear, lambda n: n.attr("block")[:1]
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedInstance:
     """A term as an instance of its class, by the name `name`. Raises Unsupported where it is none."""
 
     node: Node
@@ -87,7 +87,7 @@ class Prepared:
             raise Unsupported(f"{self.node.op} with sides {sides}; powers of two have C++")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> InstanceClass:
         return KINDS[traits(self.node).lowering]
 
     @property

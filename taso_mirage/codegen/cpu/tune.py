@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.codegen.cpp import generate_all, generate_cpp
-from taso_mirage.codegen.cpu.native import Kernel, build, empty_aligned
+from taso_mirage.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.codegen.cpu.prepared import layout
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Lowering
@@ -37,14 +37,16 @@ machine that others use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedNative:
     """A compiled muGraph with the least seconds that a call took: others may use the machine."""
 
-    kernel: Kernel
+    kernel: NativeKernel
     seconds: float
 
 
-def tuned(graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None) -> list[Tuned]:
+def tuned_native(
+    graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None
+) -> list[TunedNative]:
     """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the fastest first. Those that give the same
     program are one; those without C++ are left out. Raises Unsupported if all are."""
     made = compiled(different(graphs), threads, folder)
@@ -57,10 +59,10 @@ def tuned(graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: P
             for i in racing:
                 quickest[i] = min(quickest[i], *_turn(calls[i]))
         racing = [i for i in racing if quickest[i] <= CLOSE * min(quickest)]
-    return sorted((Tuned(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
+    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
 
 
-def _rank(tuned: Tuned) -> tuple[int, int, int, float]:
+def _rank(tuned: TunedNative) -> tuple[int, int, int, float]:
     kernels = [n for n in topological(tuned.kernel.graph.outputs) if traits(n).lowering is Lowering.KERNEL]
     blocks = min((prod(n.attr("grid")) for n in kernels), default=1)
     return round(log(tuned.seconds) / EQUAL), len(kernels), -blocks, tuned.seconds
@@ -82,20 +84,20 @@ def different(graphs: Sequence[Graph]) -> list[Graph]:
     return list(found.values())
 
 
-def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) -> list[Kernel]:
+def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) -> list[NativeKernel]:
     """muGraphs as functions of shared libraries, FILE in each."""
     named = [(f"kernel_{i}", graph) for i, graph in enumerate(graphs)]
     parts = [named[i : i + FILE] for i in range(0, len(named), FILE)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         libraries = list(pool.map(lambda part: build(generate_all(dict(part)), folder), parts))
     return [
-        Kernel(graph, name, folder, threads=threads, library=library)
+        NativeKernel(graph, name, folder, threads=threads, library=library)
         for part, library in zip(parts, libraries, strict=True)
         for name, graph in part
     ]
 
 
-def _calls(kernels: Sequence[Kernel]) -> list[Callable[[], None]]:
+def _calls(kernels: Sequence[NativeKernel]) -> list[Callable[[], None]]:
     """A call of each on the same random inputs, and on outputs of its own. Inputs that no cache would keep from one run of a model to the
     next come from memory: there are several copies, which take turns."""
     rng = np.random.default_rng(0)
@@ -112,7 +114,7 @@ def _calls(kernels: Sequence[Kernel]) -> list[Callable[[], None]]:
 
 
 def _call(
-    kernel: Kernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
+    kernel: NativeKernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
 ) -> Callable[[], None]:
     outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
     pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])

@@ -1,6 +1,6 @@
 """The meaning that makes lazy tensors: what an element of a result is, before any loop is chosen (Halide's algorithm, PLDI'13).
 
-Where an operator only moves elements, nothing is computed: a `View` changes indices. Loops are chosen in `loops`.
+Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are chosen in `loops`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
-Ints = tuple[int, ...]
+Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,20 @@ class Affine:
         return " + ".join(parts).replace("+ -", "- ")
 
 
-Index = tuple[Affine, ...]
+AffineIndex = tuple[Affine, ...]
 Axis = tuple[int, tuple[tuple[int, int], ...]]
 """The index along one axis of a view's operand: a constant, and (axis of the view, coefficient) pairs."""
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class LoopValue:
     """A tensor; which elements it has is what the subclasses say."""
 
     dtype: str
-    shape: Ints
+    shape: Strides
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return ()
 
     @property
@@ -68,11 +68,11 @@ class Value:
 
 
 @dataclass(eq=False, slots=True)
-class Buffer(Value):
+class CppBuffer(LoopValue):
     """Memory at a C++ pointer; strides in elements."""
 
     name: str
-    strides: Ints
+    strides: Strides
     start: int = 0
 
     @property
@@ -82,41 +82,41 @@ class Buffer(Value):
 
 
 @dataclass(eq=False, slots=True)
-class Number(Value):
+class LoopConstant(LoopValue):
     """A scalar constant."""
 
     value: float
 
 
 @dataclass(eq=False, slots=True)
-class Position(Value):
+class LoopIota(LoopValue):
     """0, 1, ..., n-1."""
 
 
 @dataclass(eq=False, slots=True)
-class Map(Value):
+class Map(LoopValue):
     """`fn` of the elements at the same index; operands have the shape of the result, or are numbers."""
 
     fn: Function
-    operands: tuple[Value, ...]
+    operands: tuple[LoopValue, ...]
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return self.operands
 
 
 @dataclass(eq=False, slots=True)
-class View(Value):
+class LoopView(LoopValue):
     """Elements of `arg` at indices that are affine in its own."""
 
-    arg: Value
+    arg: LoopValue
     axes: tuple[Axis, ...]
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return (self.arg,)
 
-    def inner(self, index: Index) -> Index:
+    def inner(self, index: AffineIndex) -> AffineIndex:
         """The index into `arg`."""
         found = []
         for constant, terms in self.axes:
@@ -128,25 +128,25 @@ class View(Value):
 
 
 @dataclass(eq=False, slots=True)
-class Flat(Value):
+class Flat(LoopValue):
     """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in memory."""
 
-    arg: Value
+    arg: LoopValue
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return (self.arg,)
 
 
 @dataclass(eq=False, slots=True)
-class Concat(Value):
+class Concat(LoopValue):
     """Parts side by side along an axis."""
 
-    parts: tuple[Value, ...]
+    parts: tuple[LoopValue, ...]
     axis: int
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return self.parts
 
     def starts(self) -> list[int]:
@@ -155,31 +155,31 @@ class Concat(Value):
 
 
 @dataclass(eq=False, slots=True)
-class Reduce(Value):
+class Reduce(LoopValue):
     """A fold over axes, which stay with size 1."""
 
     fn: Function
-    arg: Value
-    axes: Ints
+    arg: LoopValue
+    axes: Strides
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return (self.arg,)
 
 
 @dataclass(eq=False, slots=True)
-class Contract(Value):
+class Contract(LoopValue):
     """einsum of two operands; `letters` are those of both and of the result."""
 
     letters: tuple[str, str, str]
-    operands: tuple[Value, Value]
+    operands: tuple[LoopValue, LoopValue]
 
     @property
-    def args(self) -> tuple[Value, ...]:
+    def args(self) -> tuple[LoopValue, ...]:
         return self.operands
 
 
-LOWEST = float(np.finfo(np.float32).min)
+LOWEST_FLOAT32 = float(np.finfo(np.float32).min)
 _CONVERSIONS = {
     "float": "static_cast<float>({})",
     "bool": "{} != 0",
@@ -190,37 +190,37 @@ _CONVERSIONS = {
 
 
 @dataclass
-class Lazy(Meaning[Value]):
+class LazyMeaning(Meaning[LoopValue]):
     """Values are lazy tensors, all floats in fp32. `tables` collects constants that are no scalars, by their C++ name."""
 
     tables: dict[str, Literal] = field(default_factory=dict)
 
-    def shape(self, a: Value) -> Shape:
+    def shape(self, a: LoopValue) -> Shape:
         return a.shape
 
-    def dtype(self, a: Value) -> str:
+    def dtype(self, a: LoopValue) -> str:
         return a.dtype
 
-    def constant(self, value: Literal) -> Value:
+    def constant(self, value: Literal) -> LoopValue:
         if prod(value.shape) == 1:
-            number = Number(value.dtype, (), float(value.numpy().reshape(())))
+            number = LoopConstant(value.dtype, (), float(value.numpy().reshape(())))
             return number if not value.shape else self.reshape(number, value.shape)
         name = next((n for n, v in self.tables.items() if v == value), f"table{len(self.tables)}")
         self.tables[name] = value
-        return Buffer(value.dtype, value.shape, name, contiguous(value.shape))
+        return CppBuffer(value.dtype, value.shape, name, contiguous(value.shape))
 
-    def extents(self, values: Sequence[Dim], scalar: bool = False) -> Value:
+    def extents(self, values: Sequence[Dim], scalar: bool = False) -> LoopValue:
         return self.constant(Literal.of(np.array(values[0] if scalar else list(values), np.int64)))
 
-    def iota(self, n: Dim, dtype: str = "int64") -> Value:
-        return Position(dtype, (int(n),))
+    def iota(self, n: Dim, dtype: str = "int64") -> LoopValue:
+        return LoopIota(dtype, (int(n),))
 
-    def map(self, fn: Scalar, *xs: Value) -> Value:
+    def map(self, fn: Scalar, *xs: LoopValue) -> LoopValue:
         function = function_of(fn)
         type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
         if function is SUBTRACT and _is_maximum(xs[1]):
             # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds nothing to a softmax
-            xs = (xs[0], self.map(np.maximum, xs[1], Number(xs[1].dtype, (), LOWEST)))
+            xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
         if function is DIVIDE and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
             # one quotient, and a product for each element: a rounding more, and several times faster
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
@@ -228,10 +228,10 @@ class Lazy(Meaning[Value]):
             function, xs = _quotient(xs, _ints(type.shape or ()))
         return self._mapped(function, type.dtype, _ints(type.shape or ()), list(xs))
 
-    def _mapped(self, fn: Function, dtype: str, shape: Ints, xs: list[Value]) -> Value:
+    def _mapped(self, fn: Function, dtype: str, shape: Strides, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
-            return Map(dtype, shape, fn, tuple(x if isinstance(x, Number) else self.expand(x, shape) for x in xs))
+            return Map(dtype, shape, fn, tuple(x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs))
         axis = whole.axis - len(whole.shape) + len(shape)
         parts = []
         for part, start in zip(whole.parts, whole.starts(), strict=True):
@@ -240,23 +240,23 @@ class Lazy(Meaning[Value]):
             parts.append(self._mapped(fn, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
         return Concat(dtype, shape, tuple(parts), axis)
 
-    def _cut(self, x: Value, back: int, start: int, stop: int) -> Value:
+    def _cut(self, x: LoopValue, back: int, start: int, stop: int) -> LoopValue:
         axis = len(x.shape) + back
         return x if axis < 0 or x.shape[axis] == 1 else self.slice(x, axis, start, stop)
 
-    def cast(self, a: Value, dtype: str) -> Value:
-        if isinstance(a, Number) and is_float(dtype):
-            return Number(dtype, (), a.value)
+    def cast(self, a: LoopValue, dtype: str) -> LoopValue:
+        if isinstance(a, LoopConstant) and is_float(dtype):
+            return LoopConstant(dtype, (), a.value)
         if a.dtype == dtype or (is_float(a.dtype) and is_float(dtype)):
             return _retyped(a, dtype)
         return Map(dtype, a.shape, _conversion(dtype), (a,))
 
-    def contract(self, equation: str, a: Value, b: Value) -> Value:
+    def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
         letters = contraction(equation, len(a.shape), len(b.shape))
         type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
         return Contract(type.dtype, _ints(type.shape or ()), letters, (a, b))
 
-    def reduce(self, fn: np.ufunc, a: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
+    def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
         kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
         found = a
         if axes:
@@ -264,7 +264,7 @@ class Lazy(Meaning[Value]):
             found = product or Reduce(a.dtype, kept, function_of(fn), a, tuple(axes))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
-    def _product(self, a: Value, axes: Ints, kept: Ints) -> Value | None:
+    def _product(self, a: LoopValue, axes: Strides, kept: Strides) -> LoopValue | None:
         """A sum of products of a tensor in memory with what lacks one of its axes, as a contraction: a matrix times a vector."""
         if not is_float(a.dtype):
             return None
@@ -273,7 +273,9 @@ class Lazy(Meaning[Value]):
         large = [x for x in factors if wide <= _varies(x, a.shape)]
         others = [x for x in factors if x not in large]
         seen = set[int]().union(*[_varies(x, a.shape) for x in others])
-        known = len(large) == 1 and isinstance(large[0], (Buffer, View)) and isinstance(_shown(large[0]), Buffer)
+        known = (
+            len(large) == 1 and isinstance(large[0], (CppBuffer, LoopView)) and isinstance(_shown(large[0]), CppBuffer)
+        )
         if not known or not wide & set(axes) <= seen or wide <= seen or not wide & set(axes):
             return None
         small = others[0]
@@ -290,21 +292,21 @@ class Lazy(Meaning[Value]):
         pair = Contract(a.dtype, shape, letters, (few, large[0]))
         return self.reshape(pair, kept)
 
-    def reshape(self, a: Value, shape: Sequence[Dim]) -> Value:
+    def reshape(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
         want = _ints(shape)
         if want == a.shape:
             return a
         axes = _split(a.shape, want)
         return Flat(a.dtype, want, a) if axes is None else _view(a, want, axes)
 
-    def transpose(self, a: Value, perm: Sequence[int]) -> Value:
+    def transpose(self, a: LoopValue, perm: Sequence[int]) -> LoopValue:
         shape = tuple(a.shape[i] for i in perm)
         if isinstance(a, Concat):
             parts = tuple(self.transpose(part, perm) for part in a.parts)
             return Concat(a.dtype, shape, parts, list(perm).index(a.axis))
         return _view(a, shape, [(0, ((list(perm).index(i), 1),)) for i in range(len(shape))])
 
-    def expand(self, a: Value, shape: Sequence[Dim]) -> Value:
+    def expand(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
         want = _ints(shape)
         if want == a.shape:
             return a
@@ -315,11 +317,11 @@ class Lazy(Meaning[Value]):
             return Concat(a.dtype, want, parts, a.axis + lead)
         return _view(a, want, [(0, () if n == 1 else ((i + lead, 1),)) for i, n in enumerate(a.shape)])
 
-    def concat(self, xs: Sequence[Value], axis: int) -> Value:
+    def concat(self, xs: Sequence[LoopValue], axis: int) -> LoopValue:
         type = SHAPES.concat([Tensor(x.dtype, x.shape) for x in xs], axis)
         return xs[0] if len(xs) == 1 else Concat(type.dtype, _ints(type.shape or ()), tuple(xs), axis)
 
-    def slice(self, a: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
+    def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
         type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
         shape, begin, end = _ints(type.shape or ()), int(start), int(stop)
         if shape == a.shape and step == 1:
@@ -349,32 +351,32 @@ def _conversion(dtype: str) -> Function:
     return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
 
 
-def contiguous(shape: Sequence[int]) -> Ints:
+def contiguous(shape: Sequence[int]) -> Strides:
     """The strides of a tensor that lies row by row."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _ints(shape: Sequence[Dim]) -> Ints:
+def _ints(shape: Sequence[Dim]) -> Strides:
     if not all(isinstance(n, int) for n in shape):
         raise Unsupported(f"a kernel of the symbolic shape {tuple(shape)}; code is made for fixed sizes")
     return tuple(int(n) for n in shape)
 
 
-def _retyped(a: Value, dtype: str) -> Value:
-    return a if a.dtype == dtype else View(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
+def _retyped(a: LoopValue, dtype: str) -> LoopValue:
+    return a if a.dtype == dtype else LoopView(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
 
 
-def _view(a: Value, shape: Ints, axes: Sequence[Axis]) -> Value:
+def _view(a: LoopValue, shape: Strides, axes: Sequence[Axis]) -> LoopValue:
     """A view of `a`; of a view, one view of what that shows. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
-    if not isinstance(a, View):
-        return View(a.dtype, shape, a, tuple(axes))
+    if not isinstance(a, LoopView):
+        return LoopView(a.dtype, shape, a, tuple(axes))
     names = tuple(Affine(0, ((str(j), 1),)) for j in range(len(shape)))
-    index = a.inner(View(a.dtype, shape, a, tuple(axes)).inner(names))
-    return View(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
+    index = a.inner(LoopView(a.dtype, shape, a, tuple(axes)).inner(names))
+    return LoopView(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
 
 
-def _split(have: Ints, want: Ints) -> list[Axis] | None:
+def _split(have: Strides, want: Strides) -> list[Axis] | None:
     """The view that a reshape is, where each of its axes is a part of one axis; None where it merges axes."""
     groups = gathered(want, have)
     if groups is None:
@@ -382,23 +384,23 @@ def _split(have: Ints, want: Ints) -> list[Axis] | None:
     return [(0, tuple((i, prod(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
 
 
-def _quotient(xs: Sequence[Value], shape: Ints) -> tuple[Function, tuple[Value, ...]]:
+def _quotient(xs: Sequence[LoopValue], shape: Strides) -> tuple[Function, tuple[LoopValue, ...]]:
     """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
         if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
             one, below = over.operands
-            if isinstance(one, Number) and one.value == 1:
+            if isinstance(one, LoopConstant) and one.value == 1:
                 return DIVIDE, (x, below)
     return MULTIPLY, tuple(xs)
 
 
-def _shown(value: Value) -> Value:
-    while isinstance(value, View):
+def _shown(value: LoopValue) -> LoopValue:
+    while isinstance(value, LoopView):
         value = value.arg
     return value
 
 
-def _factors(value: Value) -> Iterator[Value]:
+def _factors(value: LoopValue) -> Iterator[LoopValue]:
     """What a value is the product of, element by element."""
     if isinstance(value, Map) and value.fn is MULTIPLY:
         for operand in value.operands:
@@ -407,25 +409,25 @@ def _factors(value: Value) -> Iterator[Value]:
         yield value
 
 
-def _varies(value: Value, shape: Ints) -> set[int]:
+def _varies(value: LoopValue, shape: Strides) -> set[int]:
     """The axes of `shape` along which a factor may vary."""
-    if isinstance(value, Number):
+    if isinstance(value, LoopConstant):
         return set()
-    if isinstance(value, View):
+    if isinstance(value, LoopView):
         return {axis for _, terms in value.axes for axis, _ in terms}
     if isinstance(value, Map):
         return set[int]().union(*[_varies(x, shape) for x in value.operands])
     return {i for i, n in enumerate(shape) if n != 1}
 
 
-def _along(value: Value, axes: set[int]) -> Value:
+def _along(value: LoopValue, axes: set[int]) -> LoopValue:
     """The first element along all other axes."""
     shape = tuple(n if i in axes else 1 for i, n in enumerate(value.shape))
     return _view(value, shape, [(0, ((i, 1),)) for i in range(len(shape))])
 
 
-def _is_maximum(value: Value) -> bool:
+def _is_maximum(value: LoopValue) -> bool:
     value = _shown(value)
     return (isinstance(value, Reduce) and value.fn is MAXIMUM) or (
-        isinstance(value, Buffer) and value.name.startswith("largest")
+        isinstance(value, CppBuffer) and value.name.startswith("largest")
     )

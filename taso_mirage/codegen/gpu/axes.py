@@ -29,7 +29,7 @@ def grouped(parts: Sequence[int], whole: Sequence[int]) -> list[list[int]] | Non
     return found if all(n == 1 for n in parts[i:]) else None
 
 
-class Axes:
+class TileAxes:
     """A body is read twice: the first reading joins axes and learns what dots demand, the second finds every axis where it was.
 
     So numbers are given in the order of asking, and nothing that a reading does may hang on how many lanes an axis has.

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taso_mirage.codegen.gpu.axes import Axes, grouped
+from taso_mirage.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.codegen.gpu.order import Order, ordered
-from taso_mirage.codegen.gpu.products import DEFERRED, LAYOUT, elements, product, vector_dot, vector_products
-from taso_mirage.codegen.gpu.program import RESERVED, Buffer, Launch, Schedule, Traffic, guessed
+from taso_mirage.codegen.gpu.products import DEFERRED, LAYOUT, elements, tile_product, vector_dot, vector_products
+from taso_mirage.codegen.gpu.program import RESERVED, LaunchSchedule, Traffic, TritonBuffer, TritonLaunch, guessed
 from taso_mirage.codegen.gpu.threads import chain
-from taso_mirage.codegen.gpu.tiles import HALF, LOWEST, Tile, Tiles, folded
+from taso_mirage.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import Lowering, Overlap, Stage, overlaps, stages
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, loop_phases, overlaps
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.meanings.functions import ADD, MAXIMUM
-from taso_mirage.meanings.variance import merged
-from taso_mirage.operators.ops import interpret, run, traits
+from taso_mirage.meanings.variance import merged_variance
+from taso_mirage.operators.ops import interpret, interpret_term, traits
 from taso_mirage.operators.work import work
 
 AGAIN = ', eviction_policy="evict_last"'
@@ -48,24 +48,26 @@ class Argument:
     """A parameter of the function, and the buffer behind it."""
 
     name: str
-    buffer: Buffer
+    buffer: TritonBuffer
 
 
-class Block:
+class TritonBlock:
     """The function of one kernel while it is written."""
 
-    def __init__(self, node: Node, name: str, reads: Sequence[Buffer], writes: Sequence[Buffer | None]) -> None:
+    def __init__(
+        self, node: Node, name: str, reads: Sequence[TritonBuffer], writes: Sequence[TritonBuffer | None]
+    ) -> None:
         self.node, self.name = node, name
         self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
-        self.stage = stages(self.body, node.attr("fmap"), self.loop)
+        self.stage = loop_phases(self.body, node.attr("fmap"), self.loop)
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
         self.readers = users(self.body)
         halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
         self.vectors = vector_products(self.body, self.stage, halves) if self.loop > 1 else {}
         self.split, self.merged = self._views()
-        self.axes = Axes()
-        self.orders: dict[Stage, Order] = {}
+        self.axes = TileAxes()
+        self.orders: dict[LoopPhase, Order] = {}
         for _ in range(2):  # what dots demand of axes is known after the first reading
             self.axes.again()
             self._read()
@@ -90,7 +92,7 @@ class Block:
 
     def _read(self) -> None:
         self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
-        self.tiles = Tiles(self.axes, self.lines, product)
+        self.tiles = Tiles(self.axes, self.lines, tile_product)
         self.arguments = [
             Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
         ]
@@ -101,13 +103,13 @@ class Block:
         self.running: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
         self.largest, self.in_flight = 1, 0
-        for stage in Stage:
+        for stage in LoopPhase:
             for i, leaf in enumerate(self.body.inputs):
                 if self.stage[leaf] is stage:
                     self.values[leaf] = self._load(i, leaf)
                     if (
                         self.loop > 1
-                        and stage is Stage.LOOP
+                        and stage is LoopPhase.LOOP
                         and self.values[leaf].stored in HALF
                         and self._is_shared(leaf)
                     ):
@@ -130,7 +132,7 @@ class Block:
             return self._load(leaf, node)
         kind = traits(node).lowering
         if kind in LAYOUT and node.args[0] in self.apart:
-            found = run(node, self.tiles, [self.apart[node.args[0]]])
+            found = interpret_term(node, self.tiles, [self.apart[node.args[0]]])
             assert isinstance(found, Tile)
             self.apart[node] = found
         of = self.values if kind in (Lowering.CONTRACT, *LAYOUT) else {**self.values, **self.apart}
@@ -147,7 +149,7 @@ class Block:
             (output,) = whole.outputs
             found = interpret([output], self.tiles, dict(zip(whole.inputs, given, strict=True)))[output]
         else:
-            found = run(node, self.tiles, args)
+            found = interpret_term(node, self.tiles, args)
         if not isinstance(found, Tile):
             raise Unsupported(f"{node.op} with several results in a kernel")
         readers = self.readers.get(node, ())
@@ -159,8 +161,8 @@ class Block:
     def _running(self, node: Node) -> Tile:
         x = self.tiles.computed(self.values[node.args[0]])
         if x.code not in self.running:  # of one value with other dims of size 1 there is one maximum
-            name = self._state("m", x, repr(LOWEST))
-            new = self.lines.let(Stage.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
+            name = self._state("m", x, repr(MAXIMUM_START))
+            new = self.lines.let(LoopPhase.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
             self.lines.last.append(f"{name} = {new}")
             self.running[x.code] = (name, new)
         name, new = self.states[node] = self.running[x.code]
@@ -175,37 +177,37 @@ class Block:
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
         if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
-            return replace(y, code=self.running[y.code][0], stage=Stage.AFTER, zero=False)
+            return replace(y, code=self.running[y.code][0], stage=LoopPhase.AFTER, zero=False)
         name = self._state("acc", y, "-inf" if over == "max" else "0.0")
         if over == "max":
-            self.lines.write(Stage.LOOP, f"{name} = tl.maximum({name}, {y.code})")
+            self.lines.write(LoopPhase.LOOP, f"{name} = tl.maximum({name}, {y.code})")
         elif over == "sum" or not node.attr("degree"):
-            self.lines.write(Stage.LOOP, f"{name} += {y.code}")
+            self.lines.write(LoopPhase.LOOP, f"{name} += {y.code}")
         else:
-            self.lines.write(Stage.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
-        found = replace(y, code=name, stage=Stage.AFTER, zero=y.zero and over == "sum")
+            self.lines.write(LoopPhase.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
+        found = replace(y, code=name, stage=LoopPhase.AFTER, zero=y.zero and over == "sum")
         if put_off is None:
             return found
         call = folded(put_off[0]).triton
         self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
-        return replace(x, stage=Stage.AFTER, fold=(put_off[0], found, put_off[2]))
+        return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _is_bounded(self, node: Node) -> bool:
         """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a running maximum is that of all at its end."""
         bounds = [self.values[a].number for a in node.args] if traits(node).lowering is Lowering.MAXIMUM else []
-        return any(n is not None and n >= LOWEST for n in bounds)
+        return any(n is not None and n >= MAXIMUM_START for n in bounds)
 
     def _variance(self, part: Tile, part_mean: Tile) -> Tile:
         """In one pass: `variance` and `mean` have those of the iterations before this one, of number t."""
         part, part_mean = self.tiles.computed(part), self.tiles.computed(part_mean)
         variance, mean = (
-            replace(x, code=self._state(hint, x, "0.0"), stage=Stage.LOOP, zero=False)
+            replace(x, code=self._state(hint, x, "0.0"), stage=LoopPhase.LOOP, zero=False)
             for hint, x in (("variance", part), ("mean", part_mean))
         )
-        count = Tile("(t + 1)", (), (), part.dtype, "float32", Stage.LOOP)
-        new = [self.tiles.ready(x) for x in merged(self.tiles, variance, mean, part, part_mean, count)]
+        count = Tile("(t + 1)", (), (), part.dtype, "float32", LoopPhase.LOOP)
+        new = [self.tiles.ready(x) for x in merged_variance(self.tiles, variance, mean, part, part_mean, count)]
         self.lines.last += [f"{old.code} = {x.code}" for old, x in zip((variance, mean), new, strict=True)]
-        return replace(variance, stage=Stage.AFTER)
+        return replace(variance, stage=LoopPhase.AFTER)
 
     def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
         """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
@@ -215,7 +217,7 @@ class Block:
             raise Unsupported(f"an accumulator rescaled to the power of {degree}; a degree of 0 or more is known")
         self.tiles.common(x.shape, (x, m))
         power = f"{old} - {new}" if degree == 1 else f"{float(degree)} * ({old} - {new})"
-        code = self.lines.let(Stage.LOOP, "rescale", f"tl.exp({power})")
+        code = self.lines.let(LoopPhase.LOOP, "rescale", f"tl.exp({power})")
         own = self.tiles.roots(m)
         marks = [":" if axis in own else "None" for axis in self.tiles.roots(y)]
         return code if not own or "None" not in marks else f"{code}[{', '.join(marks)}]"
@@ -225,7 +227,7 @@ class Block:
         name = self.lines.name(hint)
         lanes = ", ".join(str(self.axes.lanes(a)) for a in x.present)
         value = f'float("{start}")' if start == "-inf" else start
-        self.lines.write(Stage.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
+        self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
         return name
 
     def _lanes(self, x: Tile) -> int:
@@ -264,7 +266,7 @@ class Block:
         if is_float(stored) and stored not in (*HALF, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
         tile = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
-        if stage is Stage.LOOP and leaf not in self.split:
+        if stage is LoopPhase.LOOP and leaf not in self.split:
             self.in_flight += self._lanes(tile) * numpy_dtype(stored).itemsize
         self.largest = max(self.largest, self._lanes(tile))
         return tile
@@ -284,13 +286,13 @@ class Block:
         alone = [g for axis, n, _, g in cuts if axis < 0 and n > 1]
         if alone:
             self.lines.write(
-                Stage.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
+                LoopPhase.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
             )
-        self.lines.write(Stage.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
+        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
 
     def _place(
         self,
-        buffer: Buffer,
+        buffer: TritonBuffer,
         axes: Sequence[Sequence[tuple[int, int]]],
         present: Sequence[int],
         cuts: Sequence[tuple[int, int, Overlap | None, str]],
@@ -312,14 +314,14 @@ class Block:
 
     # ------------------------------------------------------------ the text
 
-    def launch(self, schedule: Schedule | None) -> Launch:
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         names = tuple(a.buffer.name for a in (*self.arguments, *self.results))
         later = any(buffer.role == "scratch" for buffer in self.reads)
         guess = guessed(math.prod(self.grid), self.loop, self.largest, self.in_flight, later)
-        return Launch(self.name, self.grid, self.loop, names, schedule or guess, self._traffic())
+        return TritonLaunch(self.name, self.grid, self.loop, names, schedule or guess, self._traffic())
 
     def _traffic(self) -> Traffic:
-        times = {n: self.loop if stage is Stage.LOOP else 1 for n, stage in self.stage.items()}
+        times = {n: self.loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
         own = [n for n in self.body if n not in self.body.inputs]
         flops = sum(work(n, {}).flops * times[n] for n in own)
         tiles = {
@@ -336,11 +338,11 @@ class Block:
         names = [*(a.name for a in (*self.arguments, *self.results)), own, "OVERLAP: tl.constexpr = False"]
         sections, last = self.lines.swept()
         waiting = WAITING if self.loop > 1 else EARLY
-        found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[Stage.INVARIANT]]
-        if looped := (*sections[Stage.LOOP], *last):
+        found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
+        if looped := (*sections[LoopPhase.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in looped]
-        found += sections[Stage.AFTER]
+        found += sections[LoopPhase.AFTER]
         head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
 
@@ -361,9 +363,9 @@ class Block:
         """Why the function is as it is."""
         said = []
         for stage, where in (
-            (Stage.INVARIANT, "before the loop"),
-            (Stage.LOOP, "in the loop"),
-            (Stage.AFTER, "after the loop"),
+            (LoopPhase.INVARIANT, "before the loop"),
+            (LoopPhase.LOOP, "in the loop"),
+            (LoopPhase.AFTER, "after the loop"),
         ):
             order = self.orders[stage]
             names = [n.op for n in order.terms if n.args]

@@ -33,10 +33,10 @@ def accesses(graph: Graph, tensor: Node) -> list[Access]:
 
 def best_order(shape: Sequence[int], touched: Sequence[Access], itemsize: int) -> tuple[int, ...]:
     """The dims from the outermost to the innermost; row order where nothing is better."""
-    return min(permutations(range(len(shape))), key=lambda order: sectors(shape, touched, itemsize, order))
+    return min(permutations(range(len(shape))), key=lambda order: touched_sectors(shape, touched, itemsize, order))
 
 
-def sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: int, order: Sequence[int]) -> int:
+def touched_sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: int, order: Sequence[int]) -> int:
     """How many sectors all accesses touch: each of the runs of a tile that are dense in this order begins one."""
     total = 0
     for tile, times in touched:

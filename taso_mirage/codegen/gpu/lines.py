@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from taso_mirage.ir.mugraph import Stage
+from taso_mirage.ir.mugraph import LoopPhase
 
 WORD = re.compile(r"\w+")
 
@@ -14,16 +14,16 @@ class Lines:
 
     def __init__(self, reserved: frozenset[str], looped: bool) -> None:
         self.looped = looped
-        self.sections: dict[Stage, list[str]] = {stage: [] for stage in Stage}
+        self.sections: dict[LoopPhase, list[str]] = {stage: [] for stage in LoopPhase}
         self.last: list[str] = []
         """What ends an iteration."""
         self._taken = set(reserved)
-        self._known: dict[tuple[Stage, str], str] = {}
+        self._known: dict[tuple[LoopPhase, str], str] = {}
         self._ranges: dict[int, str] = {}
 
-    def at(self, stage: Stage) -> Stage:
+    def at(self, stage: LoopPhase) -> LoopPhase:
         """The section of a stage: without a loop there is one."""
-        return stage if self.looped else Stage.INVARIANT
+        return stage if self.looped else LoopPhase.INVARIANT
 
     def name(self, hint: str) -> str:
         """A name that nothing has yet."""
@@ -36,10 +36,10 @@ class Lines:
         self._taken.add(found)
         return found
 
-    def let(self, stage: Stage, hint: str, expression: str) -> str:
+    def let(self, stage: LoopPhase, hint: str, expression: str) -> str:
         """The name of an expression's value."""
         stage = self.at(stage)
-        for earlier in (Stage.INVARIANT, stage):  # what is known before the loop is known in it
+        for earlier in (LoopPhase.INVARIANT, stage):  # what is known before the loop is known in it
             if (earlier, expression) in self._known:
                 return self._known[earlier, expression]
         name = self.name(hint)
@@ -51,7 +51,7 @@ class Lines:
         """Whether a name's value is a product."""
         return any(" * " in _outside(expression) for (_, expression), known in self._known.items() if known == name)
 
-    def write(self, stage: Stage, line: str) -> None:
+    def write(self, stage: LoopPhase, line: str) -> None:
         self.sections[self.at(stage)].append(line)
 
     def lanes(self, n: int) -> str:
@@ -63,11 +63,11 @@ class Lines:
     def ranges(self) -> list[str]:
         return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]
 
-    def swept(self) -> tuple[dict[Stage, list[str]], list[str]]:
+    def swept(self) -> tuple[dict[LoopPhase, list[str]], list[str]]:
         """The sections, and what ends an iteration, without the names that nothing reads."""
         used = {word for line in self.last for word in WORD.findall(line)}
-        kept: dict[Stage, list[str]] = {}
-        for stage in reversed(Stage):
+        kept: dict[LoopPhase, list[str]] = {}
+        for stage in reversed(LoopPhase):
             kept[stage] = []
             for line in reversed(self.sections[stage]):
                 name, is_name, value = line.partition(" = ")

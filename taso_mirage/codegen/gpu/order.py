@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from taso_mirage.ir.mugraph import Stage
+from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Graph, Node, users
 
 STATES = 20_000
@@ -22,7 +22,7 @@ class Order:
     exact: bool
 
 
-def ordered(body: Graph, stage: Mapping[Node, Stage], which: Stage, size: Callable[[Node], int]) -> Order:
+def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size: Callable[[Node], int]) -> Order:
     """The order of a stage's terms with the least live elements: best-first over the sets of terms that may be done.
 
     A term is live until its last user in this stage is done; what a later stage or the result needs stays live.

@@ -14,7 +14,7 @@ import numpy as np
 
 from taso_mirage.codegen.gpu.axes import power_of_two
 from taso_mirage.codegen.gpu.tiles import Tile, Tiles
-from taso_mirage.ir.mugraph import Lowering, Stage
+from taso_mirage.ir.mugraph import LoopPhase, Lowering
 from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.operators.ops import traits
 
@@ -29,7 +29,7 @@ DEFERRED = 8192
 Make = Callable[[Tiles, Tile, Tile, Letters, Letters, Sequence[str]], tuple[Tile, list[str]]]
 
 
-def vector_products(body: Graph, stage: Mapping[Node, Stage], halves: Collection[Node]) -> dict[Node, Node]:
+def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collection[Node]) -> dict[Node, Node]:
     """The sums of a loop that are dots of a vector, with the products that they sum: both operands as loaded (`halves`: what is stored in
     half precision), so that nothing is rounded, and no accumulator that takes the product as it is."""
     readers = users(body)
@@ -38,7 +38,7 @@ def vector_products(body: Graph, stage: Mapping[Node, Stage], halves: Collection
         of = node.args[0] if traits(node).lowering is Lowering.SUM else node
         if (
             traits(of).lowering is not Lowering.MULTIPLY
-            or stage[node] is not Stage.LOOP
+            or stage[node] is not LoopPhase.LOOP
             or readers[of] != [node]
             or of in body.outputs
         ):
@@ -80,10 +80,10 @@ def vector_dot(xp: Tiles, node: Node, a: Tile, b: Tile) -> Tile:
     letters = [chr(ord("a") + i) for i in range(rank)]
     kept = "".join(c for i, c in enumerate(letters) if i not in axes and i - rank not in axes)
     left, right = ("".join(letters[rank - len(x.shape) :]) for x in (a, b))
-    return xp.reshape(product(xp, a, b, left, right, kept, _vector_dot), node.shape)
+    return xp.reshape(tile_product(xp, a, b, left, right, kept, _vector_dot), node.shape)
 
 
-def product(
+def tile_product(
     xp: Tiles, a: Tile, b: Tile, letters_a: str, letters_b: str, result: str, of_vector: Make | None = None
 ) -> Tile:
     """einsum of two tiles, by `of_vector` where one is a vector. A letter along which an operand is the same all along (or 1 long) is no

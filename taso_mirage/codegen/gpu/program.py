@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from taso_mirage.codegen.gpu.axes import power_of_two
 from taso_mirage.codegen.gpu.global_layouts import accesses, best_order, strides
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import product
+from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.mugraph import Batch, Lowering
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
 from taso_mirage.operators.ops import traits
@@ -20,7 +20,7 @@ SHARED = 160 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class TritonBuffer:
     """A dense tensor. `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from the
     outermost to the innermost, row order but for scratch. With `batched` there is one of this shape for every sample, one behind the
     other."""
@@ -40,7 +40,7 @@ class Buffer:
     @property
     def elements(self) -> int:
         """Of one sample, where it is batched."""
-        return int(product(self.shape))
+        return int(dim_product(self.shape))
 
     @property
     def bytes(self) -> int:
@@ -48,7 +48,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LaunchSchedule:
     """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight (1: no pipelining), and whether its
     blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load. `early`: the
     next kernel's may start before that wait, and not only after it; without a loop."""
@@ -59,15 +59,15 @@ class Schedule:
     early: bool = False
 
 
-def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> Schedule:
+def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
     """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads (`in_flight` bytes an iteration) stay in shared
     memory, and in a kernel that comes `later` than another, whose blocks are still there. As many loads in flight as fit, beside those of
     a second block where an H100 has fewer processors than there are blocks."""
     if loop == 1:
-        return Schedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
+        return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
     room = SHARED if blocks <= H100.processors else H100.shared // 2
     stages = _within(1, room // max(in_flight, 1), min(4, loop))
-    return Schedule(_within(4, power_of_two(largest // 2048), 8), stages)
+    return LaunchSchedule(_within(4, power_of_two(largest // 2048), 8), stages)
 
 
 def _within(low: int, n: int, high: int) -> int:
@@ -88,19 +88,19 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last."""
 
     name: str
     grid: tuple[int, ...]
     loop: int
     buffers: tuple[str, ...]
-    schedule: Schedule
+    schedule: LaunchSchedule
     traffic: Traffic
 
     @property
     def blocks(self) -> int:
-        return int(product(self.grid))
+        return int(dim_product(self.grid))
 
     @property
     def constants(self) -> dict[str, int]:
@@ -117,21 +117,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TritonProgram:
     """`source` is a Python module with one function for each launch, and `launch(*inputs)`. With `batch` a launch has its grid once for
     every sample."""
 
     source: str
-    buffers: tuple[Buffer, ...]
-    launches: tuple[Launch, ...]
+    buffers: tuple[TritonBuffer, ...]
+    launches: tuple[TritonLaunch, ...]
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
 
-    def buffer(self, name: str) -> Buffer:
+    def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
 
 
-def kernels(graph: Graph) -> list[Node]:
+def kernel_terms(graph: Graph) -> list[Node]:
     """The `kernel` terms of a muGraph, operands first. Raises Unsupported where there is any other operator between them."""
     found = []
     for node in graph:
@@ -142,10 +142,10 @@ def kernels(graph: Graph) -> list[Node]:
     return found
 
 
-def placed(graph: Graph, batch: Batch | None = None) -> dict[Node, Buffer]:
+def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
     """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all batched if anything is."""
-    found: dict[Node, Buffer] = {}
-    taken = {f"kernel_{i}" for i, _ in enumerate(kernels(graph))}
+    found: dict[Node, TritonBuffer] = {}
+    taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
     for node in (*graph, *graph.outputs):
@@ -163,7 +163,7 @@ def placed(graph: Graph, batch: Batch | None = None) -> dict[Node, Buffer]:
     return {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
 
 
-def parts(node: Node, buffers: dict[Node, Buffer]) -> Iterator[Buffer | None]:
+def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[TritonBuffer | None]:
     """The buffers of a kernel's outputs, None for one that nobody reads."""
     if isinstance(node.type, Tensor):
         yield buffers[node]
@@ -172,12 +172,12 @@ def parts(node: Node, buffers: dict[Node, Buffer]) -> Iterator[Buffer | None]:
     yield from (items.get(i) for i in range(len(node.type or ())))
 
 
-def _buffer(node: Node, name: str, role: str) -> Buffer:
+def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
     shape = tuple(int(n) for n in node.shape)
-    if int(product(shape)) >= 2**31:
+    if int(dim_product(shape)) >= 2**31:
         raise Unsupported(f"{name} of {shape}: offsets are 32 bits wide")
     dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
-    return Buffer(name, dtype, shape, role, tuple(range(len(shape))))
+    return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
 
 
 def _free(hint: str, taken: set[str]) -> str:

@@ -13,18 +13,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from taso_mirage.codegen.gpu.axes import Axes
+from taso_mirage.codegen.gpu.axes import TileAxes
 from taso_mirage.codegen.gpu.lines import Lines
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.mugraph import Stage
+from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Literal, is_float
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WHERE, Fold, Function, function_of
 
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
-LOWEST = -3.4028234663852886e38
+MAXIMUM_START = -3.4028234663852886e38
 """What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN, and no
 more than any finite element."""
 
@@ -39,7 +39,7 @@ class Tile:
     dtype: str
     """The model's; `stored` is that of the registers."""
     stored: str
-    stage: Stage = Stage.INVARIANT
+    stage: LoopPhase = LoopPhase.INVARIANT
     zero: bool = False
     """Whether the lanes beyond the sizes hold 0."""
     number: float | None = None
@@ -67,7 +67,7 @@ class Tiles(Meaning[Tile]):
     `product` makes contractions: an einsum of two tiles, by their letters.
     """
 
-    def __init__(self, axes: Axes, lines: Lines, product: Product) -> None:
+    def __init__(self, axes: TileAxes, lines: Lines, product: Product) -> None:
         self.axes_of, self.lines, self.hint, self._product = axes, lines, "v", product
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one difference and one power of 2."""
@@ -155,7 +155,7 @@ class Tiles(Meaning[Tile]):
             return None
         scaled = repr((b.number or 0.0) * LOG2_E)
         if b.number is None:
-            scaled = self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {LOWEST})")
+            scaled = self.lines.let(b.stage, f"{b.code}_2", f"tl.maximum({b.code} * {LOG2_E}, {MAXIMUM_START})")
         b = replace(b, code=scaled)
         return f"tl.exp2({self.spread(a, axes)} * {LOG2_E} - {self.spread(b, axes)})"
 

@@ -13,14 +13,14 @@ from itertools import product
 from math import prod
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.patterns import ADDED, Pattern
-from taso_mirage.kernels.search import Found
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.patterns import ADDED, RegionPattern
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
 """Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
@@ -30,10 +30,10 @@ COUNTS, PARTS = (16, 32), (1, 2, 4)
 """Tiles of a block, and parts of the output channels; with more than one part there are at most BLOCKS blocks."""
 BLOCKS = 16
 CONVOLVED = tuple(
-    Pattern(f"conv({operands}, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)")
+    RegionPattern(f"conv({operands}, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)")
     for operands in ("x, w, b", "x, w")
 )
-RECTIFIED = Pattern("relu(y)")
+RECTIFIED = RegionPattern("relu(y)")
 LEAST = 4
 """Channels of a group, of data and of results: with fewer the transforms are nearly all of the work."""
 
@@ -100,17 +100,17 @@ class Convolution:
         made = Convolution(x, w, b, z, self.pads, self.relu, groups)
         return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
 
-    def mugraphs(self, graph: Graph, device: Device) -> list[Found]:
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; by the model, that is by their multiplications, the fastest first."""
         found = []
         for tile, block in _blocks(self):
             evidence = _evidence(self.small(tile), tile)
-            if isinstance(evidence, Evidence):
+            if isinstance(evidence, MuGraphEvidence):
                 made = Graph(graph.inputs, (self.mugraph(tile, block),))
                 products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * self.tiles(tile)
                 products *= prod(m + k - 1 for m, k in zip(tile, self.kernel, strict=True))
                 seconds = 2 * products / device.flops
-                found.append(Found(made, graph, seconds, device.name, evidence))
+                found.append(FoundMuGraph(made, graph, seconds, device.name, evidence))
         return sorted(found, key=lambda each: each.seconds)
 
     def saved(self, device: Device) -> float:
@@ -142,7 +142,9 @@ def _convolved(node: Node, z: Node = ABSENT, relu: bool = False) -> Convolution 
     return Convolution(*operands, z, names["pads"], relu, names["group"]) if tiled else None
 
 
-def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
+def followed_convolution(
+    node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]
+) -> list[Node]:
     """A convolution of a model with the sum and the relu that alone read it."""
     members = [node]
     for pattern in (ADDED, RECTIFIED):
@@ -157,7 +159,7 @@ def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callab
 
 
 def convolution(goal: Graph) -> Convolution | None:
-    """What a goal is that `followed` gave; None for others."""
+    """What a goal is that `followed_convolution` gave; None for others."""
     if len(goal.outputs) != 1:
         return None
     rectified = RECTIFIED.match(goal.outputs[0])
@@ -169,10 +171,10 @@ def convolution(goal: Graph) -> Convolution | None:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> Evidence | Refused:
+def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> MuGraphEvidence | Refusal:
     made, leaves = small
     mine, goal = made.mugraph(tile, (COUNTS[0], 1)), made.goal()
-    return verified(Graph(leaves, (mine,)), Graph(leaves, (goal,)))
+    return verified_mugraph(Graph(leaves, (mine,)), Graph(leaves, (goal,)))
 
 
 def _blocks(made: Convolution) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -15,15 +15,15 @@ from math import inf, prod
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
-from taso_mirage.kernels.patterns import ADDED, Pattern
-from taso_mirage.kernels.search import Found
-from taso_mirage.kernels.verify import Evidence, verified
+from taso_mirage.kernels.patterns import ADDED, RegionPattern
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
-from taso_mirage.verify.refused import Refused
+from taso_mirage.verify.refused import Refusal
 
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
@@ -33,14 +33,14 @@ TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
 """Elements of the weights: fewer stay in caches."""
-MULTIPLIED = Pattern("matmul(x, w)")
-SUMS = Pattern("add(add(matmul(x, w), p), q)"), Pattern("add(matmul(x, w), p)"), MULTIPLIED
+MULTIPLIED = RegionPattern("matmul(x, w)")
+SUMS = RegionPattern("add(add(matmul(x, w), p), q)"), RegionPattern("add(matmul(x, w), p)"), MULTIPLIED
 SAVED = 0.2, 0.1
 """About what is saved of the time in which weights come from memory, and of that of the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class WeightProduct:
     """A goal that is a product with a weight: its operands, in the order of the operator `linear`."""
 
     x: Node
@@ -59,14 +59,14 @@ class Product:
         """With prepared weights."""
         return term("linear", self.x, self.w, self.b, self.z, block=block)
 
-    def mugraphs(self, graph: Graph, device: Device) -> list[Found]:
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; the model tells them not apart."""
         evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
-        if not isinstance(evidence, Evidence):
+        if not isinstance(evidence, MuGraphEvidence):
             return []
         seconds = max(self._seconds(device))
         graphs = [Graph(graph.inputs, (self.mugraph(block),)) for block in self._blocks()]
-        return [Found(each, graph, seconds, device.name, evidence) for each in graphs]
+        return [FoundMuGraph(each, graph, seconds, device.name, evidence) for each in graphs]
 
     def saved(self, device: Device) -> float:
         """Seconds that the kernel may save."""
@@ -120,7 +120,7 @@ def _multiplied(node: Node, sizes: Mapping[str, int]) -> tuple[Node, Node] | Non
     return (x, w) if fits else None
 
 
-def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
+def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
     """A product of a model with the sums that alone read it: of a bias, then of what has the shape of the result."""
     members = [node]
     for added in ((node.dtype, node.shape[-1:]), (node.dtype, node.shape)):
@@ -134,8 +134,8 @@ def followed(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callab
     return members
 
 
-def product(goal: Graph) -> Product | None:
-    """What a goal is that `followed` gave; None for others."""
+def weight_product(goal: Graph) -> WeightProduct | None:
+    """What a goal is that `followed_product` gave; None for others."""
     whole = goal.outputs[0]
     names = next((found for each in SUMS if (found := each.match(whole)) is not None), None)
     if names is None or len(goal.outputs) != 1:
@@ -146,15 +146,15 @@ def product(goal: Graph) -> Product | None:
         return None
     b = more.pop() if more and more[-1].shape == node.shape[-1:] else ABSENT
     z = more.pop() if more else ABSENT
-    return None if more or (z is not ABSENT and z.type != node.type) else Product(x, w, b, z)
+    return None if more or (z is not ABSENT and z.type != node.type) else WeightProduct(x, w, b, z)
 
 
 @lru_cache
-def _evidence(rank: int, bias: bool, sum: bool) -> Evidence | Refused:
+def _evidence(rank: int, bias: bool, sum: bool) -> MuGraphEvidence | Refusal:
     """At small sizes: the algebra hangs on none of them."""
     rows = (2,) * (rank - 1)
     x, w = variable("x", Tensor("float32", (*rows, 3))), variable("w", Tensor("float32", (3, 5)))
     b = variable("b", Tensor("float32", (5,))) if bias else ABSENT
     z = variable("z", Tensor("float32", (*rows, 5))) if sum else ABSENT
-    made, leaves = Product(x, w, b, z), tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
-    return verified(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))
+    made, leaves = WeightProduct(x, w, b, z), tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
+    return verified_mugraph(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))

@@ -8,10 +8,10 @@ from typing import TypeAlias
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.cpu import convolutions, linear
 from taso_mirage.kernels.cpu.convolutions import Convolution, convolution
-from taso_mirage.kernels.cpu.linear import Product, product
+from taso_mirage.kernels.cpu.linear import WeightProduct, weight_product
 from taso_mirage.operators.expressions import is_weight
 
-Prepared: TypeAlias = Convolution | Product
+PreparedGoal: TypeAlias = Convolution | WeightProduct
 
 
 def members(
@@ -19,13 +19,13 @@ def members(
 ) -> list[Node]:
     """A term of a model that there are such kernels for at these sizes of its symbols, with what follows; nothing of others."""
     if convolutions.is_convolution(node):
-        return convolutions.followed(node, users, wanted)
-    return linear.followed(node, users, wanted) if linear.is_product(node, sizes) else []
+        return convolutions.followed_convolution(node, users, wanted)
+    return linear.followed_product(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
-def prepared(goal: Graph, given: Sequence[Node]) -> Prepared | None:
+def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
-    made = convolution(goal) or product(goal)
+    made = convolution(goal) or weight_product(goal)
     known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
-    large = not isinstance(made, Product) or made.large
+    large = not isinstance(made, WeightProduct) or made.large
     return made if known and large else None

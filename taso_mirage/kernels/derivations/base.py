@@ -16,23 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.derivations.degrees import NONE, Degree
-from taso_mirage.kernels.derivations.overflow import Bare, Signs, joined
+from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs, joined
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.targets.device import Device
 
-Counts: TypeAlias = NDArray[np.float64]
+TileCounts: TypeAlias = NDArray[np.float64]
 """A number for each of many tilings."""
 Written: TypeAlias = tuple[Node, list[str]]
 """A value of a body, and the label of each of its axes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class DerivationEdge:
     """One derivation of a class from the classes `args`; `label` is the one that it folds away."""
 
-    kind: Kind
+    kind: DerivationKind
     args: tuple[int, ...] = ()
     label: str | None = None
 
@@ -43,7 +43,7 @@ class Edge:
         return self.label
 
 
-class Values(Protocol):
+class DerivationValues(Protocol):
     """The value of every class in the field, with an axis for each of its labels."""
 
     goal: Labelled
@@ -69,7 +69,7 @@ class Values(Protocol):
         """How many elements a label has; of the grid part of a split one the whole."""
 
 
-class Body(Protocol):
+class BodyWriter(Protocol):
     """The body of a kernel while it is written.
 
     Axes are in one order for all classes; a label that has one element in a block has no axis.
@@ -103,10 +103,10 @@ class Body(Protocol):
     def contracted(self, made: int, args: Sequence[int]) -> Node:
         """The product of two classes, summed over what the class `made` lacks."""
 
-    def looped(self, made: int, edge: Edge) -> bool:
+    def looped(self, made: int, edge: DerivationEdge) -> bool:
         """Whether the for-loop cuts the label that a derivation folds."""
 
-    def accumulated(self, made: int, edge: Edge, value: Node, over: str) -> Node:
+    def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
         """What one iteration gives of a fold, over all iterations; `over` is that of `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
@@ -120,11 +120,11 @@ class Costing(Protocol):
 
     def labels(self, c: int) -> frozenset[str]: ...
 
-    def volume(self, labels: Iterable[str]) -> Counts:
+    def volume(self, labels: Iterable[str]) -> TileCounts:
         """How many elements a block has along some labels."""
 
 
-class Kind:
+class DerivationKind:
     """What the search asks about a derivation. A kind without parameters is compared as an object."""
 
     __slots__ = ()
@@ -150,15 +150,15 @@ class Kind:
 
     # ------------------------------------------------------------ values
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         """The value in the field."""
         raise NotImplementedError
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         """The terms of a kernel's body; `made` is the class that is derived."""
         raise NotImplementedError
 
-    def operations(self, made: int, edge: Edge, model: Costing) -> Counts:
+    def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
         """What one iteration of one block computes, in operations of a product."""
         labels = model.labels(made).union(*[model.labels(a) for a in edge.args])
         return np.asarray(model.device.elementwise * model.volume(labels))
@@ -170,9 +170,11 @@ class Kind:
 
         `of`: the class that an exponential is relative to.
         """
-        return None if any(below) else NONE
+        return None if any(below) else NO_DEGREE
 
-    def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
+    def bare(
+        self, edge: DerivationEdge, below: Sequence[OverflowEffect], number: float | None, bounded: bool
+    ) -> OverflowEffect:
         """The value as the model writes it.
 
         `number`: of a constant; `bounded`: an exponent is never above 0.
@@ -180,28 +182,28 @@ class Kind:
         ill = self.ill(below) if any(v.grows for v in below) else ""
         return joined(below, self.grows(below), self.signs(edge, below), ill)
 
-    def grows(self, below: Sequence[Bare]) -> bool:
+    def grows(self, below: Sequence[OverflowEffect]) -> bool:
         """Whether it may overflow."""
         return any(v.grows for v in below)
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         """Whether it is positive, and whether it is far from 0; no, unless the kind knows."""
         return False, False
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         """What is wrong with it if an operand overflows."""
         return f"{self.name} of an exponential that may overflow: write it relative to its maximum"
 
-    def bounded(self, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+    def bounded(self, edge: DerivationEdge, chosen: Mapping[int, DerivationEdge]) -> bool:
         """Whether it is never above 0."""
         return False
 
-    def denominator(self, edge: Edge) -> int | None:
+    def denominator(self, edge: DerivationEdge) -> int | None:
         """The class that it divides by, which must not vanish."""
         return None
 
 
-def largest(c: int, chosen: Mapping[int, Edge]) -> tuple[int, frozenset[str]]:
+def largest_operand(c: int, chosen: Mapping[int, DerivationEdge]) -> tuple[int, frozenset[str]]:
     """What a class is the maximum of, and over which labels; itself over none where it is none."""
     labels = frozenset[str]()
     while c in chosen and chosen[c].kind.maximum:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations.base import Edge
+from taso_mirage.kernels.atoms import AbstractExpression
+from taso_mirage.kernels.derivations.base import DerivationEdge
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
 
@@ -21,12 +21,12 @@ class Closing(Protocol):
     goal: Labelled
     algebra: Algebra
     targets: Targets
-    classes: list[Sketch]
+    classes: list[AbstractExpression]
     free: list[frozenset[str]]
-    edges: list[dict[Edge, None]]
-    index: dict[Sketch, int]
+    edges: list[dict[DerivationEdge, None]]
+    index: dict[AbstractExpression, int]
 
-    def put(self, sketch: Sketch, edge: Edge, free: frozenset[str], needed: bool = False) -> None:
+    def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
         """Keep a derivation; one that is `needed` for another stays although it is no part of the goal."""
 
 

@@ -6,26 +6,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taso_mirage.kernels.derivations.base import Body, Costing, Counts, Edge, Kind, Values, Written
+from taso_mirage.kernels.derivations.base import (
+    BodyWriter,
+    Costing,
+    DerivationEdge,
+    DerivationKind,
+    DerivationValues,
+    TileCounts,
+    Written,
+)
 from taso_mirage.kernels.derivations.degrees import Degree, total
-from taso_mirage.kernels.derivations.overflow import Bare, Signs, product_ill, product_signs
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs, product_ill, product_signs
 from taso_mirage.meanings.field import Residues
 
 
-class Dot(Kind):
+class Dot(DerivationKind):
     """What a matrix unit computes, where both operands have a label that the other lacks."""
 
     __slots__ = ()
     name, accumulates = "dot", True
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.contracted(edge.args, edge.folds)
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         value = body.contracted(made, edge.args)
         return body.written(made, body.accumulated(made, edge, value, "sum"))
 
-    def operations(self, made: int, edge: Edge, model: Costing) -> Counts:
+    def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
         a, b = (model.labels(c) for c in edge.args)
         volume, device = model.volume(model.labels(made) | a | b), model.device
         for side in (a - b, b - a):
@@ -38,10 +46,10 @@ class Dot(Kind):
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return total(below[0], below[1])
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return product_signs(below)
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return product_ill(below)
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 Degree = Mapping[int, Fraction]
 """The degree of a value in exp of each class that it hangs on; 0 is left out."""
-NONE: Degree = {}
+NO_DEGREE: Degree = {}
 
 
 def total(a: Degree, b: Degree, sign: int = 1) -> Degree:

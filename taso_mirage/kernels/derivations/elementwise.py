@@ -9,16 +9,24 @@ from typing import ClassVar
 import numpy as np
 
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import LEVELS, Sketch
-from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written, halved, largest
-from taso_mirage.kernels.derivations.degrees import NONE, Degree, total
-from taso_mirage.kernels.derivations.overflow import Bare, Signs, joined, product_ill, product_signs
+from taso_mirage.kernels.atoms import ROOT_LEVELS, AbstractExpression
+from taso_mirage.kernels.derivations.base import (
+    BodyWriter,
+    DerivationEdge,
+    DerivationKind,
+    DerivationValues,
+    Written,
+    halved,
+    largest_operand,
+)
+from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree, total
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs, joined, product_ill, product_signs
 from taso_mirage.meanings.base import Scalar
 from taso_mirage.meanings.field import Residues
 from taso_mirage.operators.ops import term
 
 
-class Elementwise(Kind):
+class Elementwise(DerivationKind):
     """`scalar` is what definitions of operators call it, `name` the operator that bodies have."""
 
     __slots__ = ()
@@ -26,7 +34,7 @@ class Elementwise(Kind):
     units: ClassVar[tuple[float, ...]] = ()
     """Constants with which it needs none: the product with 1."""
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         """The normal form."""
         raise NotImplementedError
 
@@ -40,14 +48,14 @@ class Binary(Elementwise):
 
     __slots__ = ()
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.xp.map(self.scalar, *values.aligned(edge.args))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         a, b = (body.aligned(x, made) for x in edge.args)
         return body.written(made, term(self.name, a, b))
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return ""
 
 
@@ -58,18 +66,18 @@ class Unary(Elementwise):
     as_written: ClassVar[bool] = False
     """Whether a closure has it where the goal is written with it: its normal form does not show it."""
 
-    def derived(self, algebra: Algebra, p: Sketch) -> Sketch | None:
+    def derived(self, algebra: Algebra, p: AbstractExpression) -> AbstractExpression | None:
         """The normal form; None where a closure does without."""
         return self.sketch(algebra, p)
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.xp.map(self.scalar, values.value(edge.args[0]))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         value, axes = body.taken(edge.args[0])
         return term(self.name, value), axes
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return ""
 
 
@@ -80,7 +88,7 @@ class Mul(Binary):
     __slots__ = ()
     name, scalar, units = "mul", np.multiply, (1.0, -1.0)
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.mul(*args)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
@@ -89,12 +97,12 @@ class Mul(Binary):
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return total(below[0], below[1])
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         if len(set(edge.args)) == 1:
             return True, below[0].floor and not below[0].grows
         return product_signs(below)
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return product_ill(below)
 
 
@@ -102,13 +110,13 @@ class Add(Binary):
     __slots__ = ()
     name, scalar, units = "add", np.add, (0.0,)
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.add(*args)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0] if below[0] == below[1] else None
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         positive = all(v.positive for v in below)
         return positive, positive and any(v.floor for v in below)
 
@@ -117,7 +125,7 @@ class Sub(Binary):
     __slots__ = ()
     name, scalar, units = "sub", np.subtract, (0.0,)
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.sub(*args)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
@@ -126,9 +134,9 @@ class Sub(Binary):
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0] if below[0] == below[1] else None
 
-    def bounded(self, edge: Edge, chosen: Mapping[int, Edge]) -> bool:
+    def bounded(self, edge: DerivationEdge, chosen: Mapping[int, DerivationEdge]) -> bool:
         """A difference from a maximum of the same, as a model takes it."""
-        of, labels = largest(edge.args[1], chosen)
+        of, labels = largest_operand(edge.args[1], chosen)
         return bool(labels) and of == edge.args[0]
 
 
@@ -136,28 +144,28 @@ class Div(Binary):
     __slots__ = ()
     name, scalar, units = "div", np.divide, (1.0, -1.0)
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.div(*args)
 
     def rest(self, place: int, value: float) -> tuple[Unary, ...]:
-        return ((RECIPROCAL,) if place == 0 else ()) + ((NEG,) if value < 0 else ())
+        return ((RECIPROCAL_KIND,) if place == 0 else ()) + ((NEG,) if value < 0 else ())
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.divided(*edge.args)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return total(below[0], below[1], -1)
 
-    def denominator(self, edge: Edge) -> int | None:
+    def denominator(self, edge: DerivationEdge) -> int | None:
         return edge.args[1]
 
-    def grows(self, below: Sequence[Bare]) -> bool:
+    def grows(self, below: Sequence[OverflowEffect]) -> bool:
         return any(v.grows for v in below) and not (not below[0].grows and below[1].floor)
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return all(v.positive for v in below), False
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return product_ill(below)
 
 
@@ -170,35 +178,37 @@ class Exp(Unary):
     __slots__ = ()
     name, scalar, exponential = "exp", np.exp, True
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.exp(*args)
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         lowered = body.lowered(made, edge.args[0])
         return Unary.write(self, made, edge, body) if lowered is None else body.written(made, term("exp", lowered))
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return None if of is None or any(below) else {of: Fraction(1)}
 
-    def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
-        ill = Kind.ill(self, below) if any(v.grows for v in below) else ""
-        return Bare(True, not bounded, True, False, joined(below, False, (True, False), ill).ill)
+    def bare(
+        self, edge: DerivationEdge, below: Sequence[OverflowEffect], number: float | None, bounded: bool
+    ) -> OverflowEffect:
+        ill = DerivationKind.ill(self, below) if any(v.grows for v in below) else ""
+        return OverflowEffect(True, not bounded, True, False, joined(below, False, (True, False), ill).ill)
 
 
 class Sqrt(Unary):
     __slots__ = ()
     name, scalar = "sqrt", np.sqrt
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.sqrt(*args)
 
-    def derived(self, algebra: Algebra, p: Sketch) -> Sketch | None:
-        return algebra.sqrt(p) if algebra.roots(p) < LEVELS - 1 else None
+    def derived(self, algebra: Algebra, p: AbstractExpression) -> AbstractExpression | None:
+        return algebra.sqrt(p) if algebra.roots(p) < ROOT_LEVELS - 1 else None
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return halved(below[0])
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, below[0].floor
 
 
@@ -206,7 +216,7 @@ class Neg(Unary):
     __slots__ = ()
     name, scalar, as_written = "neg", np.negative, True
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.mul(args[0], algebra.number(-1))
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
@@ -217,19 +227,19 @@ class Reciprocal(Unary):
     __slots__ = ()
     name, scalar, as_written = "reciprocal", np.reciprocal, True
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.inverse(*args)
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return values.inverted(edge.args[0])
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
-        return total(NONE, below[0], -1)
+        return total(NO_DEGREE, below[0], -1)
 
-    def grows(self, below: Sequence[Bare]) -> bool:
+    def grows(self, below: Sequence[OverflowEffect]) -> bool:
         return below[0].grows and not below[0].floor
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, False
 
 
@@ -239,11 +249,11 @@ class Square(Unary):
     __slots__ = ()
     name, scalar = "square", np.square
 
-    def sketch(self, algebra: Algebra, *args: Sketch) -> Sketch:
+    def sketch(self, algebra: Algebra, *args: AbstractExpression) -> AbstractExpression:
         return algebra.mul(args[0], args[0])
 
 
-MUL, ADD, SUB, DIV = Mul(), Add(), Sub(), Div()
-EXP, SQRT, NEG, RECIPROCAL, SQUARE = Exp(), Sqrt(), Neg(), Reciprocal(), Square()
-UNARY: tuple[Unary, ...] = (EXP, SQRT, NEG, RECIPROCAL)
-ARITHMETIC: tuple[Elementwise, ...] = (MUL, ADD, SUB, DIV, *UNARY, SQUARE)
+MUL, ADD_KIND, SUB, DIV = Mul(), Add(), Sub(), Div()
+EXP_KIND, SQRT_KIND, NEG, RECIPROCAL_KIND, SQUARE = Exp(), Sqrt(), Neg(), Reciprocal(), Square()
+UNARY: tuple[Unary, ...] = (EXP_KIND, SQRT_KIND, NEG, RECIPROCAL_KIND)
+ARITHMETIC: tuple[Elementwise, ...] = (MUL, ADD_KIND, SUB, DIV, *UNARY, SQUARE)

@@ -1,4 +1,4 @@
-"""Reductions over one label: sums, means, maxima. A new one is a `Fold`, in `REDUCTIONS`."""
+"""Reductions over one label: sums, means, maxima. A new one is a `FoldKind`, in `REDUCTIONS`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
+from taso_mirage.kernels.atoms import AbstractExpression
+from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
 from taso_mirage.kernels.derivations.degrees import Degree
-from taso_mirage.kernels.derivations.overflow import Bare, Signs
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
 from taso_mirage.meanings.field import Residues
 from taso_mirage.operators.ops import term
 
@@ -27,11 +27,11 @@ class Wanted(Protocol):
         """The names of the reductions that are opaque in the algebra."""
 
     @property
-    def means(self) -> Mapping[str, Sketch]:
+    def means(self) -> Mapping[str, AbstractExpression]:
         """What a sum over a label is multiplied with, for a mean of the goal."""
 
 
-class Fold(Kind):
+class FoldKind(DerivationKind):
     """A reduction of which the algebra knows the name alone; it takes its elements in any order.
 
     `fold` is what definitions of operators call it, None where no definition does; `operator` is the one
@@ -43,47 +43,47 @@ class Fold(Kind):
     operator: ClassVar[str]
     over: ClassVar[str | None] = None
 
-    def sketch(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+    def sketch(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
         """The normal form of the reduction over one label."""
         return algebra.fold(self.name, p, label)
 
-    def scaled(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+    def scaled(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
         """What is left to do once all labels of a reduction are folded."""
         return p
 
-    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+    def derived(self, wanted: Wanted, p: AbstractExpression, label: str) -> AbstractExpression | None:
         """What a closure makes of a class; None where the goal has no such reduction."""
         return self.sketch(wanted.algebra, p, label) if self.name in wanted.folds else None
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         assert self.fold is not None
         (of,) = edge.args
         return values.xp.reduce(self.fold, values.value(of), [values.axis(of, edge.folds)], keepdims=False)
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         (of,) = edge.args
         value = term(self.operator, body.ordered(of), axes=(body.axis(of, edge.folds),), keepdims=0)
         return body.written(made, value if self.over is None else body.accumulated(made, edge, value, self.over))
 
 
-class Sum(Fold):
+class Sum(FoldKind):
     __slots__ = ()
     name, operator, over, accumulates = "sum", "reduce_sum", "sum", True
     fold: ClassVar[np.ufunc | None] = np.add
 
-    def sketch(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+    def sketch(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
         return algebra.sum(p, label)
 
-    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+    def derived(self, wanted: Wanted, p: AbstractExpression, label: str) -> AbstractExpression | None:
         return wanted.algebra.sum(p, label)
 
     def degree(self, below: Sequence[Degree], of: int | None) -> Degree | None:
         return below[0]
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, below[0].floor
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return ""
 
 
@@ -93,35 +93,35 @@ class Mean(Sum):
     __slots__ = ()
     name, fold = "mean", None
 
-    def scaled(self, algebra: Algebra, p: Sketch, label: str) -> Sketch:
+    def scaled(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
         return algebra.mul(p, algebra.share(label))
 
-    def derived(self, wanted: Wanted, p: Sketch, label: str) -> Sketch | None:
+    def derived(self, wanted: Wanted, p: AbstractExpression, label: str) -> AbstractExpression | None:
         share = wanted.means.get(label)
         return None if share is None else wanted.algebra.mul(wanted.algebra.sum(p, label), share)
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
-        return values.xp.div(SUM.evaluate(edge, values), values.count(edge.folds))
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
+        return values.xp.div(SUM_KIND.evaluate(edge, values), values.count(edge.folds))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         value, axes = Sum.write(self, made, edge, body)
         return term("div", value, body.count(edge.folds)), axes
 
 
-class Max(Fold):
+class Max(FoldKind):
     __slots__ = ()
     name, fold, operator, over, accumulates, maximum = "max", np.maximum, "reduce_max", "max", True, True
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, below[0].floor
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return ""
 
 
-def mean_of(x: Node, axis: int, body: Body, keepdims: int = 0) -> Node:
+def mean_of(x: Node, axis: int, body: BodyWriter, keepdims: int = 0) -> Node:
     """The mean over all elements of a tile along one axis."""
     return term("div", term("reduce_sum", x, axes=(axis,), keepdims=keepdims), body.constant(int(x.shape[axis])))
 
 
-SUM, MEAN, MAX = Sum(), Mean(), Max()
+SUM_KIND, MEAN_KIND, MAX_KIND = Sum(), Mean(), Max()

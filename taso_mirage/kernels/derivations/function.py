@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
+from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
 from taso_mirage.kernels.functions import applied, with_operands
 from taso_mirage.meanings.field import Residues
 
 
 @dataclass(frozen=True, slots=True)
-class Function(Kind):
+class OpaqueKind(DerivationKind):
     """The function of that name in `Labelled.functions`; it may have several operands."""
 
     name: str
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         return applied(values.goal.functions[self.name], values.xp, values.aligned(edge.args))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         operands = [body.aligned(x, made) for x in edge.args]
         return body.written(made, with_operands(body.goal.functions[self.name], operands))

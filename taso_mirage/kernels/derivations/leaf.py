@@ -8,12 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from taso_mirage.kernels.derivations.base import Body, Costing, Counts, Edge, Kind, Written
-from taso_mirage.kernels.derivations.overflow import Bare
+from taso_mirage.kernels.derivations.base import (
+    BodyWriter,
+    Costing,
+    DerivationEdge,
+    DerivationKind,
+    TileCounts,
+    Written,
+)
+from taso_mirage.kernels.derivations.overflow import OverflowEffect
 
 
 @dataclass(frozen=True, slots=True)
-class Input(Kind):
+class Input(DerivationKind):
     """A view or a constant, by its name. Its value is given, so there is nothing to check."""
 
     name: str
@@ -23,14 +30,16 @@ class Input(Kind):
     def reads(self) -> str:
         return self.name
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         if self.name in body.goal.constants:
             return body.constant(body.goal.constants[self.name]), []
         return body.read(self.name)
 
-    def operations(self, made: int, edge: Edge, model: Costing) -> Counts:
+    def operations(self, made: int, edge: DerivationEdge, model: Costing) -> TileCounts:
         return np.asarray(0.0)
 
-    def bare(self, edge: Edge, below: Sequence[Bare], number: float | None, bounded: bool) -> Bare:
+    def bare(
+        self, edge: DerivationEdge, below: Sequence[OverflowEffect], number: float | None, bounded: bool
+    ) -> OverflowEffect:
         above = number is not None and number > 0
-        return Bare(positive=above, floor=above)
+        return OverflowEffect(positive=above, floor=above)

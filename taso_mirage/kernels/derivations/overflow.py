@@ -17,7 +17,7 @@ Signs = tuple[bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class OverflowEffect:
     """A value that is computed as the model writes it.
 
     `exponential`: one is below it; `grows`: it may overflow, and only where it should; `ill`: why it may be no number, or wrong.
@@ -30,18 +30,18 @@ class Bare:
     floor: bool = False
     ill: str = ""
 
-    def kept(self) -> Bare:
+    def kept(self) -> OverflowEffect:
         """The same value where something keeps it within range."""
         return replace(self, grows=False, ill="")
 
 
-def joined(below: Sequence[Bare], grows: bool, signs: Signs, ill: str) -> Bare:
+def joined(below: Sequence[OverflowEffect], grows: bool, signs: Signs, ill: str) -> OverflowEffect:
     """A value of such operands; `ill` is what is wrong with itself."""
     inherited = next((v.ill for v in below if v.ill), "")
-    return Bare(any(v.exponential for v in below), grows, *signs, inherited or ill)
+    return OverflowEffect(any(v.exponential for v in below), grows, *signs, inherited or ill)
 
 
-def product_signs(below: Sequence[Bare]) -> Signs:
+def product_signs(below: Sequence[OverflowEffect]) -> Signs:
     """Of a product, or a sum of products: 0 times an infinity is no number."""
     positive = all(v.positive for v in below)
     if any(v.grows for v in below):
@@ -49,6 +49,6 @@ def product_signs(below: Sequence[Bare]) -> Signs:
     return positive, False
 
 
-def product_ill(below: Sequence[Bare]) -> str:
+def product_ill(below: Sequence[OverflowEffect]) -> str:
     """Of a product or a quotient in which something may overflow."""
     return PRODUCT if all(v.exponential for v in below) else ""

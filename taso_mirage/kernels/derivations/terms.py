@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from taso_mirage.ir.terms import Node
-from taso_mirage.kernels.axes import Axes, Axis, Label
-from taso_mirage.kernels.derivations.base import Kind
+from taso_mirage.kernels.axes import AxisLabels, Label, LabelledAxes
+from taso_mirage.kernels.derivations.base import DerivationKind
 
 
-class Form(Enum):
+class TermForm(Enum):
     """What a term is that no derivation makes."""
 
     LEAF = auto()
@@ -27,21 +27,21 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Term:
+class ScalarTerm:
     """A form, or a derivation kind: arithmetic, or a reduction over `labels`."""
 
-    kind: Form | Kind
-    args: tuple[Term, ...] = ()
+    kind: TermForm | DerivationKind
+    args: tuple[ScalarTerm, ...] = ()
     node: Node | None = None
-    axes: Axes = ()
-    labels: Axis = ()
+    axes: LabelledAxes = ()
+    labels: AxisLabels = ()
     pairs: tuple[tuple[Label, Label], ...] = ()
     value: float = 0.0
 
 
-def below(term: Term) -> Iterator[Term]:
+def below(term: ScalarTerm) -> Iterator[ScalarTerm]:
     """All terms of a term, each once."""
-    seen: dict[int, Term] = {}
+    seen: dict[int, ScalarTerm] = {}
     stack = [term]
     while stack:
         each = stack.pop()
@@ -51,8 +51,8 @@ def below(term: Term) -> Iterator[Term]:
             yield each
 
 
-def seen(term: Term) -> Term:
+def seen(term: ScalarTerm) -> ScalarTerm:
     """What a term is but for the names of its labels."""
-    while term.kind is Form.RENAME:
+    while term.kind is TermForm.RENAME:
         term = term.args[0]
     return term

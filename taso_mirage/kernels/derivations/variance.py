@@ -13,20 +13,20 @@ import numpy as np
 
 from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.abstract import Algebra
-from taso_mirage.kernels.atoms import Sketch
-from taso_mirage.kernels.derivations.base import Body, Edge, Kind, Values, Written
+from taso_mirage.kernels.atoms import AbstractExpression
+from taso_mirage.kernels.derivations.base import BodyWriter, DerivationEdge, DerivationKind, DerivationValues, Written
 from taso_mirage.kernels.derivations.compound import Closing
 from taso_mirage.kernels.derivations.contraction import DOT
 from taso_mirage.kernels.derivations.elementwise import MUL, SQUARE, SUB
-from taso_mirage.kernels.derivations.folds import MEAN, SUM, mean_of
-from taso_mirage.kernels.derivations.overflow import Bare, Signs
-from taso_mirage.kernels.derivations.terms import Term, seen
+from taso_mirage.kernels.derivations.folds import MEAN_KIND, SUM_KIND, mean_of
+from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
+from taso_mirage.kernels.derivations.terms import ScalarTerm, seen
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.pruning import Targets
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.operators.ops import term
 
-Parts = tuple[Sketch, Sketch]
+Parts = tuple[AbstractExpression, AbstractExpression]
 """A variance and a mean."""
 OVERFLOWS = "a variance of exponentials that may overflow"
 
@@ -34,17 +34,17 @@ OVERFLOWS = "a variance of exponentials that may overflow"
 # ---------------------------------------------------------------- the kinds
 
 
-class OnePass(Kind):
+class OnePass(DerivationKind):
     """The variance of the elements along a label."""
 
     __slots__ = ()
     name, operators, accumulates, one_pass = "variance", 2, True, True
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         (of,) = edge.args
         return _variance(values.xp, values.value(of), values.axis(of, edge.folds))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         (of,) = edge.args
         x, axis = body.ordered(of), body.axis(of, edge.folds)
         mean, found = mean_of(x, axis, body), _spread(x, axis, body)
@@ -52,14 +52,14 @@ class OnePass(Kind):
             found = term("accumulate", found, mean, over="variance")
         return body.written(made, found)
 
-    def signs(self, edge: Edge, below: Sequence[Bare]) -> Signs:
+    def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return True, False
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return OVERFLOWS
 
 
-class Merged(Kind):
+class Merged(DerivationKind):
     """The mean of equal parts from their means, or the variance from their variances and means.
 
     The label tells the parts apart.
@@ -68,14 +68,14 @@ class Merged(Kind):
     __slots__ = ()
     name = "merged"
 
-    def evaluate(self, edge: Edge, values: Values) -> Residues:
+    def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         xp, axis = values.xp, values.axis(edge.args[-1], edge.folds)
         means = [_mean(xp, values.value(part), axis) for part in edge.args]
         if len(means) == 1:
             return means[0]
         return xp.map(np.add, means[0], _variance(xp, values.value(edge.args[1]), axis))
 
-    def write(self, made: int, edge: Edge, body: Body) -> Written:
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         *variances, means = [body.ordered(c) for c in edge.args]
         axis = body.axis(edge.args[-1], edge.folds)
         if not variances:
@@ -83,7 +83,7 @@ class Merged(Kind):
         spread = _spread(means, axis, body)
         return body.written(made, term("add", mean_of(variances[0], axis, body), spread))
 
-    def ill(self, below: Sequence[Bare]) -> str:
+    def ill(self, below: Sequence[OverflowEffect]) -> str:
         return OVERFLOWS
 
 
@@ -100,7 +100,7 @@ def _variance(xp: Field, x: Residues, axis: int) -> Residues:
     return _mean(xp, xp.map(np.multiply, apart, apart), axis)
 
 
-def _spread(x: Node, axis: int, body: Body) -> Node:
+def _spread(x: Node, axis: int, body: BodyWriter) -> Node:
     """The variance of a tile along one axis."""
     apart = term("sub", x, mean_of(x, axis, body, keepdims=1))
     return mean_of(term("mul", apart, apart), axis, body)
@@ -109,33 +109,33 @@ def _spread(x: Node, axis: int, body: Body) -> Node:
 # ---------------------------------------------------------------- the algebra
 
 
-def variance_and_mean(algebra: Algebra, of: Sketch, labels: Sequence[str]) -> Parts:
+def variance_and_mean(algebra: Algebra, of: AbstractExpression, labels: Sequence[str]) -> Parts:
     """Those of a term over labels, the variance as the mean of the squares of the differences."""
     mean = _mean_sketch(algebra, of, labels)
     apart = algebra.sub(of, mean)
     return _mean_sketch(algebra, algebra.mul(apart, apart), labels), mean
 
 
-def cancelling(algebra: Algebra, of: Sketch, labels: Sequence[str]) -> Sketch:
+def cancelling(algebra: Algebra, of: AbstractExpression, labels: Sequence[str]) -> AbstractExpression:
     """The same variance as the mean of the squares less the square of the mean, which in floats may have no correct digit."""
     mean = _mean_sketch(algebra, of, labels)
     return algebra.sub(_mean_sketch(algebra, algebra.mul(of, of), labels), algebra.mul(mean, mean))
 
 
-def _mean_sketch(algebra: Algebra, p: Sketch, labels: Sequence[str]) -> Sketch:
+def _mean_sketch(algebra: Algebra, p: AbstractExpression, labels: Sequence[str]) -> AbstractExpression:
     p = algebra.folded(p, labels)
     for label in labels:
         p = algebra.mul(p, algebra.share(label))
     return p
 
 
-def squared_mean(whole: Term) -> Term | None:
+def squared_mean(whole: ScalarTerm) -> ScalarTerm | None:
     """The mean whose square is subtracted in a term of a goal, if one is."""
     square = seen(whole.args[1]) if whole.kind is SUB else None
     if square is None or square.kind not in (MUL, SQUARE) or len({id(seen(arg)) for arg in square.args}) > 1:
         return None
     mean = seen(square.args[0])
-    return mean if mean.kind is MEAN else None
+    return mean if mean.kind is MEAN_KIND else None
 
 
 # ---------------------------------------------------------------- those of a goal
@@ -146,14 +146,14 @@ class Variance:
     """The variance and the mean of the term `of` over `label`; where that is the inner part of a split one these are of each part, and
     `whole` are those over all, merged over the label `outer`."""
 
-    of: Sketch
+    of: AbstractExpression
     label: str
     parts: Parts
     outer: str | None = None
     whole: Parts | None = None
 
     @property
-    def mean(self) -> Sketch:
+    def mean(self) -> AbstractExpression:
         """That of all elements."""
         return (self.whole or self.parts)[1]
 
@@ -193,15 +193,15 @@ class Variances:
         for each in self.found:
             (variance, mean), free = each.parts, closing.free[i] - {each.label}
             if closing.classes[i] == each.of:
-                closing.put(variance, Edge(ONE_PASS, (i,), each.label), free, needed=True)
+                closing.put(variance, DerivationEdge(ONE_PASS, (i,), each.label), free, needed=True)
             if closing.classes[i] == each.of and each.whole is not None:
-                closing.put(mean, Edge(MEAN, (i,), each.label), free, needed=True)
+                closing.put(mean, DerivationEdge(MEAN_KIND, (i,), each.label), free, needed=True)
             if closing.classes[i] in each.parts and each.whole is not None and each.outer in closing.free[i]:
                 args = [closing.index[part] for part in each.parts if part in closing.index]
                 if i == max(args) and len(args) == 2:
                     free = closing.free[i] - {each.outer}
-                    closing.put(each.whole[0], Edge(MERGED, tuple(args), each.outer), free)
-                    closing.put(each.whole[1], Edge(MERGED, (args[1],), each.outer), free)
+                    closing.put(each.whole[0], DerivationEdge(MERGED, tuple(args), each.outer), free)
+                    closing.put(each.whole[1], DerivationEdge(MERGED, (args[1],), each.outer), free)
 
     def end(self) -> None:
         """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer products that no worklist makes.
@@ -232,11 +232,11 @@ class Variances:
         if products is None or weights is None:
             return
         product = algebra.mul(each.mean, self.closing.classes[weights])
-        shift = self._class(product, Edge(MUL, (mean, weights)), free[mean] | free[weights])
+        shift = self._class(product, DerivationEdge(MUL, (mean, weights)), free[mean] | free[weights])
         if shift is not None:
-            self.closing.put(whole, Edge(SUB, (products, shift)), free[index[whole]])
+            self.closing.put(whole, DerivationEdge(SUB, (products, shift)), free[index[whole]])
 
-    def _class(self, sketch: Sketch, edge: Edge, free: frozenset[str]) -> int | None:
+    def _class(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str]) -> int | None:
         """The class of a term that is needed, unless a cancellation lost a label."""
         self.closing.put(sketch, edge, free, needed=True)
         return self.closing.index.get(sketch)
@@ -246,7 +246,7 @@ class Variances:
         if i is None or label not in self.closing.free[i]:
             return None
         sketch = self.algebra.sum(self.closing.classes[i], label)
-        return self._class(sketch, Edge(SUM, (i,), label), self.closing.free[i] - {label})
+        return self._class(sketch, DerivationEdge(SUM_KIND, (i,), label), self.closing.free[i] - {label})
 
     def _product(self, i: int, j: int, label: str) -> int | None:
         """The class of the sum of the product of two classes."""
@@ -254,5 +254,5 @@ class Variances:
         free = left | right
         product = self.algebra.mul(self.closing.classes[i], self.closing.classes[j])
         if free in (left, right):
-            return self._total(self._class(product, Edge(MUL, (i, j)), free), label)
-        return self._class(self.algebra.sum(product, label), Edge(DOT, (i, j), label), free - {label})
+            return self._total(self._class(product, DerivationEdge(MUL, (i, j)), free), label)
+        return self._class(self.algebra.sum(product, label), DerivationEdge(DOT, (i, j), label), free - {label})

@@ -18,12 +18,12 @@ from taso_mirage.meanings.functions.logic import EQUAL as EQUAL
 from taso_mirage.meanings.functions.logic import NEVER as NEVER
 from taso_mirage.meanings.functions.logic import NOT_EQUAL as NOT_EQUAL
 from taso_mirage.meanings.functions.logic import WHERE as WHERE
-from taso_mirage.meanings.functions.record import FUNCTIONS as FUNCTIONS
+from taso_mirage.meanings.functions.record import SCALAR_FUNCTIONS as SCALAR_FUNCTIONS
 from taso_mirage.meanings.functions.record import Comparison as Comparison
 from taso_mirage.meanings.functions.record import Division as Division
 from taso_mirage.meanings.functions.record import Fact as Fact
 from taso_mirage.meanings.functions.record import Fold as Fold
 from taso_mirage.meanings.functions.record import Function as Function
 from taso_mirage.meanings.functions.record import Linear as Linear
-from taso_mirage.meanings.functions.record import declare as declare
+from taso_mirage.meanings.functions.record import declare_function as declare_function
 from taso_mirage.meanings.functions.record import function_of as function_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.functions.record import Fact, Function, Normal, declare
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.functions.record import Fact, Function, Normal, declare_function
 from taso_mirage.meanings.polynomials import LEAST, ONE, ZERO, Poly
 from taso_mirage.meanings.residues import exponential
 
@@ -41,18 +41,18 @@ def error_function(x: Any) -> Any:
     return np.asarray(wide(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)
 
 
-def _tanh(algebra: Algebra, p: Poly) -> Poly:
+def _tanh(algebra: ScalarAlgebra, p: Poly) -> Poly:
     return ONE - algebra.inverse(ONE + algebra.exp(p.scaled(2))).scaled(2)
 
 
 def _hyperbolic(sign: int) -> Normal:
-    def built(algebra: Algebra, p: Poly) -> Poly:
+    def built(algebra: ScalarAlgebra, p: Poly) -> Poly:
         return (algebra.exp(p) + algebra.exp(p.scaled(-1)).scaled(sign)).scaled(Fraction(1, 2))
 
     return built
 
 
-EXP = declare(
+EXP = declare_function(
     Function(
         "exp",
         np.exp,
@@ -69,8 +69,8 @@ EXP = declare(
         dear=True,
     )
 )
-EXP2 = declare(Function("exp2", np.exp2, triton="tl.exp2({})"))
-EXPM1 = declare(
+EXP2 = declare_function(Function("exp2", np.exp2, triton="tl.exp2({})"))
+EXPM1 = declare_function(
     Function(
         "expm1",
         np.expm1,
@@ -80,7 +80,7 @@ EXPM1 = declare(
         dear=True,
     )
 )
-LOG = declare(
+LOG = declare_function(
     Function(
         "log",
         np.log,
@@ -99,7 +99,7 @@ LOG = declare(
         dear=True,
     )
 )
-LOG_1P = declare(
+LOG_1P = declare_function(
     Function(
         "log1p",
         np.log1p,
@@ -110,14 +110,14 @@ LOG_1P = declare(
         dear=True,
     )
 )
-SIN = declare(
+SIN = declare_function(
     Function("sin", np.sin, facts=(ODD, BOUNDED), cpp="std::sin({})", triton="tl.sin({})", dear=True),
 )
-COS = declare(
+COS = declare_function(
     Function("cos", np.cos, facts=(EVEN, BOUNDED), cpp="std::cos({})", triton="tl.cos({})", dear=True),
 )
-TAN = declare(Function("tan", np.tan, facts=(ODD,), dear=True))
-TANH = declare(
+TAN = declare_function(Function("tan", np.tan, facts=(ODD,), dear=True))
+TANH = declare_function(
     Function(
         "tanh",
         np.tanh,
@@ -128,7 +128,7 @@ TANH = declare(
         dear=True,
     )
 )
-ERROR_FUNCTION = declare(
+ERROR_FUNCTION = declare_function(
     Function(
         "error_function",
         error_function,
@@ -138,14 +138,14 @@ ERROR_FUNCTION = declare(
         dear=True,
     )
 )
-SINH = declare(
+SINH = declare_function(
     Function("sinh", np.sinh, normal=_hyperbolic(-1), facts=(Fact("rewritten", "f(x) == (exp(x) - exp(-x)) / 2"),))
 )
-COSH = declare(
+COSH = declare_function(
     Function("cosh", np.cosh, normal=_hyperbolic(1), facts=(Fact("rewritten", "f(x) == (exp(x) + exp(-x)) / 2"),))
 )
-ARCTAN = declare(Function("arctan", np.arctan, facts=(ODD, STRICT)))
-ARCSIN = declare(Function("arcsin", np.arcsin, facts=WITHIN_1))
-ARCSINH = declare(Function("arcsinh", np.arcsinh, facts=(ODD, STRICT)))
-ARCCOSH = declare(Function("arccosh", np.arccosh, facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),)))
-ARCTANH = declare(Function("arctanh", np.arctanh, facts=WITHIN_1))
+ARCTAN = declare_function(Function("arctan", np.arctan, facts=(ODD, STRICT)))
+ARCSIN = declare_function(Function("arcsin", np.arcsin, facts=WITHIN_1))
+ARCSINH = declare_function(Function("arcsinh", np.arcsinh, facts=(ODD, STRICT)))
+ARCCOSH = declare_function(Function("arccosh", np.arccosh, facts=(Fact("strict", "f(x) < f(y)", "1 <= x < y"),)))
+ARCTANH = declare_function(Function("arctanh", np.arctanh, facts=WITHIN_1))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare_function
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
-from taso_mirage.meanings.residues import exact, moduli, ordered, quotient, root, tied, whole_power
+from taso_mirage.meanings.residues import exact, moduli, quotient, residue_order, root, tied_residues, whole_power
 
 
 def truncated_divide(a: Any, b: Any) -> Any:
@@ -53,19 +53,19 @@ def _largest_of_infinite(absorbed: Poly, other: Poly) -> Any:
 # ---------------------------------------------------------------- normal forms
 
 
-def _maximum(algebra: Algebra, a: Poly, b: Poly) -> Poly:
+def _maximum(algebra: ScalarAlgebra, a: Poly, b: Poly) -> Poly:
     return algebra.largest([((), (), a), ((), (), b)])
 
 
-def _minimum(algebra: Algebra, a: Poly, b: Poly) -> Poly:
+def _minimum(algebra: ScalarAlgebra, a: Poly, b: Poly) -> Poly:
     return _maximum(algebra, a.scaled(-1), b.scaled(-1)).scaled(-1)
 
 
-def _absolute(algebra: Algebra, a: Poly) -> Poly:
+def _absolute(algebra: ScalarAlgebra, a: Poly) -> Poly:
     return _maximum(algebra, a, a.scaled(-1))
 
 
-def _power(algebra: Algebra, p: Poly, q: Poly) -> Poly:
+def _power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
     n = q.number
     if n == 0.5:
         return algebra.sqrt(p)
@@ -76,13 +76,13 @@ def _power(algebra: Algebra, p: Poly, q: Poly) -> Poly:
     return algebra.poly("power:float", p, q)
 
 
-def _sign(algebra: Algebra, p: Poly) -> Poly:
+def _sign(algebra: ScalarAlgebra, p: Poly) -> Poly:
     return algebra.sign("positive", p) - algebra.sign("positive", p.scaled(-1))
 
 
 # ---------------------------------------------------------------- ring arithmetic
 
-ADD = declare(
+ADD = declare_function(
     Function(
         "add",
         np.add,
@@ -99,7 +99,7 @@ ADD = declare(
         fold=Fold("sum", "0.0f", "+", "tl.sum", 0.0),
     )
 )
-SUBTRACT = declare(
+SUBTRACT = declare_function(
     Function(
         "subtract",
         np.subtract,
@@ -115,7 +115,7 @@ SUBTRACT = declare(
         triton="{} - {}",
     )
 )
-MULTIPLY = declare(
+MULTIPLY = declare_function(
     Function(
         "multiply",
         np.multiply,
@@ -130,7 +130,7 @@ MULTIPLY = declare(
         fold=Fold("prod", "1.0f", "*"),
     )
 )
-NEGATIVE = declare(
+NEGATIVE = declare_function(
     Function(
         "negative",
         np.negative,
@@ -146,7 +146,7 @@ NEGATIVE = declare(
         triton="-{}",
     )
 )
-SQUARE = declare(
+SQUARE = declare_function(
     Function(
         "square",
         np.square,
@@ -161,7 +161,7 @@ SQUARE = declare(
 
 # ---------------------------------------------------------------- quotients, roots and powers
 
-DIVIDE = declare(
+DIVIDE = declare_function(
     Function(
         "divide",
         np.divide,
@@ -173,7 +173,7 @@ DIVIDE = declare(
         dear=True,
     )
 )
-RECIPROCAL = declare(
+RECIPROCAL = declare_function(
     Function(
         "reciprocal",
         np.reciprocal,
@@ -184,7 +184,7 @@ RECIPROCAL = declare(
         dear=True,
     )
 )
-SQRT = declare(
+SQRT = declare_function(
     Function(
         "sqrt",
         np.sqrt,
@@ -199,7 +199,7 @@ SQRT = declare(
         dear=True,
     )
 )
-POWER = declare(
+POWER = declare_function(
     Function(
         "power",
         np.power,
@@ -218,11 +218,11 @@ POWER = declare(
 
 # ---------------------------------------------------------------- the larger, the smaller, the sign
 
-MAXIMUM = declare(
+MAXIMUM = declare_function(
     Function(
         "maximum",
         np.maximum,
-        field=ordered(lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]), tied),
+        field=residue_order(lambda order, arrays: np.where(order[0] >= order[1], arrays[0], arrays[1]), tied_residues),
         normal=_maximum,
         floats=False,
         infinite=_largest_of_infinite(LEAST, MOST),
@@ -231,11 +231,11 @@ MAXIMUM = declare(
         fold=Fold("max", "-INFINITY", "max", "tl.max", -np.inf),
     )
 )
-MINIMUM = declare(
+MINIMUM = declare_function(
     Function(
         "minimum",
         np.minimum,
-        field=ordered(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied),
+        field=residue_order(lambda order, arrays: np.where(order[0] <= order[1], arrays[0], arrays[1]), tied_residues),
         normal=_minimum,
         floats=False,
         infinite=_largest_of_infinite(MOST, LEAST),
@@ -244,11 +244,11 @@ MINIMUM = declare(
         fold=Fold("min", "INFINITY", "min", "tl.min", np.inf),
     )
 )
-ABSOLUTE = declare(
+ABSOLUTE = declare_function(
     Function(
         "absolute",
         np.absolute,
-        field=ordered(
+        field=residue_order(
             lambda order, arrays: np.where(order[0] < 0, -arrays[0], arrays[0]) % moduli(order[0].ndim - 1),
             lambda arrays: (arrays[0][0] == 0) & (arrays[0][1] != 0),
         ),
@@ -258,11 +258,11 @@ ABSOLUTE = declare(
         triton="tl.abs({})",
     )
 )
-SIGN = declare(
+SIGN = declare_function(
     Function(
         "sign",
         np.sign,
-        field=ordered(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
+        field=residue_order(lambda order, arrays: np.sign(order[0])[None] % moduli(order[0].ndim - 1)),
         normal=_sign,
         floats=False,
         facts=(Fact("rewritten", "f(x) == (x > 0) - (x < 0)"),),
@@ -278,8 +278,8 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = declare(Function("floor", np.floor, facts=_ROUNDS, cpp="std::floor({})", triton="tl.floor({})"))
-CEIL = declare(
+FLOOR = declare_function(Function("floor", np.floor, facts=_ROUNDS, cpp="std::floor({})", triton="tl.floor({})"))
+CEIL = declare_function(
     Function(
         "ceil",
         np.ceil,
@@ -289,14 +289,16 @@ CEIL = declare(
         triton="tl.ceil({})",
     )
 )
-RINT = declare(
+RINT = declare_function(
     Function("rint", np.rint, facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS), cpp="std::nearbyint({})"),
 )
-FLOOR_DIVIDE = declare(
+FLOOR_DIVIDE = declare_function(
     Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)
 )
-TRUNCATED_DIVIDE = declare(Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False)))
-REMAINDER = declare(
+TRUNCATED_DIVIDE = declare_function(
+    Function("truncated_divide", truncated_divide, division=Division(rest=False, floors=False))
+)
+REMAINDER = declare_function(
     Function(
         "remainder",
         np.remainder,
@@ -306,6 +308,6 @@ REMAINDER = declare(
         dear=True,
     )
 )
-FMOD = declare(Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True))
-LEFT_SHIFT = declare(Function("left_shift", np.left_shift, free=(1,)))
-RIGHT_SHIFT = declare(Function("right_shift", np.right_shift, free=(1,)))
+FMOD = declare_function(Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True))
+LEFT_SHIFT = declare_function(Function("left_shift", np.left_shift, free=(1,)))
+RIGHT_SHIFT = declare_function(Function("right_shift", np.right_shift, free=(1,)))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.meanings.algebra import Algebra
-from taso_mirage.meanings.functions.record import Comparison, Function, Linear, declare
-from taso_mirage.meanings.polynomials import MOST, ONE, ZERO, Poly, infinite, number
-from taso_mirage.meanings.residues import ordered, tested
+from taso_mirage.meanings.algebra import ScalarAlgebra
+from taso_mirage.meanings.functions.record import Comparison, Function, Linear, declare_function
+from taso_mirage.meanings.polynomials import MOST, ONE, ZERO, Poly, constant_poly, infinite
+from taso_mirage.meanings.residues import residue_order, tested
 
 
 def never(x: Any) -> Any:
@@ -26,8 +26,8 @@ def _compare(real: np.ufunc, code: str, comparison: Comparison, sizes: bool = Fa
         finite = [p for p in ps if not infinite(p)]
         if len(finite) != 1:
             return None
-        a, b = (number(0) if p is finite[0] else number(1 if p is MOST else -1) for p in ps)
-        return number(int(real(a.number, b.number)))
+        a, b = (constant_poly(0) if p is finite[0] else constant_poly(1 if p is MOST else -1) for p in ps)
+        return constant_poly(int(real(a.number, b.number)))
 
     text = f"{{}} {code} {{}}"
     made = Function(
@@ -41,7 +41,7 @@ def _compare(real: np.ufunc, code: str, comparison: Comparison, sizes: bool = Fa
         cpp=text,
         triton=text,
     )
-    return declare(made)
+    return declare_function(made)
 
 
 LESS = _compare(np.less, "<", Comparison("positive", swapped=True))
@@ -52,7 +52,7 @@ EQUAL = _compare(np.equal, "==", Comparison("zero"), sizes=True)
 NOT_EQUAL = _compare(np.not_equal, "!=", Comparison("zero", holds=False), sizes=True)
 
 
-def _where(algebra: Algebra, c: Poly, a: Poly, b: Poly) -> Poly:
+def _where(algebra: ScalarAlgebra, c: Poly, a: Poly, b: Poly) -> Poly:
     return algebra.mul(c, a) + algebra.mul(ONE - c, b)
 
 
@@ -61,12 +61,12 @@ def _chosen(ps: Sequence[Poly]) -> Poly | None:
     return None if c is None else ps[1] if c else ps[2]
 
 
-WHERE = declare(
+WHERE = declare_function(
     Function(
         "where",
         np.where,
         free=(0,),
-        field=ordered(lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2])),
+        field=residue_order(lambda order, arrays: np.where(order[0] != 0, arrays[1], arrays[2])),
         normal=_where,
         floats=False,
         infinite=_chosen,
@@ -76,25 +76,25 @@ WHERE = declare(
         triton="tl.where({}, {}, {})",
     )
 )
-ISNAN = declare(
+ISNAN = declare_function(
     Function(
         "isnan",
         np.isnan,
         tests=True,
-        field=ordered(lambda order, arrays: np.zeros_like(order[0])[None]),  # a real number is none
+        field=residue_order(lambda order, arrays: np.zeros_like(order[0])[None]),  # a real number is none
         normal=lambda algebra, p: ZERO,
         floats=False,
         cpp="{0} != {0}",
         triton="{0} != {0}",
     )
 )
-NEVER = declare(Function("never", never, normal=lambda algebra, p: ZERO, floats=False))
-LOGICAL_NOT = declare(
+NEVER = declare_function(Function("never", never, normal=lambda algebra, p: ZERO, floats=False))
+LOGICAL_NOT = declare_function(
     Function(
         "logical_not", np.logical_not, normal=lambda algebra, a: ONE - a, floats=False, cpp="!{}", triton="{} == 0"
     )
 )
-LOGICAL_AND = declare(
+LOGICAL_AND = declare_function(
     Function(
         "logical_and",
         np.logical_and,
@@ -104,7 +104,7 @@ LOGICAL_AND = declare(
         triton="{} & {}",
     )
 )
-LOGICAL_OR = declare(
+LOGICAL_OR = declare_function(
     Function(
         "logical_or",
         np.logical_or,
@@ -114,7 +114,7 @@ LOGICAL_OR = declare(
         triton="{} | {}",
     )
 )
-LOGICAL_XOR = declare(
+LOGICAL_XOR = declare_function(
     Function(
         "logical_xor",
         np.logical_xor,

@@ -127,11 +127,11 @@ class Function:
 
 _DECLARED: dict[str, Function] = {}
 _BY_REAL: dict[Any, Function] = {}
-FUNCTIONS: Mapping[str, Function] = MappingProxyType(_DECLARED)
+SCALAR_FUNCTIONS: Mapping[str, Function] = MappingProxyType(_DECLARED)
 """All records by name."""
 
 
-def declare(made: Function) -> Function:
+def declare_function(made: Function) -> Function:
     """Declare a scalar function: its record, which definitions map as they map numpy's function."""
     if made.name in _DECLARED:
         raise ValueError(f"two scalar functions are called {made.name}")

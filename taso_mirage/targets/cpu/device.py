@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taso_mirage.targets.device import Device, Reached
 
-CPU = Device(
+CPU_DEVICE = Device(
     "CPU",
     processors=2,
     bandwidth=4e10,

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 from taso_mirage.codegen.cpu.native import build
-from taso_mirage.codegen.cpu.tune import tuned
+from taso_mirage.codegen.cpu.tune import tuned_native
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.horizontal import Lane, together
-from taso_mirage.kernels.search import Found
-from taso_mirage.runtime.plan import Kernel, cpu_kernel
-from taso_mirage.targets.cpu.device import CPU
+from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.search import FoundMuGraph
+from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
+from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.lowering import Record
@@ -22,10 +22,10 @@ SECONDS = 1.0
 """For running the muGraphs of a region in turn, at most."""
 
 
-class Cpu:
+class CpuLowering:
     """This machine's CPU."""
 
-    device: Device = CPU
+    device: Device = CPU_DEVICE
     batched = False
     prepared = True
     searching = 0
@@ -34,21 +34,21 @@ class Cpu:
     def __init__(self) -> None:
         self.key = TARGET.machine
 
-    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
+    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
         """The quickest of those that have C++."""
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
-        best = tuned([f.graph for f in found], cores(), seconds)[0]
+        best = tuned_native([f.graph for f in found], cores(), seconds)[0]
         return {"mugraph": to_json(best.kernel.graph)}
 
-    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+    def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """One muGraph of them all."""
         return {"mugraph": to_json(together(goal, parts, [from_json(each["mugraph"]) for each in records])[0])}
 
-    def kernel(self, record: Record) -> Kernel:
+    def kernel(self, record: Record) -> PlannedNode:
         """C++ that is compiled where the model is loaded."""
         return cpu_kernel(from_json(record["mugraph"]))
 
-    def shipped(self, records: Sequence[Record]) -> list[Kernel]:
+    def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same: C++ runs everywhere."""
         return [self.kernel(record) for record in records]
 
@@ -56,7 +56,7 @@ class Cpu:
         """Nothing was started."""
 
 
-def here() -> Cpu:
+def here() -> CpuLowering:
     """The back end of this machine. Raises RuntimeUnavailable without a C++ compiler that works."""
     build("int works;")
-    return Cpu()
+    return CpuLowering()

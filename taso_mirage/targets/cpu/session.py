@@ -8,7 +8,7 @@ from typing import Any
 
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.cpu.options import PROVIDER
-from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
+from taso_mirage.targets.onnx_runtime import check_provider, fixed_input_types, inference_session, ort_values, refused
 from taso_mirage.targets.protocol import Arrays, Source
 
 
@@ -18,7 +18,7 @@ class CpuSession:
     captures = False
 
     def __init__(self, source: Source, alone: bool, library: bool, apart: Arrays) -> None:
-        self._apart = values(apart)
+        self._apart = ort_values(apart)
         self._session = inference_session(source, [PROVIDER], alone, False if library else None, self._apart)
         check_provider(self._session, PROVIDER)
 
@@ -29,7 +29,7 @@ class CpuSession:
             raise refused("run", error) from None
 
     def inputs(self) -> dict[str, Tensor]:
-        return input_types(self._session)
+        return fixed_input_types(self._session)
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
         feed = dict(inputs)

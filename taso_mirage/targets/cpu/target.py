@@ -10,17 +10,17 @@ from taso_mirage.targets.cpu import device
 from taso_mirage.targets.cpu.options import PROVIDER
 from taso_mirage.targets.cpu.session import CpuSession
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Options, Stamp
+from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """See `protocol.Target`."""
 
-    options: Options = ()
+    options: TargetOptions = ()
     name = "cpu"
     provider = PROVIDER
-    device = device.CPU
+    device = device.CPU_DEVICE
     gpu = False
     channels_last = False
     repeats = True
@@ -29,11 +29,11 @@ class Cpu:
 
     @property
     def machine(self) -> str:
-        return machine.machine()
+        return machine.processor_and_cores()
 
     @property
     def runtime(self) -> str:
-        return f"onnxruntime {onnx_runtime.version()}"
+        return f"onnxruntime {onnx_runtime.onnx_runtime_version()}"
 
     @property
     def variants(self) -> tuple[Cpu, ...]:
@@ -51,7 +51,7 @@ class Cpu:
         return CpuSession(source, alone, library, apart)
 
     def nodes(self, content: bytes) -> int:
-        return onnx_runtime.nodes(content, [PROVIDER], cuda=False)
+        return onnx_runtime.runtime_nodes(content, [PROVIDER], cuda=False)
 
     def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
         return onnx_runtime.users_session(model, stamp.providers(), False if trust_kernels else None, options)

@@ -85,7 +85,7 @@ def here() -> Device:
     return H100 if found is None else described(found)
 
 
-def machine() -> str:
+def gpu_name() -> str:
     """The name of the first GPU, as a key for measurements."""
     found = gpu()
     return UNKNOWN if found is None else found.name

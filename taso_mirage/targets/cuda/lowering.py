@@ -13,18 +13,18 @@ import ml_dtypes
 import numpy as np
 
 from taso_mirage.codegen import triton, tune
-from taso_mirage.codegen.compile import Compiled, compiled
-from taso_mirage.codegen.gpu.program import Program, Schedule, kernels
+from taso_mirage.codegen.compile import CompiledKernel, compiled
+from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.horizontal import Lane, together
-from taso_mirage.kernels.search import Found
+from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.ops import interpret
-from taso_mirage.runtime.plan import Image, Kernel, cuda_kernel, images
+from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import described, gpu
 from taso_mirage.targets.device import Device
@@ -44,7 +44,7 @@ LONGEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cuda:
+class CudaLowering:
     """The GPU that is there: what the model knows of it, its name with the versions of what compiles, its compute capability, and
     what compiles for the tuner."""
 
@@ -62,9 +62,9 @@ class Cuda:
         """The GPU measures while all cores search."""
         return cores()
 
-    def fastest(self, goal: Graph, found: Sequence[Found], end: float) -> Record:
+    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
         """The quickest program with its best schedules, of those whose results are right in float64."""
-        known: dict[str, tuple[Graph, Program]] = {}
+        known: dict[str, tuple[Graph, TritonProgram]] = {}
         for each in found:
             try:
                 program = triton.program(each.graph)
@@ -73,7 +73,7 @@ class Cuda:
             known.setdefault(_functions(program), (each.graph, program))
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
-        best = tune.tuned(
+        best = tune.tuned_program(
             [program for _, program in known.values()],
             device=self.device,
             compiler=self.compiler,
@@ -83,20 +83,20 @@ class Cuda:
         schedules = [asdict(launch.schedule) for launch in best.launches]
         return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
 
-    def joined(self, goal: Graph, parts: Sequence[Lane], records: Sequence[Record]) -> Record:
+    def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """One muGraph of them all, each kernel with its schedule: the runtime launches those that share no memory beside each other."""
         graphs = [from_json(each["mugraph"]) for each in records]
         graph, origins = together(goal, parts, graphs)
-        known = [dict(zip(kernels(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
-        places = [origins[node] for node in kernels(graph)]
+        known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
+        places = [origins[node] for node in kernel_terms(graph)]
         return {"mugraph": to_json(graph), "schedules": [known[lane][node] for lane, node in places]}
 
-    def kernel(self, record: Record) -> Kernel:
+    def kernel(self, record: Record) -> PlannedNode:
         """Cubins for the GPU that is there."""
         program = _program(record)
         return cuda_kernel(program, everywhere(program, self.capability, ()))
 
-    def shipped(self, records: Sequence[Record]) -> list[Kernel]:
+    def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         every = {*SHIPPED, self.capability}
         with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
@@ -114,16 +114,16 @@ def shippable(job: Mapping[str, Any]) -> bool:
     return bool(_fitting(_program(job["record"]), capability, SHARED.get(capability, LEAST)))
 
 
-def _program(record: Record) -> Program:
-    schedules = [Schedule(**each) for each in record["schedules"]]
+def _program(record: Record) -> TritonProgram:
+    schedules = [LaunchSchedule(**each) for each in record["schedules"]]
     batch = Batch(**record[BATCH]) if BATCH in record else None
     return triton.program(from_json(record["mugraph"]), schedules, batch)
 
 
-def here() -> Cuda:
+def here() -> CudaLowering:
     """The back end of this machine's GPU."""
     try:
-        key = tune.gpu()
+        key = tune.gpu_and_versions()
     except RuntimeUnavailable as error:
         raise RuntimeUnavailable(
             f"kernels for cuda are compiled by Triton and tuned on the GPU that is there: {error}; "
@@ -132,10 +132,10 @@ def here() -> Cuda:
     found = gpu()
     if found is None:
         raise RuntimeUnavailable("kernels for cuda need the driver of the GPU, libcuda.so.1, which is not found")
-    return Cuda(described(found), key, found.capability)
+    return CudaLowering(described(found), key, found.capability)
 
 
-def _functions(program: Program) -> str:
+def _functions(program: TritonProgram) -> str:
     """What no schedule changes of its source: the muGraph and the kernels."""
     return program.source[: program.source.index(tune.OPTIONS)]
 
@@ -167,7 +167,7 @@ def _close(result: Any, wanted: Any, node: Node) -> bool:
     return bool(np.linalg.norm(result - wanted) <= allowed * np.linalg.norm(wanted))
 
 
-def everywhere(program: Program, capability: int, others: Sequence[int]) -> list[Image]:
+def everywhere(program: TritonProgram, capability: int, others: Sequence[int]) -> list[KernelImage]:
     """A program's kernels for `capability`; with others also for those of them that they fit on, and as PTX.
 
     Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
@@ -183,7 +183,7 @@ def everywhere(program: Program, capability: int, others: Sequence[int]) -> list
     return fixed + [image.with_ptx(c.ptx) for image, c in zip(images(later), later, strict=True)]
 
 
-def _tried(program: Program, capability: int, room: int) -> list[Compiled]:
+def _tried(program: TritonProgram, capability: int, room: int) -> list[CompiledKernel]:
     """None where Triton fails, whose errors share no base class: such a GPU takes an image of another one (`choose` in `cuda.cpp`)."""
     try:
         return _fitting(program, capability, room)
@@ -191,7 +191,7 @@ def _tried(program: Program, capability: int, room: int) -> list[Compiled]:
         return []
 
 
-def _fitting(program: Program, capability: int, room: int) -> list[Compiled]:
+def _fitting(program: TritonProgram, capability: int, room: int) -> list[CompiledKernel]:
     """The kernels for a GPU with `room` KiB of shared memory for a block; none where they take more at any depth of the loop."""
     schedules = tuple(launch.schedule for launch in program.launches)
     while True:

@@ -17,7 +17,7 @@ from taso_mirage.errors import RunFailed
 from taso_mirage.ir.terms import Tensor
 from taso_mirage.targets.cuda.libraries import load_libraries
 from taso_mirage.targets.cuda.options import GRAPH, PROVIDER
-from taso_mirage.targets.onnx_runtime import check_provider, inference_session, input_types, refused, values
+from taso_mirage.targets.onnx_runtime import check_provider, fixed_input_types, inference_session, ort_values, refused
 from taso_mirage.targets.protocol import Arrays, Source
 
 PLAIN = "-1"
@@ -28,7 +28,7 @@ class CudaSession:
     """See `protocol.RuntimeSession`."""
 
     def __init__(self, source: Source, options: dict[str, str], alone: bool, library: bool, apart: Arrays) -> None:
-        self.captures, self._apart = True, values(apart)
+        self.captures, self._apart = True, ort_values(apart)
         self._graphs = count(1)
         load_libraries()
         kernels = True if library else None
@@ -48,7 +48,7 @@ class CudaSession:
             raise refused("run", error) from None
 
     def inputs(self) -> dict[str, Tensor]:
-        return input_types(self._session)
+        return fixed_input_types(self._session)
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
         return self.bound(inputs)

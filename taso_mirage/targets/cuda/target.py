@@ -13,14 +13,14 @@ from taso_mirage.targets.cuda.options import CHANNELS_LAST, CHOSEN, DEFAULT, GRA
 from taso_mirage.targets.cuda.session import CudaSession
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Options, Stamp
+from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
     """See `protocol.Target`."""
 
-    options: Options = DEFAULT
+    options: TargetOptions = DEFAULT
     name = "cuda"
     provider = PROVIDER
     gpu = True
@@ -35,11 +35,11 @@ class Cuda:
 
     @property
     def machine(self) -> str:
-        return device.machine()
+        return device.gpu_name()
 
     @property
     def runtime(self) -> str:
-        return f"onnxruntime {onnx_runtime.version()}"
+        return f"onnxruntime {onnx_runtime.onnx_runtime_version()}"
 
     @property
     def variants(self) -> tuple[Cuda, ...]:
@@ -65,7 +65,7 @@ class Cuda:
 
     def nodes(self, content: bytes) -> int:
         load_libraries()
-        return onnx_runtime.nodes(content, [(PROVIDER, {**dict(self.options), GRAPH: "0"})], cuda=True)
+        return onnx_runtime.runtime_nodes(content, [(PROVIDER, {**dict(self.options), GRAPH: "0"})], cuda=True)
 
     def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
         load_libraries()

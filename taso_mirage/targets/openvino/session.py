@@ -25,7 +25,7 @@ class OpenVinoSession:
     captures = False
 
     def __init__(self, source: Source, options: Mapping[str, str]) -> None:
-        self._model = compiled(source, options)
+        self._model = compiled_model(source, options)
         self._request = self._model.create_infer_request()
 
     def run(self, inputs: Arrays) -> list[Any]:
@@ -84,7 +84,7 @@ class _Bound:
         return time.perf_counter() - start
 
 
-def compiled(source: Source, options: Mapping[str, str]) -> Any:
+def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
     """An `openvino.CompiledModel`. Raises RuntimeUnavailable where OpenVINO is missing, RunFailed where it does not take the model."""
     core = _openvino().Core()
     try:
@@ -93,9 +93,9 @@ def compiled(source: Source, options: Mapping[str, str]) -> Any:
         raise _refused("load", error) from None
 
 
-def nodes(content: bytes, options: Mapping[str, str]) -> int:
+def openvino_nodes(content: bytes, options: Mapping[str, str]) -> int:
     """How many nodes run of a compiled model."""
-    found = compiled(content, options).get_runtime_model().get_ops()
+    found = compiled_model(content, options).get_runtime_model().get_ops()
     return sum(str(_kind(each)) not in LEAVES for each in found)
 
 
@@ -103,7 +103,7 @@ def _kind(operation: Any) -> str:
     return str(operation.get_rt_info()["layerType"].astype(str))
 
 
-def version() -> str:
+def openvino_version() -> str:
     """OpenVINO's version. Raises RuntimeUnavailable where it is missing."""
     return str(_openvino().__version__).partition("-")[0]
 

@@ -11,16 +11,16 @@ from taso_mirage.targets.cpu import device
 from taso_mirage.targets.openvino import session
 from taso_mirage.targets.openvino.options import DEFAULT
 from taso_mirage.targets.protocol import STANDARD, Arrays, RuntimeSession, Source
-from taso_mirage.targets.stamp import Options, Stamp
+from taso_mirage.targets.stamp import Stamp, TargetOptions
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVino:
     """See `protocol.Target`."""
 
-    options: Options = DEFAULT
+    options: TargetOptions = DEFAULT
     name = "openvino"
-    device = device.CPU
+    device = device.CPU_DEVICE
     gpu = False
     channels_last = False
     repeats = False
@@ -29,11 +29,11 @@ class OpenVino:
 
     @property
     def machine(self) -> str:
-        return machine.machine()
+        return machine.processor_and_cores()
 
     @property
     def runtime(self) -> str:
-        return f"openvino {session.version()}"
+        return f"openvino {session.openvino_version()}"
 
     @property
     def variants(self) -> tuple[OpenVino, ...]:
@@ -51,14 +51,14 @@ class OpenVino:
         return session.OpenVinoSession(source, dict(self.options))
 
     def nodes(self, content: bytes) -> int:
-        return session.nodes(content, dict(self.options))
+        return session.openvino_nodes(content, dict(self.options))
 
     def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
         if options is not None:
             raise InvalidOption(
                 "options are onnxruntime.SessionOptions; a model for openvino runs without ONNX Runtime"
             )
-        return session.compiled(model, dict(stamp.options))
+        return session.compiled_model(model, dict(stamp.options))
 
 
 OPENVINO = OpenVino()
