@@ -110,6 +110,7 @@ def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 ELSEWHERE = {
     "checker": "its own reading of ONNX's operators, which shares nothing with theirs on purpose",
+    "prove": "the names are those of scalar functions, which its axioms are about",
     "meanings": "the names are those of scalar functions, which lie below operators",
 }
 """Packages that may name operators, and why."""
