@@ -253,6 +253,35 @@ def names_in_expression(source: str) -> set[str]:
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - EXPRESSION_FUNCTIONS.keys() - {"inf"}
 
 
+@cache
+def questions(source: str) -> frozenset[tuple[str, str]]:
+    """What an expression asks of bare names, as (function, name): `value(x)` asks ("value", "x")."""
+    calls = [n for n in ast.walk(ast.parse(source or "0", mode="eval")) if isinstance(n, ast.Call)]
+    return frozenset(
+        (call.func.id, arg.id)
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        for arg in call.args
+        if isinstance(arg, ast.Name)
+    )
+
+
+def question(source: str) -> str | None:
+    """The function of an expression that is one call; None of any other."""
+    tree = ast.parse(source, mode="eval").body
+    return tree.func.id if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
+
+
+def asks_for_number(source: str, name: str) -> bool:
+    """Whether a guard holds for constants alone in the place of a name."""
+    return not {("value", name), ("is_constant", name)}.isdisjoint(questions(source))
+
+
+def asks_for_weight(source: str, name: str) -> bool:
+    """Whether a guard holds for weights alone in the place of a name."""
+    return ("is_weight", name) in questions(source)
+
+
 def replaced(source: str, name: str, by: str) -> str:
     """An expression with another one for a name."""
 

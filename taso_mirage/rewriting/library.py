@@ -17,7 +17,7 @@ import numpy as np
 from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, numpy_dtype, variable, weight
-from taso_mirage.operators.expressions import Expr, names_in_expression
+from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight, names_in_expression
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.text import parse_equation, parse_value, show_equation
@@ -91,9 +91,9 @@ class Rule:
         """What a variable stands for in an instance: an input, or the weight or constant that the guard asks for."""
         guard = self.equation.where.source if self.equation.where is not None else ""
         shape = tuple(d for d in type.shape or () if isinstance(d, int))
-        if len(shape) == type.rank and (f"value({name})" in guard or f"is_constant({name})" in guard):
+        if len(shape) == type.rank and asks_for_number(guard, name):
             return constant(np.full(shape, 0.5), type.dtype)
-        return weight(name, type) if f"is_weight({name})" in guard else variable(name, type)
+        return weight(name, type) if asks_for_weight(guard, name) else variable(name, type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, fixed, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
-from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import multiplies
 from taso_mirage.rewriting.equation import Equation, instantiate
@@ -103,9 +103,9 @@ class EquationDraws:
                 shapes[name][1] = factor
 
     def _leaf(self, name: str, type: Tensor, rng: Random) -> Node:
-        if f"value({name})" in self.guard or f"is_constant({name})" in self.guard:
+        if asks_for_number(self.guard, name):
             return constant(np.full(type.shape or (), rng.choice(NUMBERS), np.float32))
-        return weight(name, type) if f"is_weight({name})" in self.guard else variable(name, type)
+        return weight(name, type) if asks_for_weight(self.guard, name) else variable(name, type)
 
 
 def _lettered(dim: Dim, axis: int) -> Any:

@@ -14,7 +14,7 @@ from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological, users, variable, weight
 from taso_mirage.meanings.field import Field
-from taso_mirage.operators.expressions import Expr
+from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import Example, get, traits
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
@@ -240,14 +240,14 @@ def _draw_attributes(node: Node, example: Example, names: dict[str, Any], rng: n
 
 
 def _leaf(name: str, operand: Any, guard: str, resize: Mapping[int, int], rng: np.random.Generator, thin: bool) -> Node:
-    if f"value({name})" in guard or f"is_constant({name})" in guard:
+    if asks_for_number(guard, name):
         shape = () if rng.random() < 0.6 else (1,)
         return constant(np.full(shape, NUMBERS[rng.integers(len(NUMBERS))], np.float32))
     if not isinstance(operand, str):
         return constant(np.asarray(operand, np.int64))
     type = _type(operand)
     type = Tensor(type.dtype, tuple(resize.get(int(d), int(d)) for d in type.shape or ()))
-    if f"is_weight({name})" in guard:
+    if asks_for_weight(guard, name):
         return weight(name, _thinned(type, rng) if thin else type)
     return variable(name, _thinned(type, rng) if thin and rng.random() < 0.3 else type)
 

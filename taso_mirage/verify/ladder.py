@@ -11,6 +11,7 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic
 from taso_mirage.ir.terms import LEAVES, Node, topological
+from taso_mirage.operators.expressions import question
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.counterexample import find_counterexample
@@ -119,7 +120,7 @@ def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
         return None
     chosen = weakest(rule.equation, Sample(passing, failing), rule.given, rule.attributes)
     kept = sum(all(c(t.names) for c in chosen) for t in passing) if chosen is not None else 0
-    floats = chosen is not None and all(c.source.startswith("is_float") for c in chosen)
+    floats = chosen is not None and all(question(c.source) == "is_float" for c in chosen)
     return chosen if floats or kept >= KEPT * len(passing) else None
 
 
