@@ -46,6 +46,7 @@ from taso_mirage.search.partition import model_parts  # noqa: E402
 from taso_mirage.search.passes import Context, for_search, pass_order  # noqa: E402
 from taso_mirage.search.rulesets import rules  # noqa: E402
 from taso_mirage.search.search import Budget, directions  # noqa: E402
+from taso_mirage.targets.machine import cores  # noqa: E402
 
 NAMES = ("bert", "resnet50", "llama_decode", "vit", "inception_v3")
 
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, help="a folder that keeps the e-graphs")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    path = options.output or ROOT / "bench" / "results" / f"extraction-cpu{runtime.cores()}.json"
+    path = options.output or ROOT / "bench" / "results" / f"extraction-cpu{cores()}.json"
     versions = {"taso-mirage": __version__, "scipy": scipy.__version__}
     rows = Rows(path, {"bench": "extraction", "device": runtime.device(), "versions": versions, "unit": "s"})
     for name in options.names:

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import onnxruntime  # noqa: F401 (imported once)
 
-import taso_mirage.measure.child
-import taso_mirage.measure.session
 from taso_mirage.cli import commands
-from taso_mirage.fuse import optimized  # noqa: F401
+from taso_mirage.measure import session
+from taso_mirage.pipeline import stages  # noqa: F401
 from taso_mirage.verify import proofs  # noqa: F401
 
 MOST = 500
@@ -61,7 +60,7 @@ def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -
 
 def main(folder: Path, error: int, lasts: int, command: list[str]) -> None:
     # The runtime works in this process: no other one is started for each run.
-    taso_mirage.optimize.session.in_child = lambda function, *args: function(*args)
+    session.in_child = lambda function, *args: function(*args)
     (folder / "cache").mkdir()
     for call in range(MOST):  # the first without a fault; it fills the cache that the others begin with
         work = folder / "run" / "work"

@@ -74,7 +74,7 @@ def test_the_stage_keeps_the_fused_operator_where_no_kernel_is_faster(monkeypatc
         seen.append(counted(made))
         return on_the_cpu(made)
 
-    monkeypatch.setattr(stage.runtime, "opened", opened)
+    monkeypatch.setattr(stage.runtime, "open_in_child", opened)
     quick(monkeypatch, gain=0.9)
     again = fused(replace(result, model=whole), Config(budget=20.0, seconds=0.0), "search")
     assert seen[0]["packed_attention"] == 1

@@ -64,7 +64,7 @@ def failing(content: bytes) -> bytes:
 def test_a_wrong_or_failing_peer_has_a_note_and_no_session(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (ROOT / "models" / "mini_transformer.onnx").read_bytes()
     model = bench.from_ir(ir.from_proto(onnx.load_from_string(content)))
-    prepared = list(bench.cases(model, bench.runtime.Session(content), {}))
+    prepared = list(bench.check_cases(model, bench.runtime.Session(content), {}))
     monkeypatch.setattr(bench, "PEERS", {"same": lambda c: c, "wrong": doubled, "failing": failing})
     notes: list[str] = []
     assert list(bench.peers(content, model, prepared, notes)) == ["same"]

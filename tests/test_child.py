@@ -178,7 +178,7 @@ def test_what_is_no_longer_used_is_let_go() -> None:
     del session
     Session(small())  # the next call tells the child
     with pytest.raises(KeyError):
-        child().call(children.importlib.import_module("taso_mirage.measure.native").run, number, {})
+        child().call(children.importlib.import_module("taso_mirage.measure.native").run_prepared, number, {})
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Elsewhere(Here):
     def __init__(self, seconds: dict[str, float], kernels: dict[str, int], *states: Sequence[float]) -> None:
         super().__init__()
         self.states = iter(states)
-        self.tables: dict[str, Any] = {"seconds": seconds, "kernels": kernels}
+        self.tables: dict[str, Any] = {"operator_seconds": seconds, "counted_nodes": kernels}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.calls.append(fn.__name__)
@@ -69,7 +69,7 @@ class Elsewhere(Here):
         elif fn.__name__ == "in_turn":
             done.set_result(list(next(self.states)))
         else:
-            copies = len(onnx.load_from_string(args[0]).graph.output) if fn.__name__ == "seconds" else 1
+            copies = len(onnx.load_from_string(args[0]).graph.output) if fn.__name__ == "operator_seconds" else 1
             done.set_result(self.tables[fn.__name__]["+".join(_operators(args[0]))] * copies)
         return done
 
@@ -211,7 +211,7 @@ def test_of_a_large_weight_few_numbers_are_drawn(rows: int, distinct: int) -> No
 def test_every_measurement_goes_through_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = {"Relu": 1, "Tanh": 1, "Relu+Tanh": 2}
     where = Elsewhere({"Relu": 2e-6, "Tanh": 3e-6}, kernels, [2.0, 1.0])
-    for name in ("seconds", "kernels", "in_turn", "device_key"):
+    for name in ("operator_seconds", "counted_nodes", "in_turn", "device_key"):
         monkeypatch.setattr(measure, name, _named(name))
     cost = weighted(where)
     outputs = (term("relu", term("tanh", x(4, 4))),)
@@ -280,7 +280,7 @@ def test_terms_and_changes_are_measured_by_the_workers_of_a_scheduler(
         listed = explained(changed, config, lambda stage, done, total: None)
         with distributed.Client(cluster) as client:
             tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-    assert {"seconds", "kernels", "device_key", "in_turn"} <= set(tasks)
+    assert {"operator_seconds", "counted_nodes", "device_key", "in_turn"} <= set(tasks)
     assert [each.measured is not None for each in listed] == [True]
     assert all(d.passed for d in result.differences)
 

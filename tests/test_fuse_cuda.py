@@ -344,7 +344,7 @@ def test_the_quickest_program_is_taken_with_its_schedules(monkeypatch: pytest.Mo
         seen.append(program)
         return 1.0 if isinstance(check, Right) and program.launches[0].schedule.warps == 2 else 2.0
 
-    monkeypatch.setattr(cuda.tune, "gpu", lambda: "a stand-in for an H100")
+    monkeypatch.setattr(cuda.tune, "gpu_and_versions", lambda: "a stand-in for an H100")
     monkeypatch.setattr(cuda.tune._Bench, "_compiled", lambda self, programs, which: which)
     monkeypatch.setattr(cuda.tune, "input_sets", lambda program: [[None]])
     monkeypatch.setattr(cuda.tune, "_seconds", seconds)
@@ -391,7 +391,7 @@ def test_without_any_form_in_triton_there_is_no_kernel(monkeypatch: pytest.Monke
 
 def test_the_gpu_that_is_there_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "gpu", lambda: Gpu("NVIDIA A100", 80, 108, 163 * 1024, 1.555e12))
-    monkeypatch.setattr(cuda.tune, "gpu", lambda: "NVIDIA A100")
+    monkeypatch.setattr(cuda.tune, "gpu_and_versions", lambda: "NVIDIA A100")
     found = lowering.here("cuda")
     assert (found.key, found.device.processors, found.device.shared) == ("NVIDIA A100", 108, 163 * 1024)
     assert found.device.bandwidth == pytest.approx(1.39e12, rel=0.01)

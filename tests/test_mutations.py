@@ -97,10 +97,10 @@ def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
     wanted, got = (open_in_child(m).run(inputs)[0] for m in (result.original, result.model))
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     listed = explained(result, CONFIG, lambda stage, done, total: None)
-    lines = list(as_lines(listed, result.mutations.by_name))
+    lines = list(as_lines(listed, result))
     assert any("corrected (#)" in line for line in lines)
     assert any("random field trials" in line for line in lines)
-    assert any(taken[0].region == e["right without correction"] for c in explanation_data(listed, result.mutations.by_name)
+    assert any(taken[0].region == e["right without correction"] for c in explanation_data(listed, result)
                for e in c["equations"] if "right without correction" in e)  # fmt: skip
     assert taken[0].region.splitlines()[0] in page(result, listed, Path("m.onnx"), [], [], {})
 

@@ -593,7 +593,7 @@ def test_verify_says_the_same_with_any_number_of_workers(folder: Path) -> None:
 def test_generate_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken: list[Any] = []
     fake = types.ModuleType("pipeline")
-    monkeypatch.setattr(fake, "Options", lambda *args: args, raising=False)
+    monkeypatch.setattr(fake, "GenerateOptions", lambda *args: args, raising=False)
     monkeypatch.setattr(fake, "generate", taken.append, raising=False)
     monkeypatch.setitem(sys.modules, "taso_mirage.generate.pipeline", fake)
     monkeypatch.setattr("taso_mirage.generate.pipeline", fake, raising=False)

@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 
 app.add_typer(substitutions.app, name="substitutions")
-app.command()(cli_kernels.kernels_command)
-app.command()(partial.mutants_command)
+app.command("kernels")(cli_kernels.kernels_command)
+app.command("mutants")(partial.mutants_command)
 app.command()(plugin.export_plugin)
 app.command()(verify.verify)
 
