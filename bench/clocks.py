@@ -3,7 +3,8 @@
     python bench/clocks.py [NAME ...] [--models DIR] [--seconds 6]
 
 Prints and writes bench/results/clocks-cpuN.json: lower quartiles in microseconds and the quartiles of the ratio of both sessions round
-by round, which would all be 1 on a machine without noise. ONNX Runtime's threads spin for a while after a run.
+by round, which would all be 1 on a machine without noise. ONNX Runtime's threads spin for a while after a run. `child` compares runs in
+the process of its own, where the optimizer takes its times, with runs in this one: what the way there adds.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.ir.model import random_inputs  # noqa: E402
+from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
-from taso_mirage.onnx_io import from_ir  # noqa: E402
+from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
+from taso_mirage.targets.protocol import Arrays  # noqa: E402
 
 
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -40,12 +43,25 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     for kind, pause in (("without", 0.0), ("with", runtime.SPINNING)):
         runtime.SPINNING = pause
         first, second = (np.asarray(t) for t in runtime.interleaved(sessions, inputs, options.seconds))
-        found[kind] = {
-            "us": [round(float(np.percentile(t, 25)) * 1e6, 1) for t in (first, second)],
-            "ratio_quartiles": np.percentile(first / second, (25, 50, 75)).round(3).tolist(),
-            "rounds": len(first),
-        }
-    return found
+        found[kind] = compared(first, second)
+    return found | {"child": beside(model, inputs, options.seconds)}
+
+
+def beside(model: Model, inputs: Arrays, seconds: float) -> dict[str, Any]:
+    """The same runs in the process of its own, where the optimizer takes its times, and in this one, turn by turn."""
+    here = CPU.open(serialize(model, source=True), False, False, {})
+    both = [runtime.open_in_child(model, CPU, source=True), here]
+    first, second = (np.asarray(t) for t in runtime.interleaved(both, inputs, seconds))
+    return compared(first, second)
+
+
+def compared(first: NDArray[np.float64], second: NDArray[np.float64]) -> dict[str, Any]:
+    """Lower quartiles of both, and the quartiles of their ratio round by round."""
+    return {
+        "us": [round(float(np.percentile(t, 25)) * 1e6, 1) for t in (first, second)],
+        "ratio_quartiles": np.percentile(first / second, (25, 50, 75)).round(3).tolist(),
+        "rounds": len(first),
+    }
 
 
 def main() -> None:
