@@ -36,6 +36,12 @@ _SESSIONS: dict[int, RuntimeSession] = {}
 _RUNS: dict[int, Callable[[], float]] = {}
 
 
+def device_key(target: Target, options: bool = True) -> str:
+    """The device, options and versions that a measurement on this machine holds for."""
+    said = "".join(f" {name}={value}" for name, value in target.options) if options else ""
+    return f"{target.name}{said} | {target.machine} | {target.runtime}"
+
+
 def open_session(source: bytes | str, target: Target, alone: bool, library: bool, apart: Arrays) -> tuple[int, bool]:
     """The number of a new session, and whether it captures CUDA graphs."""
     session, number = target.open(source, alone, library, apart), next(_NUMBERS)

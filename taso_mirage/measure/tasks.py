@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from taso_mirage.ir.terms import Graph, Tensor, variable
-from taso_mirage.measure.native import SETTLED, Arrays
+from taso_mirage.measure.native import SETTLED, Arrays, device_key
 from taso_mirage.measure.session import Session, pause_between
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io import serialize
@@ -17,6 +17,7 @@ from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get
 from taso_mirage.targets.protocol import RuntimeSession
 
+__all__ = ["counted_nodes", "device_key", "in_turn", "operator_seconds", "overhead", "random_feed"]
 CHAIN = 20
 LEAST, MOST, SECONDS = 7, 200, 0.02
 """Runs of one measurement: at least (but for long ones), at most, and how long."""
@@ -59,12 +60,6 @@ def overhead(target: Target) -> float:
         chain = get("tanh").term(chain)
     alone, many = (_quiet(_runner(serialize(standalone(Graph((x,), (o,)), {"": 17})), target, 1)) for o in (one, chain))
     return alone - max(many - alone, 0.0) / CHAIN
-
-
-def device_key(target: Target, options: bool = True) -> str:
-    """The device, options and versions that a measurement on this machine holds for."""
-    said = "".join(f" {name}={value}" for name, value in target.options) if options else ""
-    return f"{target.name}{said} | {target.machine} | {target.runtime}"
 
 
 def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from taso_mirage.ir.terms import Node, Tensor
-from taso_mirage.measure import tasks
+from taso_mirage.measure import native, tasks
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.measure.session import Session
@@ -30,9 +30,8 @@ class Available:
 
     @cached_property
     def _device(self) -> str:
-        return str(
-            in_child(tasks.device_key, self.context.target, False)
-        )  # options choose among kernels that are there
+        """Without the target's options, which choose among kernels that are there."""
+        return str(in_child(native.device_key, self.context.target, False))
 
     def _keys(self, node: Node) -> tuple[str, ...]:
         """By what is asked, the narrowest first: what is there by one of these is there. Convolutions with channels last are so many
