@@ -69,7 +69,7 @@ def test_saturation_has_certificates_too(tmp_path: Path) -> None:
     assert set(followed(made(MODEL, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
 
 
-LARGE = ("light_vgg19", "light_zfnet512", "light_alexnet", "light_inception_v2", "light_densenet121")
+LARGE = ("light_vgg19", "light_zfnet512", "light_alexnet")
 EVERY = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NAMES]
 
 

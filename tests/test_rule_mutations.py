@@ -14,16 +14,14 @@ from taso_mirage.rewriting.text import laws, show_equation
 SAMPLE = 200
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_mutants_are_many_different_and_the_same_again(count: int) -> None:
-    found = list(mutants(count=count))
-    assert len(found) == count
-    assert len({(show_equation(r.equation), r.given) for r, _ in found}) == count
-    again = [(r.name, show_equation(r.equation)) for r, _ in islice(mutants(count=count), 50)]
+def test_mutants_are_many_different_and_the_same_again() -> None:
+    found = list(mutants(count=2000))
+    assert len(found) == 2000
+    assert len({(show_equation(r.equation), r.given) for r, _ in found}) == 2000
+    again = [(r.name, show_equation(r.equation)) for r, _ in islice(mutants(count=2000), 50)]
     assert again == [(r.name, show_equation(r.equation)) for r, _ in found[:50]]
     kinds = ("exchanged", "left out", "axis", "negated", "is 1", "perm", " is min ", " is sub ", "operand y is x")
-    missing = {kind for kind in kinds if not any(kind in description for _, description in found)}
-    assert len(missing) <= (3 if count < 2000 else 0)
+    assert all(any(kind in description for _, description in found) for kind in kinds)
 
 
 def test_mutants_are_of_all_rules_and_laws() -> None:
