@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from taso_mirage import api
 from taso_mirage.api import Options, optimize
 from taso_mirage.cli import commands
-from taso_mirage.errors import InvalidModel, InvalidOption
+from taso_mirage.errors import CheckFailed, InvalidModel, InvalidOption
 from taso_mirage.onnx_io.files import from_memory as read
 from taso_mirage.pipeline.stage import Job, Kept, Stage
 from taso_mirage.pipeline.stage import run as run_stages
@@ -107,7 +107,16 @@ def test_the_result_has_changes_times_evidence_and_notes(tmp_path: Path) -> None
     assert set(result.seconds) >= {stage.name for stage in SEARCH}
 
 
-def test_a_failed_check_is_a_warning() -> None:
+def test_a_failed_check_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, result = optimize(twice(), return_result=True, **QUICK)
+    failed = replace(result, failure=CheckFailed("the check failed: the rewrite 'x' is left out"))
+    monkeypatch.setattr(api, "_run", lambda *_: failed)
+    with pytest.warns(UserWarning, match="the rewrite 'x' is left out"):
+        assert optimize(twice(), **QUICK) == model
+    assert optimize(twice(), return_result=True, **QUICK)[1].failure is failed.failure
+
+
+def test_no_rule_is_taken_on_trust() -> None:
     wrong = parse_equation("relu(relu(x)) == neg(x)", name="wrong.0", evidence="taken on trust")
     _, result = optimize(twice(), return_result=True, rules=RuleSet((wrong,)), **QUICK)
     assert not result.changed, "a rule that has no proof does not apply, whatever it says of itself"
