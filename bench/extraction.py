@@ -133,7 +133,9 @@ def main() -> None:
     parser.add_argument("--budgets", default="4,30", help="seconds of a saturation, separated by commas")
     parser.add_argument("--parts", type=int, default=3, help="so many parts of a model, at most")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds of one extraction, at most")
-    parser.add_argument("--graphs", type=Path, help="a folder that keeps the e-graphs")
+    parser.add_argument(
+        "--graphs", type=Path, help="a folder of your own that keeps the e-graphs (pickles: never read a stranger's)"
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     path = options.output or ROOT / "bench" / "results" / f"extraction-cpu{cores()}.json"
