@@ -41,8 +41,9 @@ from taso_mirage.meanings.reals import Reals
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.expressions import names_in_expression as free_names
 from taso_mirage.operators.ops import get, interpret_term
-from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_type
 
 Array = np.ndarray[Any, Any]

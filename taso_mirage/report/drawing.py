@@ -14,8 +14,9 @@ from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
-from taso_mirage.rewriting.equation import REST, instantiate
+from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule
+from taso_mirage.rewriting.patterns import REST
 
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 LETTER = 7.3

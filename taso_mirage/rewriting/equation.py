@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological
 from taso_mirage.operators.exactness import differs, truncates
-from taso_mirage.operators.expressions import Expr, is_weight, replaced, uniform_value
+from taso_mirage.operators.expressions import Expr, is_weight, replaced
 from taso_mirage.operators.ops import get
-from taso_mirage.rewriting import reversal
+from taso_mirage.rewriting import patterns, reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
-
-REST = reversal.REST_KEY
+from taso_mirage.rewriting.patterns import REST, MatchReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,156 +100,42 @@ class Equation:
         return tuple(n for n in self.rhs if n.op not in ("input", "splat"))
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    operands: dict[str, Node]
-    attributes: dict[str, Any]
-    later: tuple[tuple[Expr, Any], ...] = ()
-
-
 def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | NoMatch:
     """The first match with `node` as the first output, or the reason why there is none."""
-    reason = [f"{node.op} is not {equation.roots[0]}"]
+    reason = MatchReason(f"{node.op} is not {equation.roots[0]}")
     for found in matches(equation, node, users, reason):
         return found
-    return NoMatch(reason[0])
+    return NoMatch(reason.text)
 
 
 def matches(
     equation: Equation,
     node: Node,
     users: Mapping[Node, list[Node]] | None = None,
-    why: _Reason = None,
+    why: MatchReason | None = None,
 ) -> Iterator[Match]:
     """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
-    first, *others = equation.lhs.outputs
-    for state in _match(first, node, _State({}, {}), why):
-        for outputs, full in _match_others(others, (node,), state, users or {}, why):
-            if _holds(equation, full, why):
-                yield Match(outputs, full.operands, full.attributes)
+    for found in patterns.found_at(equation.lhs.outputs, node, patterns.Terms(users or {}), why=why):
+        if _holds(equation, found.bindings, why):
+            yield Match(found.outputs, found.bindings.operands, found.bindings.attributes)
 
 
-def _match_others(
-    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: _Reason
-) -> Iterator[tuple[tuple[Node, ...], _State]]:
-    if not patterns:
-        yield outputs, state
-        return
-    pattern, *others = patterns
-    for candidate in _candidates(pattern, state, users):
-        if candidate in outputs:
-            continue
-        for found in _match(pattern, candidate, state, why):
-            yield from _match_others(others, (*outputs, candidate), found, users, why)
-
-
-def _candidates(pattern: Node, state: _State, users: Mapping[Node, list[Node]]) -> list[Node]:
-    """The terms that could be `pattern`: climb from a variable that is already bound."""
-    path = _path_to_bound(pattern, state)
-    if path is None:
-        return []
-    found = [state.operands[path[0].attr("name")]]
-    for step in path[1:]:
-        found = [u for n in found for u in users.get(n, ()) if u.op == step.op]
-    return list(dict.fromkeys(found))
-
-
-def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
-    if pattern.op == "input":
-        return [pattern] if pattern.attr("name") in state.operands else None
-    for arg in pattern.args:
-        path = _path_to_bound(arg, state)
-        if path is not None:
-            return [*path, pattern]
-    return None
-
-
-_Reason: TypeAlias = list[str] | None
-"""Where the reason of a failure is kept, if it is asked for."""
-
-
-def _note(why: _Reason, reason: str, *values: Any) -> None:
-    """Keep the reason that came furthest: a guard that failed says more than an operator that differs."""
-    if why is not None and not why[0].startswith("the guard"):
-        _overrule(why, reason, *values)
-
-
-def _overrule(why: _Reason, reason: str, *values: Any) -> None:
-    if why is not None:
-        why[0] = reason.format(*values)
-
-
-def _match(pattern: Node, node: Node, state: _State, why: _Reason) -> Iterator[_State]:
-    if pattern.op == "input":
-        name = pattern.attr("name")
-        bound = state.operands.get(name)
-        if node is ABSENT:  # equations are proved with the operand there
-            _note(why, "{} stands for an operand, which is absent", name)
-        elif bound is None:
-            yield _State({**state.operands, name: node}, state.attributes, state.later)
-        elif bound is node:
-            yield state
-        else:
-            _note(why, "{} stands for two different terms", name)
-        return
-    if pattern.op == "splat":
-        if uniform_value(node) == pattern.attr("value"):
-            yield state
-        else:
-            _note(why, "{} is not the constant {}", node.op, pattern.attr("value"))
-        return
-    if node.op != pattern.op or len(node.args) != len(pattern.args):
-        _note(why, "{} with {} operands is not {} with {}", node.op, len(node.args), pattern.op, len(pattern.args))
-        return
-    started = _match_attributes(pattern, node, state, why)
-    if started is None:
-        return
-    yield from _match_args(pattern.args, node.args, started, why)
-    if len(node.args) == 2 and node.args[0] is not node.args[1] and get(node.op).commutative:
-        yield from _match_args(pattern.args, node.args[::-1], started, why)
-
-
-def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: _Reason) -> Iterator[_State]:
-    if not patterns:
-        yield state
-        return
-    for found in _match(patterns[0], args[0], state, why):
-        yield from _match_args(patterns[1:], args[1:], found, why)
-
-
-def _match_attributes(pattern: Node, node: Node, state: _State, why: _Reason) -> _State | None:
-    if not pattern.attrs:
-        return state
-    attributes, later = dict(state.attributes), list(state.later)
-    actual = dict(node.attrs)
-    for key, wanted in pattern.attrs:
-        value: Any = tuple(sorted(actual.items())) if key == REST else actual.pop(key)
-        name = wanted.name if isinstance(wanted, Expr) else None
-        if isinstance(wanted, Expr) and name is None:
-            later.append((wanted, value))
-        elif name is None and wanted != value:
-            _note(why, "{} has {}={}, not {}", node.op, key, value, wanted)
-            return None
-        elif name is not None and attributes.setdefault(name, value) != value:
-            _note(why, "{} has {}={}, where {} is {}", node.op, key, value, name, attributes[name])
-            return None
-    return _State(state.operands, attributes, tuple(later))
-
-
-def _holds(equation: Equation, state: _State, why: _Reason) -> bool:
-    names = {**state.attributes, **state.operands}
+def _holds(equation: Equation, found: patterns.Bindings[Node], why: MatchReason | None) -> bool:
+    names = {**found.attributes, **found.operands}
+    reason = ""
     try:
-        for expression, value in state.later:
+        for expression, value in found.later:
             if expression(names) != value:
-                _overrule(why, "{} is {}, not {}", expression.source, expression(names), value)
-                return False
-        if equation.where is not None and not equation.where(names):
-            _overrule(why, "the guard does not hold: {}", equation.where.source)
-            return False
+                reason = f"{expression.source} is {expression(names)}, not {value}"
+                break
+        else:
+            if equation.where is not None and not equation.where(names):
+                reason = f"the guard does not hold: {equation.where.source}"
     except (Undecidable, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        _overrule(why, "the guard cannot be decided: {}", error)
-        return False
-    return True
+        reason = f"the guard cannot be decided: {error}"
+    if reason and why is not None:
+        why.overrule(reason)
+    return not reason
 
 
 def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
@@ -313,7 +198,7 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
 
 def resembles(pattern: Node, node: Node) -> bool:
     """Whether a pattern matches, without computed attributes and guards."""
-    return next(_match(pattern, node, _State({}, {}), None), None) is not None
+    return next(patterns.found_at((pattern,), node, patterns.Terms({})), None) is not None
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:

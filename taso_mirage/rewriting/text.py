@@ -15,7 +15,8 @@ from taso_mirage.ir.dims import Dim, Symbolic, parse_dim
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr
 from taso_mirage.operators.ops import Op, get, load_specs
-from taso_mirage.rewriting.equation import REST, Equation
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.patterns import REST
 
 # ---------------------------------------------------------------- graphs
 

@@ -65,6 +65,14 @@ class EGraph:
         for name in by_op if op is None else (op,):
             yield from by_op.get(name, ())
 
+    def forms(self, of: int, op: str) -> Iterator[tuple[Attributes, tuple[int, ...]]]:
+        """The attributes and operands of a class's e-nodes of one operator, for matching patterns."""
+        return ((attrs, args) for _, attrs, args, _ in self.members(of, op))
+
+    def built(self, of: int, op: str, attrs: Attributes, args: tuple[Node, ...]) -> Node:
+        """The term of an e-node of a class, over terms of the classes of its operands."""
+        return Node(op, args, attrs, self._best[of].type)
+
     def operators(self, of: int) -> list[str]:
         """The operators of the e-nodes of a class."""
         return [op for op, keys in self._members[of].items() if keys]

@@ -13,10 +13,10 @@ from taso_mirage.ir.terms import Graph, Node, topological, users
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.index import Application, Keep, Rules
+from taso_mirage.rewriting.patterns import found_at
 from taso_mirage.search.bounds import Option
 from taso_mirage.search.cost import Cost
 from taso_mirage.search.egraph import EGraph, ENode
-from taso_mirage.search.ematch import ematches
 from taso_mirage.search.extract import ChosenOptions, Extraction, extract
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.search import BestState, Budget, SearchState, StateRewrite, finalists_of, search_part
@@ -241,7 +241,7 @@ class _Growth:
         for of in classes:
             if stop():
                 return
-            for place in ematches(rule.equation, self.graph, of, partial(self._apart, rule)):
+            for place in found_at(rule.equation.lhs.outputs, of, self.graph, partial(self._apart, rule)):
                 if place.outputs not in rule.seen and place.outputs not in met:
                     met.add(place.outputs)
                     yield place.outputs

@@ -13,7 +13,7 @@ from taso_mirage.ir.dims import dim_product
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.ops import Op, get
-from taso_mirage.rewriting.equation import REST
+from taso_mirage.rewriting.patterns import REST
 
 REGROUPED = "regrouped"
 """The domain of a shape of as many elements as the operand has."""

@@ -18,7 +18,8 @@ from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_we
 from taso_mirage.operators.ops import Example, get, traits
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
-from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply_equation, instantiate, match
+from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, instantiate, match
+from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_type
 from taso_mirage.verify.attributes import REGROUPED
 from taso_mirage.verify.draws import NUMBERS, EquationDraws, VariableTypes

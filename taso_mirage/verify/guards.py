@@ -12,7 +12,8 @@ from taso_mirage.ir.terms import Graph, Node, topological, variable
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.prove.counterexample import Counterexample, find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, Refuted
-from taso_mirage.rewriting.equation import REST, Equation
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.patterns import REST
 from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings, verdicts
 
