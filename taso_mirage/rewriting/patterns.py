@@ -1,7 +1,7 @@
 """Matching patterns: in terms, where each place has one form, and in e-graphs, where a class has many.
 
 The same search serves both (egg's e-matching, Willsey et al., POPL'21, section 4, is the general
-one). A `Space` says what a place is.
+one). A `PatternSpace` says what a place is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Place = TypeVar("Place", bound=Hashable)
 """A term, or an e-class."""
 
 
-class Space(Protocol[Place]):
+class PatternSpace(Protocol[Place]):
     """Where patterns are looked for."""
 
     def best(self, place: Place) -> Node:
@@ -71,7 +71,7 @@ _Reason: TypeAlias = MatchReason | None
 
 
 @dataclass(frozen=True, slots=True)
-class Joint(Generic[Place]):
+class JointMatch(Generic[Place]):
     """Where all outputs of a pattern were found."""
 
     outputs: tuple[Node, ...]
@@ -82,10 +82,10 @@ class Joint(Generic[Place]):
 def found_at(
     outputs: tuple[Node, ...],
     place: Place,
-    space: Space[Place],
+    space: PatternSpace[Place],
     apart: Callable[[tuple[Place, ...]], bool] = lambda places: True,
     why: _Reason = None,
-) -> Iterator[Joint[Place]]:
+) -> Iterator[JointMatch[Place]]:
     """Where patterns match with the first at a place; guards and computed attributes are not looked at.
 
     The others are found by climbing from an operand that they share, at places of which `apart`
@@ -94,16 +94,16 @@ def found_at(
     start: Bindings[Place] = Bindings({}, {})
     first, *others = outputs
     for root, bindings in _matched(first, place, space, start, why):
-        yield from _joined(others, space, Joint((root,), (place,), bindings), apart, why)
+        yield from _joined(others, space, JointMatch((root,), (place,), bindings), apart, why)
 
 
 def _joined(
     patterns: list[Node],
-    space: Space[Place],
-    found: Joint[Place],
+    space: PatternSpace[Place],
+    found: JointMatch[Place],
     apart: Callable[[tuple[Place, ...]], bool],
     why: _Reason,
-) -> Iterator[Joint[Place]]:
+) -> Iterator[JointMatch[Place]]:
     if not patterns:
         yield found
         return
@@ -113,11 +113,11 @@ def _joined(
             continue
         for root, bindings in _matched(pattern, place, space, found.bindings, why):
             if root not in found.outputs:
-                more = Joint((*found.outputs, root), (*found.places, place), bindings)
+                more = JointMatch((*found.outputs, root), (*found.places, place), bindings)
                 yield from _joined(rest, space, more, apart, why)
 
 
-def _climbed(pattern: Node, space: Space[Place], bindings: Bindings[Place]) -> Iterable[Place]:
+def _climbed(pattern: Node, space: PatternSpace[Place], bindings: Bindings[Place]) -> Iterable[Place]:
     """The places where a pattern could be found, above one of its variables that is bound."""
     path = _path_to_bound(pattern, bindings)
     if not path:
@@ -139,7 +139,7 @@ def _path_to_bound(pattern: Node, bindings: Bindings[Place]) -> list[Node]:
 
 
 def _matched(
-    pattern: Node, place: Place, space: Space[Place], known: Bindings[Place], why: _Reason
+    pattern: Node, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: _Reason
 ) -> Iterator[tuple[Node, Bindings[Place]]]:
     """The terms at a place that look like a pattern, with what its names stand for."""
     if pattern.op == "input":
@@ -173,7 +173,7 @@ def _matched(
 
 
 def _bound(
-    name: str, place: Place, space: Space[Place], known: Bindings[Place], why: _Reason
+    name: str, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: _Reason
 ) -> Bindings[Place] | None:
     before = known.operands.get(name)
     if space.best(place) is ABSENT:  # equations are proved with the operand there
@@ -189,7 +189,11 @@ def _bound(
 
 
 def _operands(
-    patterns: tuple[Node, ...], places: tuple[Place, ...], space: Space[Place], known: Bindings[Place], why: _Reason
+    patterns: tuple[Node, ...],
+    places: tuple[Place, ...],
+    space: PatternSpace[Place],
+    known: Bindings[Place],
+    why: _Reason,
 ) -> Iterator[tuple[tuple[Node, ...], Bindings[Place]]]:
     if not patterns:
         yield (), known
