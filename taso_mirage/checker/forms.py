@@ -17,7 +17,9 @@ STEPS, LENGTH, BITS = 12_000, 100_000, 4096  # limits: terms multiplied, charact
 FLOATS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 INTS = [f"{sign}int{n}" for sign in ("u", "") for n in (8, 16, 32, 64)]
 Atom: TypeAlias = tuple[Any, ...]  # a kind and its parts; ("var", (height, number), extent) runs over 0 <= var < extent
-Powers: TypeAlias = frozenset[tuple[Atom, Fraction]]
+Number: TypeAlias = int | Fraction
+"""Exact. Whole numbers are ints, which are faster: see `number`."""
+Powers: TypeAlias = frozenset[tuple[Atom, Number]]
 Bound: TypeAlias = frozenset[Atom]
 Term: TypeAlias = tuple[Bound, Powers]
 
@@ -58,43 +60,52 @@ def spend(steps: int = 1) -> None:
     need(WORK.get().steps >= 0, "the equation is too large for this checker")
 
 
+def number(x: Number) -> Number:
+    """The same number as an int if it is whole."""
+    return int(x) if x.denominator == 1 else x
+
+
+def ratio(a: Number, b: Number) -> Number:
+    return number(Fraction(a) / b)
+
+
 # ---------------------------------------------------------------- polynomials
 @dataclass(frozen=True)
 class Poly:
     """Terms and their coefficients."""
 
-    terms: frozenset[tuple[Term, Fraction]]
+    terms: frozenset[tuple[Term, Number]]
 
-    def __add__(self, other: Poly | int | Fraction) -> Poly:
+    def __add__(self, other: Poly | Number) -> Poly:
         return collected([*self.terms, *poly(other).terms])
 
-    def __mul__(self, other: Poly | int | Fraction) -> Poly:
+    def __mul__(self, other: Poly | Number) -> Poly:
         return collected(m for t, a in self.terms for u, b in poly(other).terms for m in times(t, u, a * b))
 
     def __neg__(self) -> Poly:
         return self * -1
 
-    def __sub__(self, other: Poly | int | Fraction) -> Poly:
+    def __sub__(self, other: Poly | Number) -> Poly:
         return self + poly(other) * -1
 
-    def __pow__(self, e: Fraction | int) -> Poly:
-        (bound, f), c = next(iter(self.terms)) if len(self.terms) == 1 else (UNIT, Fraction(0))
+    def __pow__(self, e: Number) -> Poly:
+        (bound, f), c = next(iter(self.terms)) if len(self.terms) == 1 else (UNIT, 0)
         if e == 1 or (c == 1 and not bound):
             return self if e == 1 else close(bound, [(a, n * e) for a, n in f])
         need(e == int(e) and -64 <= e <= 64, f"a power of {e}")
         return reduce(Poly.__mul__, [self if e > 0 else inverse(self)] * abs(int(e)), ONE)
 
 
-def collected(pairs: Iterable[tuple[Term, Fraction]]) -> Poly:
-    total: dict[Term, Fraction] = {}
+def collected(pairs: Iterable[tuple[Term, Number]]) -> Poly:
+    total: dict[Term, Number] = {}
     for term, c in pairs:
-        total[term] = total.get(term, Fraction(0)) + c
+        total[term] = total.get(term, 0) + c
     need(all(c.numerator.bit_length() + c.denominator.bit_length() < BITS for c in total.values()), "huge numbers")
-    return Poly(frozenset((t, c) for t, c in total.items() if c))
+    return Poly(frozenset([(t, number(c)) for t, c in total.items() if c]))
 
 
-def poly(x: Poly | int | Fraction) -> Poly:
-    return x if isinstance(x, Poly) else Poly(frozenset({(UNIT, Fraction(x))} if x else ()))
+def poly(x: Poly | Number) -> Poly:
+    return x if isinstance(x, Poly) else Poly(frozenset({(UNIT, number(x))} if x else ()))
 
 
 UNIT: Term = (frozenset(), frozenset())
@@ -102,11 +113,11 @@ ZERO, ONE = poly(0), poly(1)
 
 
 def single(t: Term) -> Poly:
-    return Poly(frozenset({(t, Fraction(1))}))
+    return Poly(frozenset({(t, 1)}))
 
 
 def just(*atom: Any) -> Poly:
-    return single((frozenset(), frozenset({(atom, Fraction(1))})))
+    return single((frozenset(), frozenset({(atom, 1)})))
 
 
 def total(ps: Iterable[Poly]) -> Poly:
@@ -122,11 +133,11 @@ def fresh(extent: Poly) -> Atom:
     return ("var", (0, WORK.get().names), extent)
 
 
-def constant(p: Poly) -> Fraction | None:
-    return sum((c for _, c in p.terms), Fraction(0)) if all(t == UNIT for t, _ in p.terms) else None
+def constant(p: Poly) -> Number | None:
+    return sum(c for _, c in p.terms) if all(t == UNIT for t, _ in p.terms) else None
 
 
-def times(t: Term, u: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
+def times(t: Term, u: Term, c: Number) -> Iterable[tuple[Term, Number]]:
     if UNIT in (t, u):
         return [(u if t == UNIT else t, c)]
     (v, f), (w, g) = opened(t), opened(u)
@@ -172,13 +183,13 @@ def atoms(x: Any, kind: str) -> Iterator[Atom]:
 
 
 # ---------------------------------------------------------------- terms: conditions, and bound variables
-def close(bound: Bound, factors: Iterable[tuple[Atom, Fraction]]) -> Poly:
+def close(bound: Bound, factors: Iterable[tuple[Atom, Number]]) -> Poly:
     """The sum of a product over bound variables, in normal form."""
     spend()
-    powers: dict[Atom, Fraction] = {}
+    powers: dict[Atom, Number] = {}
     for a, e in factors:
-        powers[a] = Fraction(1) if boolean(a) else powers.get(a, Fraction(0)) + e
-    powers = {a: e for a, e in powers.items() if e}
+        powers[a] = 1 if boolean(a) else powers.get(a, 0) + e
+    powers = {a: number(e) for a, e in powers.items() if e}
     for c in sorted((a for a in powers if a[0] == "ge"), key=key):
         others = WORK.get().facts | {a[1] for a in powers if a[0] == "ge" and a != c}
         if holds(-c[1] - 1, others):
@@ -204,7 +215,7 @@ def without(v: Atom, bound: Bound, powers: Powers) -> Poly | None:
         at = rest * -slope
         if abs(slope) != 1 or v in variables(rest):
             continue
-        if (("ge", -c[1]), Fraction(1)) in powers:  # v = at
+        if (("ge", -c[1]), 1) in powers:  # v = at
             rest = substituted(single((frozenset(), powers)), {v: at})
             return summed(rest * condition(at) * condition(extent - 1 - at), others)
         start, size = (at, extent - at) if slope == 1 else (ZERO, at + 1)  # v >= at, or v <= at
@@ -227,9 +238,9 @@ def split(v: Atom, x: Any) -> tuple[Poly, Bound] | None:
     return None
 
 
-def linear(p: Poly, v: Atom) -> tuple[Fraction, Poly]:
+def linear(p: Poly, v: Atom) -> tuple[Number, Poly]:
     """p = slope * v + rest"""
-    slope = next((c for (b, f), c in p.terms if not b and f == frozenset({(v, Fraction(1))})), Fraction(0))
+    slope = next((c for (b, f), c in p.terms if not b and f == frozenset({(v, 1)})), 0)
     return slope, p - just(*v) * slope
 
 
@@ -295,7 +306,7 @@ def condition(p: Poly) -> Poly:
     """1 where p >= 0, else 0."""
     need(all(c.denominator == 1 for _, c in p.terms), "an index that is no integer")
     content = math.gcd(*(int(c) for t, c in p.terms if t != UNIT)) or 1
-    p = collected((t, Fraction(math.floor(c / content))) for t, c in p.terms)
+    p = collected((t, c // content) for t, c in p.terms)
     facts = WORK.get().facts
     return ONE if holds(p, facts) else ZERO if holds(-p - 1, facts) else just("ge", p)
 
@@ -306,10 +317,10 @@ def divided(p: Poly, d: Poly) -> Poly | None:
     for (bound, f), c in p.terms:
         powers = dict(f)
         for a, e in below:
-            powers[a] = powers.get(a, Fraction(0)) - e
+            powers[a] = number(powers.get(a, 0) - e)
         if len(d.terms) > 1 or c % n or bound or min(powers.values(), default=0) < 0:
             return ONE if p == d else None
-        found.append(((bound, frozenset((a, e) for a, e in powers.items() if e)), c / n))
+        found.append(((bound, frozenset((a, e) for a, e in powers.items() if e)), ratio(c, n)))
     return collected(found)
 
 
@@ -377,8 +388,8 @@ def inverse(p: Poly) -> Poly:
     def one(q: Poly) -> Poly:
         need(q != ZERO, "a division by zero")
         powers = [{a: e for a, e in f if variables(a).isdisjoint(b)} for (b, f), _ in q.terms]
-        shared = {a: min(e.get(a, Fraction(0)) for e in powers) for a in frozenset[Atom]().union(*powers)}
-        apart = close(frozenset(), [(a, -e) for a, e in shared.items()]) * (1 / min(q.terms, key=key)[1])
+        shared = {a: min(e.get(a, 0) for e in powers) for a in frozenset[Atom]().union(*powers)}
+        apart = close(frozenset(), [(a, -e) for a, e in shared.items()]) * ratio(1, min(q.terms, key=key)[1])
         return apart if q * apart == ONE else apart * just("inv", q * apart)
 
     return lifted(one, p)
@@ -419,7 +430,7 @@ def compared(kind: str, dtype: str, a: Poly, b: Poly) -> Poly:
         lambda d: (
             poly(n < 0 if kind == "lt" else n == 0)
             if (n := constant(d)) is not None
-            else just(kind, d * (1 / max(abs(c) for _, c in d.terms)))
+            else just(kind, d * ratio(1, max(abs(c) for _, c in d.terms)))
         ),
         a - b,
     )
