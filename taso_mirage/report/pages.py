@@ -1,0 +1,29 @@
+"""Pages and pictures: the Jinja2 templates in `templates/`, which escape every value. No other module writes HTML or SVG."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template with values in it. Names in them may be hostile: nothing is marked as safe, so each is escaped."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # imported here: most commands write no page
+
+    return Environment(
+        loader=PackageLoader("taso_mirage.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
