@@ -1,4 +1,7 @@
-"""Names in pages and pictures are text, whatever they are: every place where one enters, and rules for the templates themselves."""
+"""Names in pages and pictures are text, whatever they are.
+
+The tests try every place where a name enters, and read the templates themselves.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ TEMPLATES = sorted((PACKAGE / "report" / "templates").iterdir())
 
 
 def evil(place: str) -> str:
-    """A name that closes what it may stand in, opens what runs, and is a template itself; without `/` it may be a file's."""
+    """A name that closes what it may stand in, opens what runs, and is a template itself."""
     closing = "".join(f"</{tag}>" for tag in ("title", "style", "pre", "text", "svg", "td"))
     return f"""{closing}<script>{place}</script>'"><img src=x onerror='{place}'>{{{{ 7 * 7 }}}}{{% raw %}}&lt;\udcff"""
 

@@ -1,4 +1,7 @@
-"""Rules and graphs as pictures: small layered graphs (Sugiyama's method: layers, order by medians, places), drawn as SVG by templates."""
+"""Rules and graphs as pictures: small layered graphs, which templates write as SVG.
+
+The layout is Sugiyama's: layers, order by medians, places.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +117,10 @@ def draw(rule: Rule) -> str:
 
 
 def draw_graph(graph: Graph) -> Drawing:
-    """A graph of typed terms for a page (`graph.svg`). Its parts have classes, so that a page may colour them: `paper`, `edge`, and
-    the kinds of boxes (`operator`, `ahead`, `operand`, `weight`, `number`, `output`)."""
+    """A graph of typed terms for a page, which has the template `graph.svg` write it.
+
+    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes.
+    """
     return replace(_layout(graph, {node: node.type for node in graph}), x=GAP, y=GAP)
 
 

@@ -1,4 +1,7 @@
-"""The report of an optimization as one self-contained page: no script, no network. `templates/report.html` says how it looks."""
+"""The report of an optimization as one self-contained page: no script, no network.
+
+`templates/report.html` says how it looks, this module what is in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pages and pictures: the Jinja2 templates in `templates/`, which escape every value. No other module writes HTML or SVG."""
+"""Pages and pictures: the Jinja2 templates in `templates/`, which escape every value.
+
+No other module writes HTML or SVG.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,18 @@ if TYPE_CHECKING:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template with values in it. Names in them may be hostile: nothing is marked as safe, so each is escaped."""
+    """A template with values in it.
+
+    Names in them may be hostile. Nothing is marked as safe, so each is escaped; what one template
+    takes from another is markup already.
+    """
     return _environment().get_template(template).render(values)
 
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # imported here: most commands write no page
+    # Imported here, because most commands write no page.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
         loader=PackageLoader("taso_mirage.report"),
