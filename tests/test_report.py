@@ -9,7 +9,6 @@ import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from commandline import one_line, run
+from htmlpage import Page
 from onnx import TensorProto, helper
 
 from taso_mirage.ir.dims import symbol
@@ -33,6 +33,7 @@ from taso_mirage.report.changes import FOLDING, ReportedChange, changes
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, statement
+from taso_mirage.report.pages import rendered
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import parse_equation, show_graph
@@ -255,51 +256,6 @@ def test_a_change_is_measured_at_the_sizes_of_the_model() -> None:
 # ---------------------------------------------------------------- the page
 
 
-class Page(HTMLParser):
-    """Tags that do not close, ids, links, and what would leave the page."""
-
-    VOID = frozenset({"meta", "br"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-        assert len(set(self.ids)) == len(self.ids)
-        assert {link[1:] for link in self.links} <= set(self.ids)
-        assert not {"script", "link", "img", "iframe", "object", "base"} & set(self.tags)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on")
-            assert name not in ("src", "srcset", "xlink:href", "action")
-            if name == "id":
-                self.ids.append(value or "")
-            if name == "href":
-                assert value is not None
-                assert value.startswith("#")
-                self.links.append(value)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
 def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any], Path]) -> None:
     found, path = written
     content = path.read_text()
@@ -395,12 +351,13 @@ def test_the_report_is_refused_before_the_work(tmp_path: Path) -> None:
 
 def test_graphs_are_drawn_for_a_page() -> None:
     a = variable("<x>", Tensor("float32", (2, 3)))
-    text = draw_graph(Graph((a,), (term("add", term("relu", a), w(3)),)), 'the "label"')
+    drawing = draw_graph(Graph((a,), (term("add", term("relu", a), w(3)),)))
+    text = rendered("graph.svg", drawing=drawing, label='the "label"')
     assert "xmlns" not in text
     assert "<marker" not in text
     assert "&lt;x&gt; [2, 3]" in text
     assert "w [3]" in text
-    assert 'aria-label="the &quot;label&quot;"' in text
+    assert 'aria-label="the &#34;label&#34;"' in text
     for kind in ("operator", "operand", "weight", "output"):
         assert f'class="{kind}"' in text
 

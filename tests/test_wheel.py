@@ -86,8 +86,10 @@ def files(folder: str) -> set[str]:
 def test_installed_copy_optimizes_a_model(installed: Path, tmp_path: Path) -> None:
     written = tmp_path / "mini.onnx"
     original = ROOT / "models" / "mini_transformer.onnx"
-    shown = run(installed, tmp_path, "optimize", original, "--no-measure", "--budget", 5, "-o", written)
+    outputs = ("-o", written, "--report", tmp_path / "page.html")
+    shown = run(installed, tmp_path, "optimize", original, "--no-measure", "--budget", 5, *outputs)
     assert "applied substitutions" in shown
+    assert "<h2>Equations</h2>" in (tmp_path / "page.html").read_text()
     onnx.checker.check_model(written, full_check=True)
     assert len(onnx.load(written).graph.node) < len(onnx.load(original).graph.node)
 

@@ -420,7 +420,7 @@ def compared(kind: str, dtype: str, a: Poly, b: Poly) -> Poly:
     """Whether a < b ("lt") or a = b ("eq"). No sum of few indices and sizes leaves 64 bits."""
     parts = [(c, f) for p in (a, b) for (_, f), c in p.terms]
     if dtype == "int64" and all(
-        abs(c) < 2**16 and len(f) < 2 and all(x[0] in ("var", "size") and e == 1 for x, e in f) for c, f in parts
+        -(2**16) < c < 2**16 and len(f) < 2 and all(x[0] in ("var", "size") and e == 1 for x, e in f) for c, f in parts
     ):
         return condition(b - a - 1) if kind == "lt" else condition(a - b) * condition(b - a)
     if a == b or dtype not in FLOATS:

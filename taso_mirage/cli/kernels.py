@@ -250,36 +250,24 @@ def _micro(seconds: float) -> str:
 
 
 def _page(model: Path, sizes: Mapping[str, int], found: Sequence[Surveyed], programs: Mapping[int, str]) -> str:
-    """One page without scripts or network access, everything from the model escaped."""
-    from html import escape
+    """One page without scripts or network access."""
+    from taso_mirage.report.pages import rendered
 
-    from taso_mirage.report.drawing import ARROW
-    from taso_mirage.report.html import STYLE
-
-    head = next(_lines(model, sizes, found, {}))
-    bodies = "\n".join(_drawn(i, each, programs.get(i)) for i, each in enumerate(found))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(head)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f'<svg width="0" height="0" aria-hidden="true" class="defs"><defs>{ARROW}</defs></svg>\n<main>\n'
-        f"<h1>{escape(head)}</h1>\n<p>{escape(_total(found))}</p>\n{bodies}\n</main>\n</body>\n</html>\n"
-    )
+    regions = [_region_data(i, each, programs.get(i)) for i, each in enumerate(found)]
+    title = next(_lines(model, sizes, found, {}))
+    return rendered("kernels.html", title=title, total=_total(found), regions=regions)
 
 
-def _drawn(i: int, each: Surveyed, program: str | None) -> str:
-    """A region as a part of the page: facts, picture, muGraph."""
-    from html import escape
-
+def _region_data(i: int, each: Surveyed, program: str | None) -> dict[str, Any]:
+    """A region as the page shows it: facts, picture, muGraph."""
     from taso_mirage.report.drawing import draw_graph
     from taso_mirage.rewriting.text import show_graph
 
     title, *facts = [line.strip() for line in _region(i, each)]
-    parts = [f"<li>{escape(fact)}</li>" for fact in (*facts, *([program] if program else []))]
-    picture = draw_graph(each.region.graph, f"region {i + 1}")
-    text = "" if each.found is None else f'<pre class="wide">{escape(show_graph(each.found.graph))}</pre>'
-    gain = f'<span class="gain">saves {_micro(each.gain)}</span>' if each.found is not None else ""
-    return (
-        f'<details class="change"><summary>{gain}{escape(title)}</summary>\n<ul>{"".join(parts)}</ul>\n'
-        f'<div class="wide">{picture}</div>\n{text}\n</details>'
-    )
+    return {
+        "title": title,
+        "facts": [*facts, program] if program else facts,
+        "drawing": draw_graph(each.region.graph),
+        "mugraph": "" if each.found is None else show_graph(each.found.graph),
+        "gain": "" if each.found is None else _micro(each.gain),
+    }

@@ -1,12 +1,14 @@
-"""Rules and graphs as pictures: small layered graphs (Sugiyama's method: layers, order by medians, places), written as SVG."""
+"""Rules and graphs as pictures: small layered graphs, which templates write as SVG.
+
+The layout is Sugiyama's: layers, order by medians, places.
+"""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taso_mirage.errors import TasoMirageError
@@ -14,29 +16,16 @@ from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor
 from taso_mirage.operators.expressions import is_weight, uniform_value
 from taso_mirage.operators.ops import get
+from taso_mirage.report.pages import rendered
 from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule
 from taso_mirage.rewriting.patterns import REST
 
-FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 LETTER = 7.3
 """Width of a letter at 12 px."""
 LINE, PAD, GAP, RISE = 16.0, 9.0, 22.0, 38.0
 """Height of a line of text, space around it, space between boxes of one layer and between layers."""
 SWEEPS = 8
-STYLE = {
-    "operator": ("#e3edfb", "#4a78b5"),
-    "operand": ("#ffffff", "#8a8a8a"),
-    "number": ("#f6f0e1", "#b39b56"),
-    "weight": ("#e9f3e6", "#7ba36d"),
-    "ahead": ("#e9f3e6", "#7ba36d"),
-    "output": ("none", "none"),
-}
-ARROW = (
-    '<marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    '<path d="M0,0 L8,4 L0,8 z" fill="#666" class="arrow"/></marker>'
-)
-"""The head of every edge; a page with drawings inside defines it once."""
 
 
 @dataclass(eq=False)
@@ -59,41 +48,81 @@ class _Box:
     def height(self) -> float:
         return len(self.lines) * LINE + PAD if self.lines else 0.0
 
+    @property
+    def left(self) -> float:
+        return self.x - self.width / 2
+
+    @property
+    def top(self) -> float:
+        return self.y - self.height / 2
+
+    @property
+    def rows(self) -> list[tuple[float, str]]:
+        """Where each line of text stands, and the line."""
+        return [(self.top + PAD / 2 + 12 + i * LINE, line) for i, line in enumerate(self.lines)]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One laid-out graph, and where its left upper corner stands in the picture."""
+
+    boxes: list[_Box]
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return max(b.x + b.width / 2 for b in self.boxes)
+
+    @property
+    def height(self) -> float:
+        return max(b.y + b.height / 2 for b in self.boxes)
+
+    @property
+    def shapes(self) -> list[_Box]:
+        """Those that are seen."""
+        return [b for b in self.boxes if b.lines]
+
+    @property
+    def edges(self) -> list[str]:
+        """The path of every edge."""
+        return [path for b in self.boxes for path in _edges(b)]
+
 
 def draw(rule: Rule) -> str:
     """The rule as an SVG document: the two sides side by side, inputs with shapes, operators with attributes, and the guard."""
     types = _types(rule)
     left, right = (_layout(side, types) for side in (rule.equation.lhs, rule.equation.rhs))
-    wide, high = (max(_extent(left)[i], _extent(right)[i]) for i in (0, 1))
+    wide, high = max(left.width, right.width), max(left.height, right.height)
     middle = 90.0
     text = rule.equation.where.source if rule.equation.where is not None else ""
     columns = int((2 * wide + middle) / LETTER)
     notes = textwrap.wrap(f"where {text}", max(columns, 40), subsequent_indent="      ") if text else []
     width = max(2 * wide + middle, *(len(n) * LETTER for n in (*notes, rule.name))) + 2 * GAP
-    height = high + 3 * LINE + len(notes) * LINE + 2 * GAP
-    top, side = GAP + 2 * LINE, (width - 2 * wide - middle) / 2
-    parts = [_text(GAP, GAP + 6, rule.name, "start", 'font-weight="bold" fill="#222"')]
-    parts += _shifted(left, side + (wide - _extent(left)[0]) / 2, top + (high - _extent(left)[1]) / 2)
-    parts.append(_text(width / 2, top + high / 2 + 10, "=", "middle", 'font-size="30" fill="#444"'))
-    parts += _shifted(
-        right, side + wide + middle + (wide - _extent(right)[0]) / 2, top + (high - _extent(right)[1]) / 2
+    top, begin = GAP + 2 * LINE, (width - 2 * wide - middle) / 2
+
+    def centred(side: Drawing, x: float) -> Drawing:
+        return replace(side, x=x + (wide - side.width) / 2, y=top + (high - side.height) / 2)
+
+    return rendered(
+        "rule.svg",
+        width=width,
+        height=high + 3 * LINE + len(notes) * LINE + 2 * GAP,
+        name=rule.name,
+        title=(GAP, GAP + 6),
+        left=centred(left, begin),
+        equals=(width / 2, top + high / 2 + 10),
+        right=centred(right, begin + wide + middle),
+        notes=[((GAP, top + high + 2 * LINE + i * LINE), note) for i, note in enumerate(notes)],
     )
-    parts += [
-        _text(GAP, top + high + 2 * LINE + i * LINE, note, "start", 'fill="#555"') for i, note in enumerate(notes)
-    ]
-    return _document(width, height, parts)
 
 
-def draw_graph(graph: Graph, label: str) -> str:
-    """A graph of typed terms as an SVG element for a page: no name space, and no arrow (`ARROW`) of its own.
+def draw_graph(graph: Graph) -> Drawing:
+    """A graph of typed terms for a page, which has the template `graph.svg` write it.
 
-    Its parts have classes (`paper`, `edge`, `operator`, `ahead`, `operand`, `weight`, `number`, `output`), so that a page may colour them,
-    and `--natural` is its width.
+    Parts have classes, so that a page may colour them: `paper`, `edge`, and the kinds of boxes.
     """
-    boxes = _layout(graph, {node: node.type for node in graph})
-    wide, high = (length + 2 * GAP for length in _extent(boxes))
-    label = f'class="drawing" style="--natural:{wide:.0f}px" role="img" aria-label="{escape(label)}"'
-    return _element(wide, high, _shifted(boxes, GAP, GAP), label)
+    return replace(_layout(graph, {node: node.type for node in graph}), x=GAP, y=GAP)
 
 
 def _types(rule: Rule) -> dict[Node, Any]:
@@ -179,7 +208,7 @@ def _value(value: Any) -> str:
 # ---------------------------------------------------------------- places
 
 
-def _layout(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
+def _layout(side: Graph, types: Mapping[Node, Any]) -> Drawing:
     """All boxes of one side, bends included, with their places; the left upper corner is the origin."""
     boxes = _boxes(side, types)
     boxes += _bends(boxes)
@@ -196,10 +225,10 @@ def _layout(side: Graph, types: Mapping[Node, Any]) -> list[_Box]:
         for layer in layers if i % 2 == 0 else reversed(layers):
             _pack(layer, [_mean(b, (b.above or b.below) if i % 2 == 0 else (b.below or b.above)) for b in layer])
     _stack(layers)
-    left = min(b.x - b.width / 2 for b in boxes)
+    left = min(b.left for b in boxes)
     for box in boxes:
         box.x -= left
-    return boxes
+    return Drawing(boxes)
 
 
 def _bends(boxes: Iterable[_Box]) -> list[_Box]:
@@ -255,16 +284,7 @@ def _stack(layers: list[list[_Box]]) -> None:
         y += height + RISE
 
 
-def _extent(boxes: list[_Box]) -> tuple[float, float]:
-    return max(b.x + b.width / 2 for b in boxes), max(b.y + b.height / 2 for b in boxes)
-
-
-# ---------------------------------------------------------------- SVG
-
-
-def _shifted(boxes: list[_Box], x: float, y: float) -> list[str]:
-    inside = [*(e for b in boxes for e in _edges(b)), *(_shape(b) for b in boxes if b.lines)]
-    return [f'<g transform="translate({x:.1f},{y:.1f})">', *inside, "</g>"]
+# ---------------------------------------------------------------- edges
 
 
 def _edges(box: _Box) -> Iterator[str]:
@@ -275,12 +295,12 @@ def _edges(box: _Box) -> Iterator[str]:
     span = min(box.width - 2 * PAD, 26.0 * (count - 1))
     for i, end in enumerate(box.above):
         port = box.x + (span * i / (count - 1) - span / 2 if count > 1 else 0.0)
-        points = [(port, box.y - box.height / 2)]
+        points = [(port, box.top)]
         while end.kind == "bend":
             points.append((end.x, end.y))
             (end,) = end.above
         points.append((end.x, end.y + end.height / 2))
-        yield f'<path d="{_curve(points[::-1])}" fill="none" stroke="#666" class="edge" marker-end="url(#arrow)"/>'
+        yield _curve(points[::-1])
 
 
 def _curve(points: list[tuple[float, float]]) -> str:
@@ -289,35 +309,3 @@ def _curve(points: list[tuple[float, float]]) -> str:
         half = (y0 + y1) / 2
         path += f" C{x0:.1f},{half:.1f} {x1:.1f},{half:.1f} {x1:.1f},{y1:.1f}"
     return path
-
-
-def _shape(box: _Box) -> str:
-    fill, stroke = STYLE[box.kind]
-    left, top = box.x - box.width / 2, box.y - box.height / 2
-    named = box.kind in ("operator", "ahead")
-    radius = 5.0 if named else box.height / 2
-    parts = [
-        f'<g class="{box.kind}"><rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
-        f'fill="{fill}" stroke="{stroke}"/>'
-    ]
-    for i, line in enumerate(box.lines):
-        head = named and i == 0
-        style = 'font-weight="bold" fill="#1d3557"' if head else 'fill="#333"'
-        parts.append(_text(box.x, top + PAD / 2 + 12 + i * LINE, line, "middle", style))
-    return "".join([*parts, "</g>"])
-
-
-def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style} xml:space="preserve">{escape(text)}</text>'
-
-
-def _document(width: float, height: float, parts: Iterable[str]) -> str:
-    return _element(width, height, [f"<defs>{ARROW}</defs>", *parts], 'xmlns="http://www.w3.org/2000/svg"') + "\n"
-
-
-def _element(width: float, height: float, parts: Iterable[str], attributes: str) -> str:
-    head = (
-        f'<svg {attributes} width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{FONT}" font-size="12">'
-    )
-    return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff" class="paper"/>', *parts, "</svg>"])

@@ -1,0 +1,37 @@
+"""Pages and pictures: the Jinja2 templates in `templates/`, which escape every value.
+
+No other module writes HTML or SVG.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template with values in it.
+
+    Names in them may be hostile. Nothing is marked as safe, so each is escaped; what one template
+    takes from another is markup already.
+    """
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    # Imported here, because most commands write no page.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("taso_mirage.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
