@@ -165,11 +165,8 @@ skip_layer_norm_sum.laws("""
         == (item(skip_layer_norm_sum(x, y, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, \
             epsilon=e), index=1)) \
         where rank(x) == 3 and shape(x) == shape(y) and shape(g) == (dim(x, 2),) and shape(o) == shape(g)
-    (skip_layer_norm(x, y, g, o, epsilon=e), add(x, y)) \
-        == (item(skip_layer_norm_sum(x, y, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, \
-            epsilon=e), index=1))
-    (skip_layer_norm(x, y, g, o, b, epsilon=e), add(add(y, b), x)) \
-        == (item(skip_layer_norm_sum(x, y, g, o, b, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, b, \
+    (skip_layer_norm(x, y, g, o, *b, epsilon=e), add(x, add(y, *b))) \
+        == (item(skip_layer_norm_sum(x, y, g, o, *b, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, *b, \
             epsilon=e), index=1))
     (item(skip_layer_norm_sum(add(y, b), x, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(add(y, b), x, g, o, \
         epsilon=e), index=1)) \
