@@ -173,14 +173,14 @@ def _law(scores: str, values: str, operands: str, scale: str, guard: str, given:
     multi_head_attention.laws(f"{joined} == {fused} where {guard}\ngiven {given}")
 
 
-def _masked(scores: str, guarded: bool, plain: str = "m") -> tuple[str, str, str, str]:
-    """The softmax of masked scores, the mask (`plain`, or zeros and a number where it is guarded), its guard and its typing.
+def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
+    """The softmax of masked scores, the mask, its guard and its typing.
 
     Where the softmax is guarded against rows that are not a number, the mask is zero or a finite number: then scores plus mask are finite
     reals, and there are no such rows. With minus infinity there would be: a row that is masked whole. The fused kernels add the mask in
     single precision, so that half precision does not overflow to it.
     """
-    mask = "where(m, 0, b)" if guarded else plain
+    mask = "where(m, 0, b)" if guarded else "*m"
     soft = f"softmax(add({scores}, {mask}), axis=3)"
     if not guarded:
         return soft, mask, MASK, "m: (1, 1, x, y)"
@@ -191,7 +191,7 @@ for _form, _scale, _guard, _given in SCALED:
     _scores = _form.format(q=QUERY, k=KEYS)
     _typed = f"q: (j, x, 2*l), k: (j, y, 2*l), v: (j, y, 2*i), {_given}"
     for _guarded in (False, True):
-        _soft, _mask, _extra, _more = _masked(_scores, _guarded, "*m")
+        _soft, _mask, _extra, _more = _masked(_scores, _guarded)
         _all = f"{_guard} and {AS_MANY} and {_extra}"
         _law(_soft, VALUES, f"q, k, v, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {SAME_HEADS}")
 
