@@ -12,7 +12,7 @@ from taso_mirage.meanings.functions import TRUNCATED_DIVIDE
 from taso_mirage.operators.ops import Call, op
 
 
-@op(onnx="Add", since=7, commutative=True)
+@op(onnx="Add", since=7, commutative=True, sums=True)
 def add(xp, a, b):
     """x, y -> x + y"""
     return xp.add(a, b)

@@ -227,28 +227,19 @@ attention.laws("""
     reshape(transpose(reshape(x, shape=s), perm=(0, 2, 1)), shape=t) == transpose(x, perm=(0, 1, 3, 2)) \
         where rank(x) == 4 and s == (dim(x, 0) * dim(x, 1), dim(x, 2), dim(x, 3)) \
             and t == (dim(x, 0), dim(x, 1), dim(x, 3), dim(x, 2))
-    matmul(softmax(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
-        == attention(q, k, v, scale=value(c)) \
-        where is_constant(c) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
-    matmul(softmax(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), axis=3), v) \
-        == attention(q, k, v, scale=value(c)) \
-        where is_constant(c) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
-    matmul(softmax(add(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), m), axis=3), v) \
-        == attention(q, k, v, m, scale=value(c)) \
+    matmul(softmax(add(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), *m), axis=3), v) \
+        == attention(q, k, v, *m, scale=value(c)) \
         where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
             and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
-    matmul(softmax(add(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), m), axis=3), v) \
-        == attention(q, k, v, m, scale=value(c)) \
+    matmul(softmax(add(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), *m), axis=3), v) \
+        == attention(q, k, v, *m, scale=value(c)) \
         where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
             and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
     matmul(softmax(div(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
         == attention(q, k, v, scale=1 / value(c)) \
         where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
-    matmul(softmax(fused_matmul(q, k, alpha=a, transB=1), axis=3), v) \
-        == attention(q, k, v, scale=a) \
-        where rank(q) == 4 and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
-    matmul(softmax(add(fused_matmul(q, k, alpha=a, transB=1), m), axis=3), v) \
-        == attention(q, k, v, m, scale=a) \
+    matmul(softmax(add(fused_matmul(q, k, alpha=a, transB=1), *m), axis=3), v) \
+        == attention(q, k, v, *m, scale=a) \
         where rank(q) == 4 and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
             and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
 """)

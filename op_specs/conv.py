@@ -163,30 +163,18 @@ conv.laws("""
     conv(x, neg(w), **a) == neg(conv(x, w, **a))
 
     # scale and shift per channel go into weights and bias
-    mul(conv(x, w, **a), c) \
-        == conv(x, mul(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), **a) \
-        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
-            and is_weight(w) and is_weight(c)
-    mul(conv(x, w, b, **a), c) \
-        == conv(x, mul(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), mul(b, reshape(c, shape=(dim(w, \
+    mul(conv(x, w, *b, **a), c) \
+        == conv(x, mul(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), mul(*b, reshape(c, shape=(dim(w, \
             0),))), **a) \
         where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
             and is_weight(w) and is_weight(c) and is_weight(b)
-    div(conv(x, w, **a), c) \
-        == conv(x, div(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), **a) \
-        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
-            and is_weight(w) and is_weight(c)
-    div(conv(x, w, b, **a), c) \
-        == conv(x, div(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), div(b, reshape(c, shape=(dim(w, \
+    div(conv(x, w, *b, **a), c) \
+        == conv(x, div(w, reshape(c, shape=(dim(w, 0),) + (1,) * (rank(x) - 1))), div(*b, reshape(c, shape=(dim(w, \
             0),))), **a) \
         where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
             and is_weight(w) and is_weight(c) and is_weight(b)
-    add(conv(x, w, **a), c) \
-        == conv(x, w, reshape(c, shape=(dim(w, 0),)), **a) \
-        where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
-            and is_weight(c)
-    add(conv(x, w, b, **a), c) \
-        == conv(x, w, add(b, reshape(c, shape=(dim(w, 0),))), **a) \
+    add(conv(x, w, *b, **a), c) \
+        == conv(x, w, add(*b, reshape(c, shape=(dim(w, 0),))), **a) \
         where shape(c) in ((dim(w, 0),) + (1,) * (rank(x) - 2), (1, dim(w, 0)) + (1,) * (rank(x) - 2)) \
             and is_weight(c)
     sub(conv(x, w, **a), c) \
@@ -216,11 +204,8 @@ conv.laws("""
     add(conv(x, w, b, **a), conv(y, v, c, **a)) == add(conv(x, w, add(b, c), **a), conv(y, v, **a))
 
     # padding with zeros
-    conv(pad(x, pads=p), w, pads=q, **a) \
-        == conv(x, w, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
-        where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
-    conv(pad(x, pads=p), w, b, pads=q, **a) \
-        == conv(x, w, b, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
+    conv(pad(x, pads=p), w, *b, pads=q, **a) \
+        == conv(x, w, *b, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
         where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
 
     # one kernel for several outputs; false for groups, whose concatenated weights would meet other channels
@@ -229,19 +214,12 @@ conv.laws("""
             dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), \
             axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
         where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
-    (conv(x, u, group=1, **a), conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
-        == (item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), dim(w, \
-            0))), index=0), item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, split=(dim(u, 0), \
-            dim(v, 0), dim(w, 0))), index=1), item(split(conv(x, concat(u, v, w, axis=0), group=1, **a), axis=1, \
+    (conv(x, u, *b, group=1, **a), conv(x, v, *c, group=1, **a), conv(x, w, *d, group=1, **a)) \
+        == (item(split(conv(x, concat(u, v, w, axis=0), concat(*b, *c, *d, axis=0), group=1, **a), axis=1, \
+            split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=0), item(split(conv(x, concat(u, v, w, axis=0), concat(*b, \
+            *c, *d, axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=1), \
+            item(split(conv(x, concat(u, v, w, axis=0), concat(*b, *c, *d, axis=0), group=1, **a), axis=1, \
             split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=2)) \
-        where shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] and is_weight(u) and is_weight(v) \
-            and is_weight(w)
-    (conv(x, u, b, group=1, **a), conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a)) \
-        == (item(split(conv(x, concat(u, v, w, axis=0), concat(b, c, d, axis=0), group=1, **a), axis=1, split=(dim(u, \
-            0), dim(v, 0), dim(w, 0))), index=0), item(split(conv(x, concat(u, v, w, axis=0), concat(b, c, d, \
-            axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), dim(w, 0))), index=1), item(split(conv(x, \
-            concat(u, v, w, axis=0), concat(b, c, d, axis=0), group=1, **a), axis=1, split=(dim(u, 0), dim(v, 0), \
-            dim(w, 0))), index=2)) \
         where shape(u)[1:] == shape(w)[1:] and shape(v)[1:] == shape(w)[1:] and is_weight(u) and is_weight(v) \
             and is_weight(w)
     (conv(x, k, group=1, **a), conv(x, u, group=1, **a), conv(x, v, group=1, **a), conv(x, w, group=1, **a)) \
@@ -258,17 +236,11 @@ conv.laws("""
             0), dim(w, 0))), index=0), item(split(relu(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, \
             **a)), axis=1, split=(dim(v, 0), dim(w, 0))), index=1)) \
         where shape(v)[1:] == shape(w)[1:] and is_weight(v) and is_weight(w)
-    concat(conv(x, v, group=1, **a), conv(x, w, group=1, **a), axis=1) \
-        == conv(x, concat(v, w, axis=0), group=1, **a) \
+    concat(conv(x, v, *c, group=1, **a), conv(x, w, *d, group=1, **a), axis=1) \
+        == conv(x, concat(v, w, axis=0), concat(*c, *d, axis=0), group=1, **a) \
         where shape(v)[1:] == shape(w)[1:]
-    concat(conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a), axis=1) \
-        == conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a) \
-        where shape(v)[1:] == shape(w)[1:]
-    concat(conv(x, w, **a), conv(y, w, **a), axis=0) \
-        == conv(concat(x, y, axis=0), w, **a) \
-        where shape(x)[1:] == shape(y)[1:]
-    concat(conv(x, w, b, **a), conv(y, w, b, **a), axis=0) \
-        == conv(concat(x, y, axis=0), w, b, **a) \
+    concat(conv(x, w, *b, **a), conv(y, w, *b, **a), axis=0) \
+        == conv(concat(x, y, axis=0), w, *b, **a) \
         where shape(x)[1:] == shape(y)[1:]
     concat(conv(x, v, group=g, **a), conv(y, w, group=h, **a), axis=1) \
         == conv(concat(x, y, axis=1), concat(v, w, axis=0), group=g + h, **a) \
@@ -276,23 +248,16 @@ conv.laws("""
 
     # other shapes of the same convolution
     conv(x, w, pads=p, dilations=(1, 1), **a) \
-        == conv(x, pad(w, pads=(0, 0, 1, 1, 0, 0, 1, 1)), pads=plus(p, (1, 1, 1, 1)), dilations=(1, 1), **a) \
-        where shape(w)[2:] == (1, 1) and is_weight(w)
-    conv(x, w, pads=p, dilations=(1, 1), **a) \
         == conv(x, pad(w, pads=(0, 0, 1, 0, 0, 0, 1, 0)), pads=plus(p, (1, 0, 1, 0)), dilations=(1, 1), **a) \
         where shape(w)[2:] == (1, 3) and is_weight(w)
     conv(x, w, pads=p, dilations=(1, 1), **a) \
         == conv(x, pad(w, pads=(0, 0, 0, 1, 0, 0, 0, 1)), pads=plus(p, (0, 1, 0, 1)), dilations=(1, 1), **a) \
         where shape(w)[2:] == (3, 1) and is_weight(w)
-    conv(x, w, b, pads=p, dilations=(1, 1), **a) \
-        == conv(x, pad(w, pads=(0, 0, 1, 1, 0, 0, 1, 1)), b, pads=plus(p, (1, 1, 1, 1)), dilations=(1, 1), **a) \
+    conv(x, w, *b, pads=p, dilations=(1, 1), **a) \
+        == conv(x, pad(w, pads=(0, 0, 1, 1, 0, 0, 1, 1)), *b, pads=plus(p, (1, 1, 1, 1)), dilations=(1, 1), **a) \
         where shape(w)[2:] == (1, 1) and is_weight(w)
-    conv(x, w, strides=(2, 2), pads=(0, 0, 0, 0), **a) \
-        == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), axes=(2, 3), steps=(2, 2)), w, strides=(1, 1), \
-            pads=(0, 0, 0, 0), **a) \
-        where shape(w)[2:] == (1, 1)
-    conv(x, w, b, strides=(2, 2), pads=(0, 0, 0, 0), **a) \
-        == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), axes=(2, 3), steps=(2, 2)), w, b, strides=(1, \
+    conv(x, w, *b, strides=(2, 2), pads=(0, 0, 0, 0), **a) \
+        == conv(slice(x, starts=(0, 0), ends=(dim(x, 2), dim(x, 3)), axes=(2, 3), steps=(2, 2)), w, *b, strides=(1, \
             1), pads=(0, 0, 0, 0), **a) \
         where shape(w)[2:] == (1, 1)
     conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=d) \
@@ -301,42 +266,26 @@ conv.laws("""
         where shape(w)[2:] == (1, 1)
 
     # pairs of groups as one, with zeros where a group would see the other's channels; PET, section 3
-    conv(x, w, group=g, **a) \
+    conv(x, w, *b, group=g, **a) \
         == conv(x, reshape(concat(pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(0,), \
             ends=(1,), axes=(1,), steps=(1,)), pads=(0,) * (rank(w) + 5) + (dim(w, 1),) + (0,) * (rank(w) - 2)), \
             pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(1,), ends=(2,), \
             axes=(1,), steps=(1,)), pads=(0, 0, 0, dim(w, 1)) + (0,) * (2 * rank(w))), axis=1), shape=(dim(w, 0), \
-            2 * dim(w, 1)) + shape(w)[2:]), group=g // 2, **a) \
-        where g % 2 == 0 and is_weight(w)
-    conv(x, w, b, group=g, **a) \
-        == conv(x, reshape(concat(pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(0,), \
-            ends=(1,), axes=(1,), steps=(1,)), pads=(0,) * (rank(w) + 5) + (dim(w, 1),) + (0,) * (rank(w) - 2)), \
-            pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(1,), ends=(2,), \
-            axes=(1,), steps=(1,)), pads=(0, 0, 0, dim(w, 1)) + (0,) * (2 * rank(w))), axis=1), shape=(dim(w, 0), \
-            2 * dim(w, 1)) + shape(w)[2:]), b, group=g // 2, **a) \
+            2 * dim(w, 1)) + shape(w)[2:]), *b, group=g // 2, **a) \
         where g % 2 == 0 and is_weight(w)
 
     # all groups as one
-    conv(x, w, group=g, **a) \
-        == conv(x, reshape(where(reshape(eye_like(expand(0, shape=(g, g)), dtype="bool"), shape=(g, 1, g) + (1,) * (rank(w) - 1)), \
-            reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), group=1, **a) \
-        where g > 2 and dim(w, 1) > 1 and is_weight(w)
-    given x: (n, 4*c, h, k), w: (4*o, c, 3, 3) | g: 4, a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}
-    conv(x, w, b, group=g, **a) \
+    conv(x, w, *b, group=g, **a) \
         == conv(x, reshape(where(reshape(eye_like(expand(0, shape=(g, g)), dtype="bool"), shape=(g, 1, g) + (1,) * (rank(w) - 1)), \
             reshape(w, shape=(g, dim(w, 0) // g, 1) + shape(w)[1:]), 0), shape=(dim(w, 0), g * dim(w, 1)) + shape(w)[2:]), \
-            b, group=1, **a) \
+            *b, group=1, **a) \
         where g > 2 and dim(w, 1) > 1 and is_weight(w)
-    given x: (n, 4*c, h, k), w: (4*o, c, 1, 1), b: (4*o) \
-        | g: 4, a: {dilations: (1, 1), pads: (0, 0, 0, 0), strides: (1, 1)}
+    given x: (n, 4*c, h, k), w: (4*o, c, 3, 3), b: (4*o) \
+        | g: 4, a: {dilations: (1, 1), pads: (1, 1, 1, 1), strides: (1, 1)}
 
     # a column kernel is a row kernel on the transposed image
-    conv(x, w, strides=s, pads=p, dilations=d, group=g) \
-        == transpose(conv(transpose(x, perm=(0, 1, 3, 2)), transpose(w, perm=(0, 1, 3, 2)), strides=reversed(s), \
-            pads=at(p, (1, 0, 3, 2)), dilations=reversed(d), group=g), perm=(0, 1, 3, 2)) \
-        where rank(x) == 4 and dim(w, 3) == 1 and dim(w, 2) > 1 and is_weight(w)
-    conv(x, w, b, strides=s, pads=p, dilations=d, group=g) \
-        == transpose(conv(transpose(x, perm=(0, 1, 3, 2)), transpose(w, perm=(0, 1, 3, 2)), b, strides=reversed(s), \
+    conv(x, w, *b, strides=s, pads=p, dilations=d, group=g) \
+        == transpose(conv(transpose(x, perm=(0, 1, 3, 2)), transpose(w, perm=(0, 1, 3, 2)), *b, strides=reversed(s), \
             pads=at(p, (1, 0, 3, 2)), dilations=reversed(d), group=g), perm=(0, 1, 3, 2)) \
         where rank(x) == 4 and dim(w, 3) == 1 and dim(w, 2) > 1 and is_weight(w)
 """)

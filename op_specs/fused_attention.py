@@ -180,7 +180,7 @@ def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
     reals, and there are no such rows. With minus infinity there would be: a row that is masked whole. The fused kernels add the mask in
     single precision, so that half precision does not overflow to it.
     """
-    mask = "where(m, 0, b)" if guarded else "m"
+    mask = "where(m, 0, b)" if guarded else "*m"
     soft = f"softmax(add({scores}, {mask}), axis=3)"
     if not guarded:
         return soft, mask, MASK, "m: (1, 1, x, y)"
@@ -190,9 +190,6 @@ def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
 for _form, _scale, _guard, _given in SCALED:
     _scores = _form.format(q=QUERY, k=KEYS)
     _typed = f"q: (j, x, 2*l), k: (j, y, 2*l), v: (j, y, 2*i), {_given}"
-    _law(
-        f"softmax({_scores}, axis=3)", VALUES, "q, k, v", _scale, f"{_guard} and {AS_MANY}", f"{_typed} | {SAME_HEADS}"
-    )
     for _guarded in (False, True):
         _soft, _mask, _extra, _more = _masked(_scores, _guarded)
         _all = f"{_guard} and {AS_MANY} and {_extra}"
@@ -218,20 +215,12 @@ for _form, _scale, _guard, _given in SCALED:
             _law(_soft, SHARED_VALUES, f"{_both}, None, {_mask}", _scale, _all, f"{_typed}, {_more} | {_heads}")
 
 multi_head_attention.laws("""
-    multi_head_attention(add(q, b), add(k, c), add(v, d), None, m, **a) \
-        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), m, **a) \
+    multi_head_attention(add(q, b), add(k, c), add(v, d), None, *m, **a) \
+        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), *m, **a) \
         where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) and \
             is_weight(c) and is_weight(d)
-    multi_head_attention(add(q, b), add(k, c), add(v, d), **a) \
-        == multi_head_attention(q, k, v, concat(b, c, d, axis=0), **a) \
-        where shape(b) == shape(q)[2:] and shape(c) == shape(k)[2:] and shape(d) == shape(v)[2:] and is_weight(b) and \
-            is_weight(c) and is_weight(d)
-    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, m, unidirectional=0, **a) \
-        == packed_attention(x, concat(u, v, w, axis=1), b, m, **a) \
-        where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
-            shape(u) == shape(v) == shape(w)
-    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, unidirectional=0, **a) \
-        == packed_attention(x, concat(u, v, w, axis=1), b, **a) \
+    multi_head_attention(matmul(x, u), matmul(x, v), matmul(x, w), b, *m, unidirectional=0, **a) \
+        == packed_attention(x, concat(u, v, w, axis=1), b, *m, **a) \
         where rank(u) == rank(v) == rank(w) == 2 and is_weight(u) and is_weight(v) and is_weight(w) and is_weight(b) and \
             shape(u) == shape(v) == shape(w)
 """)

@@ -52,17 +52,15 @@ gemm.laws("""
     add(gemm(x, y, alpha=a, beta=b, transA=p, transB=q), c) \
         == gemm(x, y, c, alpha=a, transA=p, transB=q) \
         where rank(c) <= 2
-    gemm(transpose(x, perm=(1, 0)), y, c, transA=p, **r) == gemm(x, y, c, transA=1 - p, **r)
-    gemm(x, transpose(y, perm=(1, 0)), c, transB=q, **r) == gemm(x, y, c, transB=1 - q, **r)
-    gemm(transpose(x, perm=(1, 0)), y, transA=p, **r) == gemm(x, y, transA=1 - p, **r)
-    gemm(x, transpose(y, perm=(1, 0)), transB=q, **r) == gemm(x, y, transB=1 - q, **r)
+    gemm(transpose(x, perm=(1, 0)), y, *c, transA=p, **r) == gemm(x, y, *c, transA=1 - p, **r)
+    gemm(x, transpose(y, perm=(1, 0)), *c, transB=q, **r) == gemm(x, y, *c, transB=1 - q, **r)
     gemm(x, y, c, transB=1) == gemm(x, transpose(y, perm=(1, 0)), c)  where is_weight(y)
-    mul(gemm(x, w, c, alpha=a, beta=b, **r), d) \
-        == gemm(x, mul(w, d), mul(c, d), alpha=a, beta=b, **r) \
+    mul(gemm(x, w, *c, alpha=a, beta=b, **r), d) \
+        == gemm(x, mul(w, d), mul(*c, d), alpha=a, beta=b, **r) \
         where is_weight(w) and is_weight(c) and is_weight(d) and size(d) == 1
     add(gemm(x, w, c, **r), d) \
         == gemm(x, w, add(c, d), **r) \
         where is_weight(c) and is_weight(d) and r[1] == ("beta", 1.0)
-    gemm(mul(x, d), w, c, **r) == gemm(x, mul(w, d), c, **r)  where is_weight(w) and is_weight(d) and size(d) == 1
+    gemm(mul(x, d), w, *c, **r) == gemm(x, mul(w, d), *c, **r)  where is_weight(w) and is_weight(d) and size(d) == 1
     gemm(x, w, c) == add(matmul(x, w), c)
 """)

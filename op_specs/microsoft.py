@@ -161,19 +161,16 @@ fused_matmul.laws("""
         where rank(b) > 1 and p == (0, 1, 2, 3)[:rank(b) - 2] + (rank(b) - 1, rank(b) - 2)
 """)
 skip_layer_norm_sum.laws("""
-    (layer_norm(add(x, y), g, o, axis=2, epsilon=e, stash_type=1), add(x, y)) \
-        == (item(skip_layer_norm_sum(x, y, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, \
+    (layer_norm(add(x, y), g, *o, axis=2, epsilon=e, stash_type=1), add(x, y)) \
+        == (item(skip_layer_norm_sum(x, y, g, *o, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, *o, \
             epsilon=e), index=1)) \
         where rank(x) == 3 and shape(x) == shape(y) and shape(g) == (dim(x, 2),) and shape(o) == shape(g)
-    (skip_layer_norm(x, y, g, o, epsilon=e), add(x, y)) \
-        == (item(skip_layer_norm_sum(x, y, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, \
+    (skip_layer_norm(x, y, g, o, *b, epsilon=e), add(x, add(y, *b))) \
+        == (item(skip_layer_norm_sum(x, y, g, o, *b, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, *b, \
             epsilon=e), index=1))
-    (skip_layer_norm(x, y, g, o, b, epsilon=e), add(add(y, b), x)) \
-        == (item(skip_layer_norm_sum(x, y, g, o, b, epsilon=e), index=0), item(skip_layer_norm_sum(x, y, g, o, b, \
-            epsilon=e), index=1))
-    (item(skip_layer_norm_sum(add(y, b), x, g, o, epsilon=e), index=0), item(skip_layer_norm_sum(add(y, b), x, g, o, \
+    (item(skip_layer_norm_sum(add(y, b), x, g, *o, epsilon=e), index=0), item(skip_layer_norm_sum(add(y, b), x, g, *o, \
         epsilon=e), index=1)) \
-        == (item(skip_layer_norm_sum(y, x, g, o, b, epsilon=e), index=0), item(skip_layer_norm_sum(y, x, g, o, b, \
+        == (item(skip_layer_norm_sum(y, x, g, *o, b, epsilon=e), index=0), item(skip_layer_norm_sum(y, x, g, *o, b, \
             epsilon=e), index=1)) \
         where shape(b) == shape(g) and is_weight(b)
 """)

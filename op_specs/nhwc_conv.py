@@ -63,12 +63,8 @@ for _bias in ((), ("float16[4]",)):  # uses in half precision, for the laws belo
 
 # What was measured on an H100 (bench/README.md): in single precision, and for groups, channels last is slower by itself.
 nhwc_conv.laws("""
-    conv(x, w, group=1, **a) \
-        == transpose(nhwc_conv(transpose(x, perm=(0, 2, 3, 1)), transpose(w, perm=(0, 2, 3, 1)), group=1, **a), \
-            perm=(0, 3, 1, 2)) \
-        where rank(x) == 4 and dtype(x) == "float16" and is_weight(w)
-    conv(x, w, b, group=1, **a) \
-        == transpose(nhwc_conv(transpose(x, perm=(0, 2, 3, 1)), transpose(w, perm=(0, 2, 3, 1)), b, group=1, **a), \
+    conv(x, w, *b, group=1, **a) \
+        == transpose(nhwc_conv(transpose(x, perm=(0, 2, 3, 1)), transpose(w, perm=(0, 2, 3, 1)), *b, group=1, **a), \
             perm=(0, 3, 1, 2)) \
         where rank(x) == 4 and dtype(x) == "float16" and is_weight(w)
 """)

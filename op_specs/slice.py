@@ -188,8 +188,7 @@ slice_.laws("""
         == matmul(x, slice(w, axes=(1,), **a)) \
         where rank(w) == 2 and len(i) == 1 and i[0] == rank(x) - 1
     slice(conv(x, w, group=1, **a), axes=(1,), **c) == conv(x, slice(w, axes=(0,), **c), group=1, **a)
-    slice(conv(x, w, **a), axes=(0,), **c) == conv(slice(x, axes=(0,), **c), w, **a)
-    slice(conv(x, w, b, **a), axes=(0,), **c) == conv(slice(x, axes=(0,), **c), w, b, **a)
+    slice(conv(x, w, *b, **a), axes=(0,), **c) == conv(slice(x, axes=(0,), **c), w, *b, **a)
 """)
 slice_.laws(each(ELEMENTWISE, "slice(f(x, **a), **c) == f(slice(x, **c), **a)"))
 slice_.laws(each(PAIRWISE, "slice(f(x, y), **a) == f(slice(x, **a), slice(y, **a))  where shape(x) == shape(y)"))

@@ -44,7 +44,7 @@ from taso_mirage.operators.ops import get, interpret_term
 from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.patterns import REST
-from taso_mirage.rewriting.text import parse_type
+from taso_mirage.rewriting.text import law_typing, parse_type
 
 Array = np.ndarray[Any, Any]
 ILLEGAL = (
@@ -128,12 +128,7 @@ def _plain(value: Any) -> Any:
 
 def as_rule(law: Equation) -> Rule:
     """A law as a rule: with the typing that stands below it, if there is one."""
-    op, _, index = law.name.rpartition(".")
-    try:
-        text = get(op).law_typings.get(int(index), "")
-    except (KeyError, ValueError):
-        text = ""
-    given, _, attributes = text.partition("|")
+    given, _, attributes = law_typing(law.name).partition("|")
     return Rule(law.name, len(law.lhs_terms), parse_given(given), parse_attributes(attributes), law)
 
 

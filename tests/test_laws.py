@@ -12,13 +12,13 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, topo
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import get, term
+from taso_mirage.operators.ops import term
 from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
 from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
 from taso_mirage.rewriting.patterns import found_at
-from taso_mirage.rewriting.text import laws, parse_equation, show_equation
+from taso_mirage.rewriting.text import law_typing, laws, parse_equation, show_equation
 from taso_mirage.search.egraph import EGraph
 from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.search import directions
@@ -28,8 +28,7 @@ from taso_mirage.verify.fuzz import fuzz
 
 def stated(law: Equation) -> tuple[Any, Any]:
     """The typing in letters that stands below a law, and its attributes there."""
-    op, _, index = law.name.rpartition(".")
-    given, _, attributes = (get(op).law_typings.get(int(index), "") if op else "").partition("|")
+    given, _, attributes = law_typing(law.name).partition("|")
     return parse_given(given), parse_attributes(attributes)
 
 

@@ -161,8 +161,8 @@ class Op:
     def laws(self, text: str) -> None:
         """State equations `lhs == rhs  where guard`, one a line; tests check every one.
 
-        A line `given x: (m, k) | p: (k, m)` below a law is one typing of it in letters, and its attributes there: the tests draw
-        typings around that, and around the operators' examples for other laws.
+        `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p: (k, m)` below a law is one
+        typing of it, with its attributes; the tests draw typings around that, or else around the operators' examples.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):

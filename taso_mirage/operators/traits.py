@@ -68,6 +68,7 @@ class Traits:
     `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
     `converts`: The operator changes the dtype of its operand, which may round.
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
+    `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
     `lowering`: What code generators do with the operator besides following its definition.
@@ -82,6 +83,7 @@ class Traits:
     parts: str | None = None
     converts: bool = False
     rounds: bool = False
+    sums: bool = False
     domains: dict[str, Domain] = field(default_factory=dict)
     families: list[MutantFamily] = field(default_factory=list)
     restrict: Restrict | None = None

@@ -16,6 +16,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dty
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr
 from taso_mirage.operators.ops import Op, get, load_specs
 from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.optional_operands import law_parts, law_variants
 from taso_mirage.rewriting.patterns import REST
 
 # ---------------------------------------------------------------- graphs
@@ -180,20 +181,13 @@ def _operator(name: str) -> Op:
 
 def parse_equation(text: str, name: str = "", evidence: str = "law") -> Equation:
     """Read `lhs == rhs  where guard`; a side is a term, or a tuple of terms for several outputs."""
-    body, _, guard = " ".join(text.split()).partition(" where ")
-    try:
-        tree = ast.parse(body.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise SyntaxProblem(f"{text!r}: {error.msg}") from None
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or not isinstance(tree.ops[0], ast.Eq):
-        raise SyntaxProblem(f"{text!r} is no equation; write lhs == rhs")
-    lhs, rhs = _side(tree.left), _side(tree.comparators[0])
+    first, second, guard = law_parts(text)
+    lhs, rhs = _side(first), _side(second)
     if len(lhs) != len(rhs):
         raise SyntaxProblem(f"{text!r}: {len(lhs)} outputs on the left, {len(rhs)} on the right")
     left = _pattern_graph(lhs)
-    return Equation(
-        name or body.strip(), left, Graph(left.inputs, rhs), Expr(guard.strip()) if guard else None, evidence
-    )
+    unnamed = " ".join(text.split()).partition(" where ")[0].strip()
+    return Equation(name or unnamed, left, Graph(left.inputs, rhs), Expr(guard) if guard else None, evidence)
 
 
 def _pattern_graph(outputs: tuple[Node, ...]) -> Graph:
@@ -221,6 +215,8 @@ def _pattern(tree: ast.expr) -> Node:
             return variable(name)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             return _pattern_term(name, args, keywords)
+        case ast.Starred():
+            raise SyntaxProblem(f"{ast.unparse(tree)}: only laws beside operators have optional operands, with a star")
     raise SyntaxProblem(f"{ast.unparse(tree)} is no term of a law")
 
 
@@ -269,9 +265,27 @@ def _show_pattern(node: Node) -> str:
 
 
 @cache
+def _stated_laws() -> tuple[tuple[Equation, str], ...]:
+    """Every law of every operator with its typing. Numbers count equations: a law with optional operands takes two."""
+    found: list[tuple[Equation, str]] = []
+    for op in load_specs().values():
+        texts = enumerate(op.law_texts)
+        variants = [each for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
+        found += [(parse_equation(v.text, f"{op.name}.{i}"), v.typing) for i, v in enumerate(variants)]
+    return tuple(found)
+
+
+@cache
 def laws() -> tuple[Equation, ...]:
     """Every law of every operator, in the order of the files."""
-    found: list[Equation] = []
-    for op in load_specs().values():
-        found += [parse_equation(text, f"{op.name}.{i}") for i, text in enumerate(op.law_texts)]
-    return tuple(found)
+    return tuple(equation for equation, _ in _stated_laws())
+
+
+def law_typing(name: str) -> str:
+    """The typing in letters that stands below the law of that name; "" where none does."""
+    return _law_typings().get(name, "")
+
+
+@cache
+def _law_typings() -> Mapping[str, str]:
+    return {equation.name: typing for equation, typing in _stated_laws()}

@@ -15,9 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.library import PROOF_KINDS, Rule, RuleEvidence, parse_attributes, parse_given
-from taso_mirage.rewriting.text import laws, show_equation
+from taso_mirage.rewriting.text import law_typing, laws, show_equation
 from taso_mirage.system.workers import process_pool
 
 if TYPE_CHECKING:
@@ -144,8 +143,7 @@ def law_rules() -> list[Rule]:
     """The laws beside the operators, with the typings that are stated below them."""
     found = []
     for law in laws():
-        op, _, index = law.name.rpartition(".")
-        given, _, attributes = get(op).law_typings.get(int(index), "").partition("|")
+        given, _, attributes = law_typing(law.name).partition("|")
         found.append(Rule(law.name, 0, parse_given(given), parse_attributes(attributes), law))
     return found
 
