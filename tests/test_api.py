@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from taso_mirage.pipeline.stage import run as run_stages
 from taso_mirage.pipeline.stages import CONCLUDED, FINISH, SEARCH
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search.rulesets import RuleSet, rules
 
@@ -230,3 +232,15 @@ def test_a_stage_that_keeps_the_original_ends_the_rest() -> None:
 def test_the_front_door_has_every_option_documented() -> None:
     text = api.optimize.__doc__ or ""
     assert all(name in text for name in set(Options.__dataclass_fields__) - {"progress", "stop", "command"})
+
+
+def test_nothing_of_a_model_outlives_its_run() -> None:
+    """What a search knows of a model is megabytes: kept from run to run it fills the memory of a process that has many models."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, Rules) for each in gc.get_objects())
+
+    before = kept()
+    optimize(twice(), **QUICK)
+    assert kept() == before

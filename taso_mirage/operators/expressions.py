@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -182,7 +182,7 @@ _PARSING = Lock()
 """Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8 (python/cpython#106905)."""
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def _compiled(source: str) -> Compiled:
     try:
         with _PARSING:
@@ -253,7 +253,7 @@ def names_in_expression(source: str) -> set[str]:
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - EXPRESSION_FUNCTIONS.keys() - {"inf"}
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def questions(source: str) -> frozenset[tuple[str, str]]:
     """What an expression asks of bare names, as (function, name): `value(x)` asks ("value", "x")."""
     calls = [n for n in ast.walk(ast.parse(source or "0", mode="eval")) if isinstance(n, ast.Call)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import groupby
 
 from taso_mirage.ir.model import Model
@@ -116,7 +116,7 @@ def _directed(name: str, equations: Mapping[str, Equation]) -> Equation | None:
     return _reversed(equation) if equation is not None and backward else equation
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def _reversed(equation: Equation) -> Equation | None:
     return equation.reverse()
 
@@ -163,7 +163,7 @@ def _matches_alone(equation: Equation, node: Node) -> bool:
     return any(next(matches(Equation("", side, side), node), None) is not None for side in sides)
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def _bare(pattern: Node) -> Node:
     if pattern.op in ("input", "splat") or not pattern.args:
         return pattern

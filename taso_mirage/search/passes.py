@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any
 
@@ -120,7 +120,6 @@ def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[
     return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
 
 
-@cache
 def joint(rules: Rules) -> Rules:
     """The equations with several outputs into the runtime's own operators: they only help. Others, such as parallel products as
     one, are left to the search, because they hide larger fusions."""
@@ -140,7 +139,7 @@ def _changes_layout(equation: Equation) -> bool:
     return len(equation.lhs_terms) == 1 and traits(equation.lhs_terms[0]).layout and not can_shrink(equation)
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def can_shrink(equation: Equation) -> bool:
     """Whether some choice of weights for the variables leaves fewer terms to run on the right than on the left."""
     names = {n: 1 << i for i, n in enumerate(equation.lhs.inputs)}

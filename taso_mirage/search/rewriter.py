@@ -66,6 +66,7 @@ class Rewriter:
         self.cost = Cost(self.term)
         self.proved = proved
         self.stages = pass_order(equations, proved)
+        self._joint = {stage: joint(stage) for stage in self.stages}
         self.passing = 0.0
         """Seconds that the passes took: what those after the search may take."""
 
@@ -125,7 +126,7 @@ class Rewriter:
             outputs, steps = simplify(model.graph.outputs, stage, self.known)
             taken += [*halved, *steps]
             for _ in range(MERGES):
-                outputs, merged = merge(outputs, joint(stage), self.known)
+                outputs, merged = merge(outputs, self._joint[stage], self.known)
                 taken += merged
             model, folded = self._fold(model, outputs)
             taken += folded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
 from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
@@ -74,7 +74,7 @@ def cut_free(lhs: Sequence[Node], rhs: Sequence[Node], cut: Mapping[Node, Node])
     return Instance(tuple([done[n] for n in lhs]), tuple([done[n] for n in rhs]))
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def constants_read(equation: Equation) -> frozenset[str]:
     """The variables whose values the guard or a computed attribute asks for."""
     sources = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import chain, islice
 from random import Random
 from typing import Any
@@ -301,7 +301,7 @@ CHANGES: tuple[Change, ...] = (
 )
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def _edges(equation: Equation) -> tuple[float, ...]:
     """The numbers of the guard: what it tells apart lies at them."""
     import ast
