@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from taso_mirage.verify.proofs import prover_files
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "taso_mirage"
 LAYERS: list[set[str]] = [  # a room may import those of the rows above its own; its `__init__.py` says what it is for
@@ -339,3 +341,16 @@ def test_code_generators_name_no_operator() -> None:
                 tables = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id.isupper()} - {"ABSENT"}
                 wrong += [f"{file.name}:{node.lineno}: {each}" for each in (texts | tables) - leaves]
     assert wrong == []
+
+
+def test_the_digest_of_the_prover_has_all_that_a_proof_imports() -> None:
+    """Kept verdicts are those of this prover: a change of any module that it imports makes them anew."""
+    apart = {"errors", "version", "system"}  # they decide nothing
+    reached, waiting = set[str](), ["taso_mirage.verify.proofs"]
+    while waiting:
+        name = waiting.pop()
+        if name in modules() and name not in reached and name != "taso_mirage":
+            reached.add(name)
+            waiting += imports(modules()[name])
+    hashed = set(prover_files())
+    assert [m for m in sorted(reached) if room(m) not in apart and modules()[m] not in hashed] == []

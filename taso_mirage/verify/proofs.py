@@ -175,12 +175,17 @@ PROVER = ("ir", "meanings", "operators", "rewriting", "prove", "verify")
 """The rooms that a proof hangs on."""
 
 
+def prover_files() -> list[Path]:
+    """The files that a proof hangs on, in an order that is the same wherever the package lies."""
+    package = Path(__file__).parent.parent
+    files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
+    return [*files, *sorted(data_folder("op_specs").glob("*.py"))]
+
+
 @cache
 def prover() -> str:
     """A digest of all that a proof hangs on: the meanings, the prover, and the operators' definitions."""
-    package = Path(__file__).parent.parent
-    files = [file for room in PROVER for file in (package / room).glob("*.py")]
     digest = hashlib.sha256()
-    for file in sorted([*files, *data_folder("op_specs").glob("*.py")], key=lambda f: (f.parent.name, f.name)):
+    for file in prover_files():
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
