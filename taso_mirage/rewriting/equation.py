@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, topological
@@ -14,6 +14,7 @@ from taso_mirage.operators.expressions import Expr, is_weight, replaced, uniform
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
+from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
 
 REST = reversal.REST_KEY
 
@@ -110,17 +111,17 @@ class _State:
 
 def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | NoMatch:
     """The first match with `node` as the first output, or the reason why there is none."""
-    reason = [f"{node.op} is not {equation.roots[0]}"]
+    reason = MatchReason(f"{node.op} is not {equation.roots[0]}")
     for found in matches(equation, node, users, reason):
         return found
-    return NoMatch(reason[0])
+    return NoMatch(reason.text)
 
 
 def matches(
     equation: Equation,
     node: Node,
     users: Mapping[Node, list[Node]] | None = None,
-    why: _Reason = None,
+    why: MatchReason = UNASKED,
 ) -> Iterator[Match]:
     """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
     first, *others = equation.lhs.outputs
@@ -131,7 +132,7 @@ def matches(
 
 
 def _match_others(
-    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: _Reason
+    patterns: list[Node], outputs: tuple[Node, ...], state: _State, users: Mapping[Node, list[Node]], why: MatchReason
 ) -> Iterator[tuple[tuple[Node, ...], _State]]:
     if not patterns:
         yield outputs, state
@@ -165,42 +166,27 @@ def _path_to_bound(pattern: Node, state: _State) -> list[Node] | None:
     return None
 
 
-_Reason: TypeAlias = list[str] | None
-"""Where the reason of a failure is kept, if it is asked for."""
-
-
-def _note(why: _Reason, reason: str, *values: Any) -> None:
-    """Keep the reason that came furthest: a guard that failed says more than an operator that differs."""
-    if why is not None and not why[0].startswith("the guard"):
-        _overrule(why, reason, *values)
-
-
-def _overrule(why: _Reason, reason: str, *values: Any) -> None:
-    if why is not None:
-        why[0] = reason.format(*values)
-
-
-def _match(pattern: Node, node: Node, state: _State, why: _Reason) -> Iterator[_State]:
+def _match(pattern: Node, node: Node, state: _State, why: MatchReason) -> Iterator[_State]:
     if pattern.op == "input":
         name = pattern.attr("name")
         bound = state.operands.get(name)
         if node is ABSENT:  # equations are proved with the operand there
-            _note(why, "{} stands for an operand, which is absent", name)
+            why.note("{} stands for an operand, which is absent", name)
         elif bound is None:
             yield _State({**state.operands, name: node}, state.attributes, state.later)
         elif bound is node:
             yield state
         else:
-            _note(why, "{} stands for two different terms", name)
+            why.note("{} stands for two different terms", name)
         return
     if pattern.op == "splat":
         if uniform_value(node) == pattern.attr("value"):
             yield state
         else:
-            _note(why, "{} is not the constant {}", node.op, pattern.attr("value"))
+            why.note("{} is not the constant {}", node.op, pattern.attr("value"))
         return
     if node.op != pattern.op or len(node.args) != len(pattern.args):
-        _note(why, "{} with {} operands is not {} with {}", node.op, len(node.args), pattern.op, len(pattern.args))
+        why.note("{} with {} operands is not {} with {}", node.op, len(node.args), pattern.op, len(pattern.args))
         return
     started = _match_attributes(pattern, node, state, why)
     if started is None:
@@ -210,7 +196,9 @@ def _match(pattern: Node, node: Node, state: _State, why: _Reason) -> Iterator[_
         yield from _match_args(pattern.args, node.args[::-1], started, why)
 
 
-def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: _Reason) -> Iterator[_State]:
+def _match_args(
+    patterns: tuple[Node, ...], args: tuple[Node, ...], state: _State, why: MatchReason
+) -> Iterator[_State]:
     if not patterns:
         yield state
         return
@@ -218,7 +206,7 @@ def _match_args(patterns: tuple[Node, ...], args: tuple[Node, ...], state: _Stat
         yield from _match_args(patterns[1:], args[1:], found, why)
 
 
-def _match_attributes(pattern: Node, node: Node, state: _State, why: _Reason) -> _State | None:
+def _match_attributes(pattern: Node, node: Node, state: _State, why: MatchReason) -> _State | None:
     if not pattern.attrs:
         return state
     attributes, later = dict(state.attributes), list(state.later)
@@ -229,26 +217,26 @@ def _match_attributes(pattern: Node, node: Node, state: _State, why: _Reason) ->
         if isinstance(wanted, Expr) and name is None:
             later.append((wanted, value))
         elif name is None and wanted != value:
-            _note(why, "{} has {}={}, not {}", node.op, key, value, wanted)
+            why.note("{} has {}={}, not {}", node.op, key, value, wanted)
             return None
         elif name is not None and attributes.setdefault(name, value) != value:
-            _note(why, "{} has {}={}, where {} is {}", node.op, key, value, name, attributes[name])
+            why.note("{} has {}={}, where {} is {}", node.op, key, value, name, attributes[name])
             return None
     return _State(state.operands, attributes, tuple(later))
 
 
-def _holds(equation: Equation, state: _State, why: _Reason) -> bool:
+def _holds(equation: Equation, state: _State, why: MatchReason) -> bool:
     names = {**state.attributes, **state.operands}
     try:
         for expression, value in state.later:
             if expression(names) != value:
-                _overrule(why, "{} is {}, not {}", expression.source, expression(names), value)
+                why.overrule("{} is {}, not {}", expression.source, expression(names), value)
                 return False
         if equation.where is not None and not equation.where(names):
-            _overrule(why, "the guard does not hold: {}", equation.where.source)
+            why.overrule("the guard does not hold: {}", equation.where.source, guard=True)
             return False
     except (Undecidable, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        _overrule(why, "the guard cannot be decided: {}", error)
+        why.overrule("the guard cannot be decided: {}", error, guard=True)
         return False
     return True
 
@@ -313,7 +301,7 @@ def _instantiate(node: Node, done: Mapping[Node, Node], names: Mapping[str, Any]
 
 def resembles(pattern: Node, node: Node) -> bool:
     """Whether a pattern matches, without computed attributes and guards."""
-    return next(_match(pattern, node, _State({}, {}), None), None) is not None
+    return next(_match(pattern, node, _State({}, {}), UNASKED), None) is not None
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:
