@@ -41,9 +41,10 @@ from taso_mirage.meanings.reals import Reals
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.expressions import names_in_expression as free_names
 from taso_mirage.operators.ops import get, interpret_term
-from taso_mirage.rewriting.equation import REST, Equation, NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import REST, Equation, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_type
+from taso_mirage.verdicts import Failure
 
 Array = np.ndarray[Any, Any]
 ILLEGAL = (
@@ -437,7 +438,7 @@ class _Drawing:
             rhs = apply_equation(self.equation, found)
         except ILLEGAL:  # a number of the right side that the dtype does not have
             return None
-        if not isinstance(rhs, NoMatch):
+        if not isinstance(rhs, Failure):
             return rhs, found.names
         return self._built(lhs, found.names) if strict and "truncates" in rhs.reason else None
 

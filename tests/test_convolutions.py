@@ -43,7 +43,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 PADS = (1, 1, 1, 1)
 
@@ -258,7 +258,7 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
     made, _ = case(*CASES[0])
     monkeypatch.setattr(spec, "transforms", wrong)
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Refusal)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Failure)
     monkeypatch.undo()
     _evidence.cache_clear()
     assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), MuGraphEvidence)
@@ -270,7 +270,7 @@ def test_other_operands_are_refused() -> None:
 
     def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
         mine = term("winograd", *operands, pads=pads, tile=(2, 2), block=(16, 1), relu=relu)
-        return isinstance(verified_mugraph(Graph(goal.inputs, (mine,)), goal), Refusal)
+        return isinstance(verified_mugraph(Graph(goal.inputs, (mine,)), goal), Failure)
 
     operands = made.x, made.w, made.b, made.z
     assert not refused(*operands)

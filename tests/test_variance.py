@@ -17,7 +17,7 @@ from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import SINGLE, MuGraphEvidence, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 FAR = 1e3
 """A mean so large that the mean of the squares less its square has no correct digit left in float32."""
@@ -69,7 +69,7 @@ def test_squares_less_the_square_are_refused() -> None:
 
     made = mugraphs.kernel([(x, (0,), 1)], body, (3,), 4, (0,))
     found = verified_mugraph(Graph((x,), (made,)), Graph((x,), (statistics(x)[0],)))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "with shifted inputs in float32" in found.reason
 
 
@@ -201,5 +201,5 @@ def test_wrong_accumulators_are_refused(name: str) -> None:
     x = mugraphs.leaf("x", "float32", 6, 24)
     made = mugraphs.kernel([(x, (0,), 1)], lambda t: WRONG[name](*statistics(t)), (3,), 4, (0,))
     found = verified_mugraph(Graph((x,), (made,)), one_pass()[1])
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "differs from the goal's in the field" in found.reason

@@ -16,6 +16,7 @@ import typer
 
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.system.terminal import say
+from taso_mirage.verdicts import Failure
 
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
@@ -320,11 +321,10 @@ def _right(each: Ranked) -> str:
 
 
 def _evidence(each: Ranked) -> str:
-    from taso_mirage.verify.refused import Refusal
 
     if each.evidence is None:
         return "not verified: the time was over (--budget, or Ctrl-C)"
-    if isinstance(each.evidence, Refusal):
+    if isinstance(each.evidence, Failure):
         return f"WRONG, not to be used: {each.evidence.reason}"
     return f"verified: {each.evidence}"
 
@@ -360,9 +360,8 @@ def _operator(node: Node) -> str:
 def _data(each: Ranked) -> dict[str, Any]:
     """Costs are seconds; null where there is no correction."""
     from taso_mirage.rewriting.text import show_graph
-    from taso_mirage.verify.refused import Refusal
 
-    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Refusal) else (each.refused, each.evidence)
+    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Failure) else (each.refused, each.evidence)
     return {
         "families": list(each.mutant.families),
         "right": each.share,

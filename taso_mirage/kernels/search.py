@@ -30,7 +30,7 @@ from taso_mirage.kernels.verify import MeasuredError, MuGraphEvidence, verified_
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure, FailureKind
 
 if TYPE_CHECKING:
     from taso_mirage.codegen.gpu.program import TritonProgram
@@ -224,7 +224,7 @@ class Search:
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
-        self.known: dict[tuple[object, ...], MuGraphEvidence | Refusal] = {}
+        self.known: dict[tuple[object, ...], MuGraphEvidence | Failure] = {}
         self.labelled = label(goal)
 
     def run(
@@ -301,7 +301,7 @@ class Search:
         if roles not in self.known:
             self.statistics.tested += 1
             small, goal = candidate.shrunk()
-            refused = Refusal("it cannot be put together at small sizes")
+            refused = Failure(FailureKind.EXCLUDED, "it cannot be put together at small sizes")
             self.known[roles] = refused if small is None else verified_mugraph(small, goal, seed=self.seed)
         evidence = self.known[roles]
         if not isinstance(evidence, MuGraphEvidence):
@@ -354,7 +354,7 @@ class Search:
                 continue
             self.statistics.plans += 1
             stable = stabilisation(plan, closure)
-            if isinstance(stable, Refusal):
+            if isinstance(stable, Failure):
                 self.statistics.unstable += 1
                 self.unsafe = self.unsafe or stable.reason
             else:

@@ -26,7 +26,7 @@ from taso_mirage.partial.agreement import (
 )
 from taso_mirage.partial.correct import correct
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure, FailureKind
 
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
@@ -65,20 +65,20 @@ class Total:
     evidence: FieldEvidence
 
 
-def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Refusal:
-    """Test, correct and verify a mutant; Refused says what was in the way."""
+def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Failure:
+    """Test, correct and verify a mutant; a failure says what was in the way."""
     try:
         found = agreement(original, mutant)
         corrected = correct(original, mutant, found, joined)
     except Unsupported as error:
-        return Refusal(str(error))
+        return Failure(FailureKind.EXCLUDED, str(error))
     evidence = verified_program(original, corrected)
-    if isinstance(evidence, Refusal):
+    if isinstance(evidence, Failure):
         return evidence
     return Total(found, corrected, equation(name, original, corrected, str(evidence)), evidence)
 
 
-def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> FieldEvidence | Refusal:
+def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> FieldEvidence | Failure:
     """Whether two programs over the same leaves are equal everywhere: all elements in the field for each seed, then in numbers."""
     leaves = program_leaves(original.outputs)
     nodes = [*original.outputs, *corrected.outputs]
@@ -87,15 +87,16 @@ def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = S
         for i, wrong in differing_elements(original.outputs, corrected.outputs, leaves, trials, seed):
             if wrong.any():
                 place = tuple(np.argwhere(wrong)[0][1:].tolist())
-                return Refusal(f"output {i} differs from the original's at {place} in the field (seed {seed})")
+                why = f"output {i} differs from the original's at {place} in the field (seed {seed})"
+                return Failure(FailureKind.REFUTED, why)
     worst = _in_numbers(original, corrected, leaves, seeds[0])
-    if isinstance(worst, Refusal):
+    if isinstance(worst, Failure):
         return worst
     n = trials * len(seeds)
     return FieldEvidence(n, float((len(leaves) / P) ** n), *worst)
 
 
-def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> tuple[float, float] | Refusal:
+def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> tuple[float, float] | Failure:
     rng = np.random.default_rng(seed)
     drawn = {n: rng.normal(size=[int(d) for d in n.shape]).astype(numpy_dtype(n.dtype)) for n in leaves}
     reference = _run(original, EXACT, drawn)
@@ -109,7 +110,8 @@ def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed:
         error = float(np.abs(b - r).max(initial=0)) / largest
         allowed = TIMES * float(np.abs(a - r).max(initial=0)) / largest + floor
         if not error <= allowed:
-            return Refusal(f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed")
+            why = f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed"
+            return Failure(FailureKind.INACCURATE, why)
         ratios.append((error, allowed))
     return max(ratios)
 

@@ -15,18 +15,9 @@ from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
 from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
+from taso_mirage.verdicts import Failure, FailureKind
 
 REST = reversal.REST_KEY
-
-
-@dataclass(frozen=True, slots=True)
-class NoMatch:
-    """Why an equation does not apply somewhere."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +100,12 @@ class _State:
     later: tuple[tuple[Expr, Any], ...] = ()
 
 
-def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | NoMatch:
+def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | Failure:
     """The first match with `node` as the first output, or the reason why there is none."""
     reason = MatchReason(f"{node.op} is not {equation.roots[0]}")
     for found in matches(equation, node, users, reason):
         return found
-    return NoMatch(reason.text)
+    return _no_match(reason.text)
 
 
 def matches(
@@ -241,29 +232,33 @@ def _holds(equation: Equation, state: _State, why: MatchReason) -> bool:
     return True
 
 
-def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
-    """The right-hand side on what was matched; NoMatch where it has no type or another type than the left-hand side."""
+def _no_match(reason: str) -> Failure:
+    return Failure(FailureKind.NO_MATCH, reason)
+
+
+def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failure:
+    """The right-hand side on what was matched; a failure where it has no type or another type than the left-hand side."""
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
         results = instantiate(equation.rhs, found.names, like)
     except (IllTyped, Undecidable, LookupError, TypeError, ValueError, ArithmeticError, Unsupported) as error:
-        return NoMatch(f"the right-hand side does not fit: {error}")
+        return _no_match(f"the right-hand side does not fit: {error}")
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:
-            return NoMatch(f"the type would change from {old.type} to {new.type}")
+            return _no_match(f"the type would change from {old.type} to {new.type}")
     return _legal(found, results)
 
 
-def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | NoMatch:
+def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failure:
     """The results, unless integers would be divided, or summed by another kernel of the runtime's that rounds them."""
     leaves = set(found.operands.values())
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
     if truncated is not None:
-        return NoMatch(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
+        return _no_match(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
     moved = next(iter({n for n in before if differs(n)} ^ {n for n in after if differs(n)}), None)
     if moved is not None:
-        return NoMatch(f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps")
+        return _no_match(f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps")
     return results
 
 

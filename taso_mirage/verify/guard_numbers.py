@@ -17,12 +17,13 @@ from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.library import RejectedRule, Rule
+from taso_mirage.rewriting.library import Rule
+from taso_mirage.verdicts import Failure
 from taso_mirage.verify.guard_equalities import equality_guards
 from taso_mirage.verify.guard_ranks import rank_guards
 
 
-def number_guards(rule: Rule, seed: int = 0) -> Rule | RejectedRule:
+def number_guards(rule: Rule, seed: int = 0) -> Rule | Failure:
     """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
@@ -38,9 +39,9 @@ def number_guards(rule: Rule, seed: int = 0) -> Rule | RejectedRule:
     rule = _guarded(rule, [f"{p} == {q}" for p, q in equality_guards(rule)])
     rule = _guarded(rule, _bounded_ranks(rule))
     condition = rank_guards(rule, seed)
-    if condition is None or isinstance(condition, RejectedRule):
-        return condition or rule
-    return _guarded(rule, [condition])
+    if isinstance(condition, Failure):
+        return condition
+    return rule if condition is None else _guarded(rule, [condition])
 
 
 def _bounded_ranks(rule: Rule) -> list[str]:

@@ -20,7 +20,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
 """Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
@@ -171,7 +171,7 @@ def convolution(goal: Graph) -> Convolution | None:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> MuGraphEvidence | Refusal:
+def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> MuGraphEvidence | Failure:
     made, leaves = small
     mine, goal = made.mugraph(tile, (COUNTS[0], 1)), made.goal()
     return verified_mugraph(Graph(leaves, (mine,)), Graph(leaves, (goal,)))

@@ -23,7 +23,7 @@ from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
@@ -150,7 +150,7 @@ def weight_product(goal: Graph) -> WeightProduct | None:
 
 
 @lru_cache
-def _evidence(rank: int, bias: bool, sum: bool) -> MuGraphEvidence | Refusal:
+def _evidence(rank: int, bias: bool, sum: bool) -> MuGraphEvidence | Failure:
     """At small sizes: the algebra hangs on none of them."""
     rows = (2,) * (rank - 1)
     x, w = variable("x", Tensor("float32", (*rows, 3))), variable("w", Tensor("float32", (3, 5)))
