@@ -79,6 +79,56 @@ class Failure:
         return self.reason if self.counterexample is None else f"{self.reason}\n{self.counterexample}"
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes alone).
+
+    `bound` is what it covers, in words; `steps` a deterministic measure of its work.
+    """
+
+    kind: str
+    bound: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredError:
+    """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
+
+    dtype: str
+    draw: str
+    scale: float
+    error: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """How it is known that a rule holds, or that two programs are equal: by proofs, by tests in a finite field, by runs in floats.
+
+    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and what the `proof` covers. `bounded`: of those
+    cases, how many at their own sizes alone. `excluded`: cases that the guard admits and that are not proved, so that the rule does not
+    apply in them; no readable guard was found that says so.
+
+    Tests: so many passed, with all elements equal, and `undecided` others did not decide; a wrong program passes with a probability of
+    at most `bound`, (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input. `measured`: the errors in
+    floats.
+    """
+
+    cases: int = 0
+    typings: int = 0
+    proof: Proof | None = None
+    bounded: int = 0
+    excluded: int = 0
+    tests: int = 0
+    undecided: int = 0
+    bound: float = 1.0
+    measured: tuple[MeasuredError, ...] = ()
+
+
+NO_EVIDENCE = Evidence()
+
+
 def failed(verdict: object, kind: FailureKind) -> TypeGuard[Failure]:
     """Whether a verdict is a failure of that kind."""
     return isinstance(verdict, Failure) and verdict.kind is kind

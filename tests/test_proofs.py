@@ -15,9 +15,9 @@ from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, RuleEvidence, parse_attributes, parse_given
+from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, parse_equation
-from taso_mirage.verdicts import Failure, FailureKind, failed
+from taso_mirage.verdicts import Evidence, Failure, FailureKind, failed
 from taso_mirage.verify.fuzz import Typing, typings
 from taso_mirage.verify.ladder import climb, different, proved_at
 from taso_mirage.verify.lift import lift
@@ -373,7 +373,7 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
     )
     assert isinstance(prove_symbolic(*merge.instance()), Proved)
     found = climb(merge, 1, 60)
-    assert isinstance(found, RuleEvidence)
+    assert isinstance(found, Evidence)
     assert found.proof is not None
     assert found.proof.steps > 0
     agreed = list(islice(typings(merge.equation, 1, 400, merge.given, merge.attributes), 60))

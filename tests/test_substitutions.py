@@ -33,12 +33,12 @@ from taso_mirage.report.rule_in_words import chosen, find_rule, words
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import apply_equation, matches
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import Proof, RejectedRule, Rule, RuleEvidence, rule_name
+from taso_mirage.rewriting.library import RejectedRule, Rule, rule_name
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search.passes import Context, can_shrink, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import directions, rewrites
-from taso_mirage.verdicts import Failure
+from taso_mirage.verdicts import Evidence, Failure, Proof
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import EquationSides
 from taso_mirage.verify.recheck import law_rules
@@ -49,7 +49,7 @@ MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 def rule(family: str, operators: int, given: str, attributes: str, text: str, proof: str = "symbolic") -> Rule:
     equation = parse_equation(text)
     equation = replace(equation, name=rule_name(family, equation), evidence="library")
-    evidence = RuleEvidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
+    evidence = Evidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
     pairs = library.parse_given(given), library.parse_attributes(attributes)
     return Rule(equation.name, operators, *pairs, equation, evidence)
 

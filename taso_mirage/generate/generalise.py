@@ -12,9 +12,9 @@ from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, RuleEvidence, rule_name
+from taso_mirage.rewriting.library import Rule, rule_name
 from taso_mirage.rewriting.text import show_equation
-from taso_mirage.verdicts import Failure, FailureKind
+from taso_mirage.verdicts import Evidence, Failure, FailureKind
 from taso_mirage.verify import guards
 from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings
@@ -62,7 +62,7 @@ def generalise(
     for each in (forms, work.fixed):
         verdict, attributes = search.settle(each, wanted)
         if isinstance(verdict, Settled):
-            evidence = RuleEvidence(TRIALS, verdict.typings)
+            evidence = Evidence(TRIALS, verdict.typings)
             name = rule_name(family, verdict.equation)
             settled = replace(verdict.equation, name=name, evidence="library")
             kept = guards.stated_values(settled, attributes)

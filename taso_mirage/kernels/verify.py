@@ -7,7 +7,7 @@ overflow where the goal does not, and rounds as float32 does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import interpret
-from taso_mirage.verdicts import Failure, FailureKind
+from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
@@ -33,31 +33,7 @@ UNDERFLOW = 1e-30
 """An absolute error that float32's smallest numbers excuse."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredError:
-    """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
-
-    dtype: str
-    draw: str
-    scale: float
-    error: float
-    allowed: float
-
-
-@dataclass(frozen=True, slots=True)
-class MuGraphEvidence:
-    """So many valid tests passed, others did not decide; a wrong muGraph passes with a probability of at most `bound`.
-
-    `bound` is (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input.
-    """
-
-    tests: int
-    undecided: int
-    bound: float
-    measured: tuple[MeasuredError, ...]
-
-
-def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> MuGraphEvidence | Failure:
+def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Failure:
     """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; a failure says why not."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
@@ -73,7 +49,26 @@ def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0)
     measured = _in_numbers(mugraph, goal, seed)
     if isinstance(measured, Failure):
         return measured
-    return MuGraphEvidence(tests, passed, (len(leaves) / P) ** tests, measured)
+    return tested(tests, passed, (len(leaves) / P) ** tests, measured)
+
+
+def tested(tests: int, undecided: int, bound: float, measured: tuple[MeasuredError, ...]) -> Evidence:
+    """What is known of a muGraph."""
+    return Evidence(tests=tests, undecided=undecided, bound=bound, measured=measured)
+
+
+def tests_json(evidence: Evidence) -> dict[str, Any]:
+    """What is known of a muGraph as a value for a file, from which `read_tests` makes the same."""
+    measured = [asdict(each) for each in evidence.measured]
+    known = {"tests": evidence.tests, "undecided": evidence.undecided, "bound": evidence.bound}
+    return known | {"measured": measured}
+
+
+def read_tests(value: Mapping[str, Any]) -> Evidence:
+    """Raises TypeError, LookupError or ValueError where the value is not of `tests_json`."""
+    known = dict(value)
+    measured = tuple([MeasuredError(**each) for each in known.pop("measured")])
+    return tested(**known, measured=measured)
 
 
 def _leaves(graph: Graph) -> list[Node]:

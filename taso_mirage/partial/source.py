@@ -13,7 +13,7 @@ from taso_mirage.operators.work import work
 from taso_mirage.partial.candidates import CorrectedMutant, made_whole
 from taso_mirage.partial.families import begins, mutants_of
 from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import equation, verified_program
+from taso_mirage.partial.whole import equation, tests_in_words, verified_program
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verdicts import Failure
@@ -119,7 +119,7 @@ def tried(
         times = contest(program, candidate.corrected) if contest is not None else (before, after)
         evidence = verified_program(program, candidate.corrected) if times[1] < PAYS * times[0] else None
         if evidence is not None and not isinstance(evidence, Failure):
-            found.append(_mutation(program, candidate, str(evidence), times))
+            found.append(_mutation(program, candidate, tests_in_words(evidence), times))
         if len(found) == KEPT:
             break
     return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), number, refused)

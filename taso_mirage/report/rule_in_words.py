@@ -14,7 +14,8 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
 from taso_mirage.operators.work import work
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, RuleEvidence, rule_sides, show_attributes
+from taso_mirage.rewriting.library import Rule, rule_sides, show_attributes
+from taso_mirage.verdicts import Evidence
 
 GROUNDS = {
     "symbolic": "proved for every size",
@@ -90,7 +91,7 @@ def shown_rule(rule: Rule) -> Iterator[str]:
     yield f"evidence: {grounds(rule.evidence)}"
 
 
-def grounds(evidence: RuleEvidence) -> str:
+def grounds(evidence: Evidence) -> str:
     """The evidence in words."""
     said = [f"{evidence.cases} cases"] if evidence.cases else []
     said += [f"{evidence.typings} random legal typings"] if evidence.typings else []

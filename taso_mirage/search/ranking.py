@@ -12,9 +12,9 @@ from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.candidates import corrections
 from taso_mirage.partial.families import Mutant
 from taso_mirage.partial.pieces import merged_boxes
-from taso_mirage.partial.whole import FieldEvidence, verified_program
+from taso_mirage.partial.whole import verified_program
 from taso_mirage.search.cost import Cost
-from taso_mirage.verdicts import Failure, FailureKind
+from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 Late = Callable[[], bool]
 
@@ -35,7 +35,7 @@ class Ranked:
     cost: float = inf
     joined: bool = False
     refused: Failure | None = None
-    evidence: FieldEvidence | Failure | None = None
+    evidence: Evidence | Failure | None = None
 
     @property
     def share(self) -> float:

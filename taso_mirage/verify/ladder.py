@@ -16,9 +16,9 @@ from taso_mirage.operators.ops import get, traits
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
-from taso_mirage.rewriting.library import Proof, Rule, RuleEvidence
+from taso_mirage.rewriting.library import Rule
 from taso_mirage.rewriting.text import show_equation
-from taso_mirage.verdicts import Counterexample, Failure, FailureKind
+from taso_mirage.verdicts import Counterexample, Evidence, Failure, FailureKind, Proof
 from taso_mirage.verify.cases import Instance
 from taso_mirage.verify.examine import Examined, Judged, examine
 from taso_mirage.verify.fuzz import Typing
@@ -47,7 +47,7 @@ class _Found:
     largest: int
 
 
-def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> RuleEvidence | Failure:
+def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Failure:
     """Every case of a rule as it is stated. What is refuted has a counterexample; what is unproved says which case has no proof."""
     proofs = Proofs()
     found = examined(rule, proofs, seed, typings)
@@ -66,7 +66,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
     return found
 
 
-def evidence(found: Examined, proofs: Proofs) -> RuleEvidence:
+def evidence(found: Examined, proofs: Proofs) -> Evidence:
     """What was proved, in words."""
     every, bounded = len(found.of("proved")), len(found.of("bounded"))
     bound = f"every size of {every} case{'s' if every != 1 else ''}"
@@ -74,7 +74,7 @@ def evidence(found: Examined, proofs: Proofs) -> RuleEvidence:
         bound += f", {bounded} at {'its' if bounded == 1 else 'their'} own sizes"
     excluded = len(found.of("refuted", "unproved"))
     proof = Proof("bounded" if bounded else "symbolic", bound, proofs.steps)
-    return RuleEvidence(every + bounded, found.typings, proof, bounded, excluded)
+    return Evidence(every + bounded, found.typings, proof, bounded, excluded)
 
 
 def failure(rule: Rule, found: Examined) -> Failure:
@@ -90,7 +90,7 @@ def failure(rule: Rule, found: Examined) -> Failure:
     )
 
 
-def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, RuleEvidence] | Failure:
+def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Failure:
     """The rule under the guard under which every case is proved, and its evidence. Where no readable guard says so, some are excluded."""
     for attempt in range(GUARDS + 1):
         proofs = Proofs()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.operators.ops import get
-from taso_mirage.rewriting.library import PROOF_KINDS, Rule, RuleEvidence, parse_attributes, parse_given
+from taso_mirage.rewriting.library import PROOF_KINDS, Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, show_equation
 from taso_mirage.system.workers import process_pool
-from taso_mirage.verdicts import Failure, FailureKind
+from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Failure, FailureKind
 
 if TYPE_CHECKING:
     from taso_mirage.verify.examine import Examined
@@ -31,14 +31,14 @@ class RuleVerdict:
     else why not: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
 
     name: str
-    found: RuleEvidence | Failure
+    found: Evidence | Failure
     seconds: float
     cases: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def evidence(self) -> RuleEvidence:
+    def evidence(self) -> Evidence:
         """What is known of it; nothing where it failed."""
-        return RuleEvidence() if isinstance(self.found, Failure) else self.found
+        return NO_EVIDENCE if isinstance(self.found, Failure) else self.found
 
     @property
     def problem(self) -> str:
