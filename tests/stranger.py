@@ -484,7 +484,7 @@ class _Drawing:
         rng = self.rng
         table: dict[str, str] = {}
         pools = (FLOATS, FLOATS[:1], INTEGERS, INTEGERS, ("bool",))
-        for dtype in {d for d, _ in seed.types.values()}:
+        for dtype in dict.fromkeys(d for d, _ in seed.types.values()):
             if rng.random() < 0.35:
                 table[dtype] = dtype
             else:
