@@ -15,13 +15,13 @@ class FailureKind(Enum):
     REFUTED = "refuted"
     """They differ: in numbers, or in a finite field."""
     INACCURATE = "inaccurate"
-    """They are equal over the reals at most: in floats one overflows, or is too far off."""
+    """They are equal over the reals at most: on a machine one overflows, wraps, or is too far off."""
     UNDECIDED = "undecided"
     """What was tried shows nothing: each trial divides by zero, for example."""
     UNPROVED = "unproved"
     """No proof was found."""
     EXCLUDED = "excluded"
-    """It was not tried: something in it is outside of what can be judged, or it is not worth it."""
+    """It is outside of what can be judged (a division of integers, say), or is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)

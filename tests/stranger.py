@@ -44,7 +44,7 @@ from taso_mirage.operators.ops import get, interpret_term
 from taso_mirage.rewriting.equation import REST, Equation, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_type
-from taso_mirage.verdicts import Failure
+from taso_mirage.verdicts import Failure, FailureKind
 
 Array = np.ndarray[Any, Any]
 ILLEGAL = (
@@ -440,7 +440,7 @@ class _Drawing:
             return None
         if not isinstance(rhs, Failure):
             return rhs, found.names
-        return self._built(lhs, found.names) if strict and "truncates" in rhs.reason else None
+        return self._built(lhs, found.names) if strict and rhs.kind is FailureKind.EXCLUDED else None
 
     def _built(
         self, lhs: tuple[Node, ...], names: Mapping[str, Any]

@@ -255,10 +255,12 @@ def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failur
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
     if truncated is not None:
-        return _no_match(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
+        why = f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals"
+        return Failure(FailureKind.EXCLUDED, why)
     moved = next(iter({n for n in before if differs(n)} ^ {n for n in after if differs(n)}), None)
     if moved is not None:
-        return _no_match(f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps")
+        why = f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps"
+        return Failure(FailureKind.INACCURATE, why)
     return results
 
 
