@@ -15,7 +15,7 @@ class FailureKind(Enum):
     REFUTED = "refuted"
     """They differ: in numbers, or in a finite field."""
     INACCURATE = "inaccurate"
-    """They are equal over the reals at most: on a machine one overflows, wraps, or is too far off."""
+    """They are equal over the reals at most: on a machine one overflows or is too far off."""
     UNDECIDED = "undecided"
     """What was tried shows nothing: each trial divides by zero, for example."""
     UNPROVED = "unproved"
@@ -26,7 +26,8 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Where two sides differ: the output; and the sides as text, inputs as nested lists, and the first element that differs.
+    """Where two sides differ: the output, the sides as text, inputs as nested lists, and the first
+    element that differs.
 
     `note` says why there are no values: only the field tells the sides apart.
     """
@@ -60,7 +61,8 @@ class Counterexample:
 class Failure:
     """Why there is no answer, with a counterexample where one is known; false, where answers are true.
 
-    `equation`: the text of the rule that failed, with the guards that it had by then. `steps`: the work that a prover spent.
+    `equation`: the text of the rule that failed, with the guards that it had by then. `steps`: the
+    work that a prover spent.
     """
 
     kind: FailureKind
@@ -93,7 +95,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
+    """One numeric case: inputs rounded to `dtype`; the largest error and what was allowed, both
+    over the largest element."""
 
     dtype: str
     draw: str
@@ -104,15 +107,17 @@ class MeasuredError:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How it is known that a rule holds, or that two programs are equal: by proofs, by tests in a finite field, by runs in floats.
+    """How it is known that a rule holds, or that two programs are equal: by proofs, by tests in a
+    finite field, by runs in floats.
 
-    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and what the `proof` covers. `bounded`: of those
-    cases, how many at their own sizes alone. `excluded`: cases that the guard admits and that are not proved, so that the rule does not
-    apply in them; no readable guard was found that says so.
+    Proofs: how many `cases` were proved, how many `typings` were drawn to meet them, and what the
+    `proof` covers. `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases
+    that the guard admits and that are not proved, so that the rule does not apply in them; no
+    readable guard was found that says so.
 
-    Tests: so many passed, with all elements equal, and `undecided` others did not decide; a wrong program passes with a probability of
-    at most `bound`, (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input. `measured`: the errors in
-    floats.
+    Tests: so many `tests` passed, with all elements equal, and `undecided` others did not decide. A
+    wrong program passes with a probability of at most `bound`, (n / p)^tests with n inputs: PET's
+    Theorem 2, for programs that are linear in each input. `measured`: the errors in floats.
     """
 
     cases: int = 0

@@ -1,7 +1,8 @@
 """The kinds of atoms in normal forms: one text for each, which is its key, and what it says as a record.
 
-Kinds with dtypes are calls of scalar functions: `name:float` of floats, `name:float:bool` where the result is none, and
-`name:int32,float:int32` where an operand is none; `wrap:int32` is a value modulo 2^32, `cast:float32` a rounding to that type.
+Kinds with dtypes are calls of scalar functions: `name:float` of floats, `name:float:bool` where the
+result is none, and `name:int32,float:int32` where an operand is none. `wrap:int32` is a value modulo
+2^32, `cast:float32` a rounding to that type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _WRAP, _CAST = "wrap", "cast"
 
 @dataclass(frozen=True, slots=True)
 class AtomKind:
-    """What a kind says: the function, and the dtypes of its operands and its result, empty where it is no call of a function."""
+    """What a kind says: the function, and the dtypes of its operands and its result; these are
+    empty where it is no call of a function."""
 
     name: str
     operands: tuple[str, ...] = ()

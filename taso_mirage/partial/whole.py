@@ -78,7 +78,7 @@ def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = S
 
 
 def tests_in_words(evidence: Evidence) -> str:
-    """The evidence of a corrected program: its field trials, and the largest error of an output over its largest element."""
+    """The evidence of a corrected program: its field trials, and the largest error of an output."""
     (worst,) = evidence.measured
     return (
         f"equal in {evidence.tests} random field trials (a wrong program passes with probability {evidence.bound:.0e}); "

@@ -26,8 +26,8 @@ def fingerprint(
 ) -> Agreed | Failure:
     """Compare two lists of typed terms over the same leaves. Sizes must be fixed. A field that is given draws on.
 
-    A failure is refuted, with the first difference of the residues, or undecided: no trial was valid (a zero denominator or an open order
-    in each), or a term has no definition.
+    A failure is refuted, with the first difference of the residues, or undecided: no trial was
+    valid (a zero denominator or an open order in each), or a term has no definition.
     """
     xp = xp or Field(trials, seed)
     trials = xp.trials

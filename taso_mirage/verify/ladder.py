@@ -48,7 +48,10 @@ class _Found:
 
 
 def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Failure:
-    """Every case of a rule as it is stated. What is refuted has a counterexample; what is unproved says which case has no proof."""
+    """Every case of a rule as it is stated.
+
+    What is refuted has a counterexample; what is unproved says which case has no proof.
+    """
     proofs = Proofs()
     found = examined(rule, proofs, seed, typings)
     return evidence(found, proofs) if found.holds else failure(rule, found)
