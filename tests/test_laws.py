@@ -17,6 +17,7 @@ from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.rewriting.equation import Equation, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
+from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
 from taso_mirage.rewriting.text import laws, parse_equation, show_equation
 from taso_mirage.search.egraph import EGraph
 from taso_mirage.search.ematch import ematches
@@ -282,3 +283,24 @@ def test_a_window_in_the_padding_alone_is_no_mean() -> None:
     assert reached
     for each in reached:
         np.testing.assert_allclose(run(each), wanted, atol=1e-5)
+
+
+def test_a_failed_guard_is_a_better_reason_than_an_operator() -> None:
+    why = MatchReason("nothing yet")
+    why.note("{} is not {}", "relu", "neg")
+    assert why.text == "relu is not neg"
+    why.overrule("the guard does not hold: {}", "rank(x) == 2", guard=True)
+    why.note("{} is not {}", "abs", "neg")
+    assert why.text == "the guard does not hold: rank(x) == 2"
+    UNASKED.overrule("never kept")
+    assert UNASKED.text == ""
+
+
+def test_a_failure_is_false_and_says_why() -> None:
+    x = variable("x", Tensor("float32", (2,)))
+    refuted = fingerprint([term("neg", x)], [x])
+    assert not refuted
+    assert failed(refuted, FailureKind.REFUTED)
+    assert not failed(refuted, FailureKind.UNPROVED)
+    assert repr(refuted) == f"Failure(refuted: {refuted.reason})"
+    assert str(refuted) == f"{refuted.reason}\noutput 0: {refuted.reason}"
