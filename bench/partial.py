@@ -47,7 +47,7 @@ from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 from taso_mirage.search.weights import fold_weights  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
-from taso_mirage.verify.refused import Refusal  # noqa: E402
+from taso_mirage.verdicts import Failure  # noqa: E402
 
 WHOLE = ("resnet18", "csrnet", "inception_v3", "bert", "resnet3d18")
 SLOW = 0.03
@@ -161,13 +161,13 @@ def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) 
         kept.append(candidate)
     times = runtime.interleaved([session], inputs, options.seconds / 4, least)
     found = {"case": f"{name} b{batch}", "us": _us(times[0]), "mutants": len({c.mutant for c in usable}),
-             "refused": sum(isinstance(c, Refusal) for c in made), "left_out": left_out, "search_seconds": round(found_in, 2)}  # fmt: skip
+             "refused": sum(isinstance(c, Failure) for c in made), "left_out": left_out, "search_seconds": round(found_in, 2)}  # fmt: skip
     for kind, exact in (("exact", True), ("corrected", False)):
         those = [(r, c) for r, c in zip(rows, kept, strict=True) if c.agreement.total == exact]
         best = max(those, key=lambda each: each[0]["ratio"], default=None)
         if best is not None:
             evidence = verified_program(graph, best[1].corrected)
-            found[kind] = best[0] | {"verified": not isinstance(evidence, Refusal), "of": len(those)}
+            found[kind] = best[0] | {"verified": not isinstance(evidence, Failure), "of": len(those)}
     return found
 
 

@@ -20,8 +20,9 @@ from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, RuleEvidence, load_rules
+from taso_mirage.rewriting.library import Rule, load_rules
 from taso_mirage.rewriting.text import laws, parse_equation, show_equation
+from taso_mirage.verdicts import NO_EVIDENCE
 
 SIMILAR = {
     "add": ("sub", "max"),
@@ -120,7 +121,7 @@ def _made(rule: Rule, description: str, make: Callable[[], Made]) -> Rule | None
     )
     if needed - bound or bound != {n for n, _ in (*given, *rule.attributes)}:
         return None
-    return replace(rule, name=name, given=given, equation=equation, evidence=RuleEvidence())
+    return replace(rule, name=name, given=given, equation=equation, evidence=NO_EVIDENCE)
 
 
 def sites(rule: Rule) -> Iterator[Site]:

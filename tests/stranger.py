@@ -41,10 +41,11 @@ from taso_mirage.meanings.reals import Reals
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.expressions import names_in_expression as free_names
 from taso_mirage.operators.ops import get, interpret_term
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import Equation, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import law_typing, parse_type
+from taso_mirage.verdicts import Failure, FailureKind
 
 Array = np.ndarray[Any, Any]
 ILLEGAL = (
@@ -433,9 +434,9 @@ class _Drawing:
             rhs = apply_equation(self.equation, found)
         except ILLEGAL:  # a number of the right side that the dtype does not have
             return None
-        if not isinstance(rhs, NoMatch):
+        if not isinstance(rhs, Failure):
             return rhs, found.names
-        return self._built(lhs, found.names) if strict and "truncates" in rhs.reason else None
+        return self._built(lhs, found.names) if strict and rhs.kind is FailureKind.EXCLUDED else None
 
     def _built(
         self, lhs: tuple[Node, ...], names: Mapping[str, Any]
@@ -479,7 +480,7 @@ class _Drawing:
         rng = self.rng
         table: dict[str, str] = {}
         pools = (FLOATS, FLOATS[:1], INTEGERS, INTEGERS, ("bool",))
-        for dtype in {d for d, _ in seed.types.values()}:
+        for dtype in dict.fromkeys(d for d, _ in seed.types.values()):
             if rng.random() < 0.35:
                 table[dtype] = dtype
             else:

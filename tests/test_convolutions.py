@@ -29,7 +29,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import SINGLE, MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.timing import compared_times
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
@@ -43,7 +43,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.cpu.device import CPU_DEVICE
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 PADS = (1, 1, 1, 1)
 
@@ -258,10 +258,10 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
     made, _ = case(*CASES[0])
     monkeypatch.setattr(spec, "transforms", wrong)
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Refusal)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Failure)
     monkeypatch.undo()
     _evidence.cache_clear()
-    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), MuGraphEvidence)
+    assert isinstance(_evidence(made.small((tile, tile)), (tile, tile)), Evidence)
 
 
 def test_other_operands_are_refused() -> None:
@@ -270,7 +270,7 @@ def test_other_operands_are_refused() -> None:
 
     def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
         mine = term("winograd", *operands, pads=pads, tile=(2, 2), block=(16, 1), relu=relu)
-        return isinstance(verified_mugraph(Graph(goal.inputs, (mine,)), goal), Refusal)
+        return isinstance(verified_mugraph(Graph(goal.inputs, (mine,)), goal), Failure)
 
     operands = made.x, made.w, made.b, made.z
     assert not refused(*operands)

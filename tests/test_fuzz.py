@@ -11,11 +11,12 @@ from reference import reproduce
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.library import parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_equation, show_equation
+from taso_mirage.verdicts import Failure
 from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.guards import NoGuardHelps, Settled, infer_guard
+from taso_mirage.verify.guards import Settled, infer_guard
 
 
-def _settle(known: Known, wanted: int, infer: bool) -> Settled | NoGuardHelps:
+def _settle(known: Known, wanted: int, infer: bool) -> Settled | Failure:
     equation = parse_equation(known.equation)
     return infer_guard(equation, parse_given(known.given), parse_attributes(known.attributes), wanted, infer=infer)
 
@@ -23,14 +24,14 @@ def _settle(known: Known, wanted: int, infer: bool) -> Settled | NoGuardHelps:
 @pytest.mark.parametrize("known", TRUE, ids=lambda k: k.equation[:60])
 def test_true_rule_settles_as_it_is(known: Known) -> None:
     found = _settle(known, 80, infer=False)
-    assert isinstance(found, Settled), f"{found.why}\n{found.counterexample}"
+    assert isinstance(found, Settled), f"{found.reason}\n{found.counterexample}"
     assert found.typings >= 25
 
 
 @pytest.mark.parametrize("known", FALSE, ids=lambda k: k.equation[:60])
 def test_false_rule_is_refuted_and_the_reference_agrees(known: Known) -> None:
     found = _settle(known, 500, infer=False)
-    assert isinstance(found, NoGuardHelps)
+    assert isinstance(found, Failure)
     assert found.counterexample is not None
     record = found.counterexample.fields()
     assert "note" not in record, record["note"]
@@ -72,7 +73,7 @@ def test_typings_are_distinct_and_the_same_for_the_same_seed() -> None:
 def test_counterexample_prints_inputs_and_both_values() -> None:
     known = next(k for k in FALSE if k.equation.startswith("relu(add(x, y))"))
     found = _settle(known, 200, infer=False)
-    assert isinstance(found, NoGuardHelps)
+    assert isinstance(found, Failure)
     text = str(found.counterexample)
     assert "def graph(" in text
     assert "\nx = [[" in text
@@ -82,10 +83,10 @@ def test_counterexample_prints_inputs_and_both_values() -> None:
 def test_a_rejected_candidate_is_reproduced_from_its_file(tmp_path: Path) -> None:
     known = FALSE[0]
     found = _settle(known, 200, infer=False)
-    assert isinstance(found, NoGuardHelps)
+    assert isinstance(found, Failure)
     assert found.counterexample is not None
     library.write_rejected(
-        tmp_path / "rejected.toml", [library.RejectedRule(known.equation, found.why, found.counterexample.fields())]
+        tmp_path / "rejected.toml", [library.RejectedRule(known.equation, found.reason, found.counterexample.fields())]
     )
     (again,) = library.read_rejected(tmp_path / "rejected.toml")
     assert reproduce(again.counterexample) == (found.counterexample.left, found.counterexample.right)

@@ -345,6 +345,14 @@ last = { term = "item(split(a, axis=1, split=(dim(a, 1) // 2, dim(a, 1) // 2)), 
     assert ("first", ("neg", "x1")) not in found
 
 
+@pytest.mark.parametrize("name", families())
+def test_a_half_of_a_split_says_which_it_is(name: str) -> None:
+    family = load_family(name)
+    halves = [(o.part_of, o.half) for o in family.operators if o.part_of is not None]
+    assert sorted(halves) == [(axis, half) for axis in sorted({a for a, _ in halves}) for half in (0, 1)]
+    assert len(family.halves) == len(halves)
+
+
 def test_a_wrong_family_is_an_error(family_of: Any) -> None:
     with pytest.raises(InvalidOption, match="no family 'none'"):
         load_family("none")

@@ -16,10 +16,10 @@ import pytest
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir.mugraph import tile
 from taso_mirage.ir.terms import Graph, Node, constant, topological, variable
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 Make: TypeAlias = Callable[..., Node]
 """A term over the (mutated) operands of the term that it stands for."""
@@ -275,7 +275,7 @@ def judge(mugraph: Graph, goal: Graph) -> Counted:
             continue
         seen.add(mutant)
         found = verified_mugraph(mutant, goal)
-        assert isinstance(found, MuGraphEvidence | Refusal)
+        assert isinstance(found, Evidence | Failure)
         if equal(mutant, goal):
             counted.equal[mutation.kind] += 1
         else:

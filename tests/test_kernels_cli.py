@@ -25,9 +25,10 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.regions import INPUTS, OPERATORS, KernelRegion, kernel_regions
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
+from taso_mirage.verdicts import Evidence
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 ROWS, WIDTH, HIDDEN, LAYERS = 4, 32, 48, 2
@@ -137,7 +138,7 @@ def test_the_json_has_the_mugraph_and_it_computes_the_region(model: Path) -> Non
     goal, mugraph = from_json(row["goal"]), from_json(row["mugraph"])
     assert row["count"] == LAYERS
     assert len(row["places"][1]) == len(row["operators"]) == 12
-    assert isinstance(verified_mugraph(mugraph, goal, seed=7), MuGraphEvidence)
+    assert isinstance(verified_mugraph(mugraph, goal, seed=7), Evidence)
     assert len(row["kernels"]) == sum(n.op == "kernel" for n in topological(mugraph.outputs))
     assert 0 < row["seconds"]["fused"] < row["seconds"]["apart"]
     assert row["bytes"]["fused"] < row["bytes"]["apart"]
@@ -301,7 +302,7 @@ SMALL: dict[str, dict[str, int]] = {
 def test_a_workload_is_found(name: str) -> None:
     graph = {**PAPER, **BEYOND}[name](**SMALL[name]).graph()
     (found, *_) = superoptimize(graph, best=1, budget=20)
-    assert isinstance(verified_mugraph(found.graph, graph, seed=5), MuGraphEvidence)
+    assert isinstance(verified_mugraph(found.graph, graph, seed=5), Evidence)
 
 
 def test_the_benchmark_runs_a_workload_in_a_process_of_its_own() -> None:

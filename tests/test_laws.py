@@ -13,16 +13,18 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, match
+from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.rewriting.equation import Equation, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
+from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
 from taso_mirage.rewriting.patterns import found_at
 from taso_mirage.rewriting.text import law_typing, laws, parse_equation, show_equation
 from taso_mirage.search.egraph import EGraph
 from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.search import directions
 from taso_mirage.search.weights import fold_weights
+from taso_mirage.verdicts import Failure, FailureKind, failed
 from taso_mirage.verify.fuzz import fuzz
 
 
@@ -139,7 +141,7 @@ WRONG = [
 def test_wrong_law_is_refuted_with_a_counterexample(text: str) -> None:
     found = fuzz(parse_equation(text), wanted=200, tries=4000)
     assert found.counterexample is not None
-    assert "against" in found.counterexample
+    assert "against" in str(found.counterexample)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_bias_is_averaged_only_where_no_padding_is(included: int, pads: tuple[
     found = match(law, before)
     assert found
     verdict = fingerprint((before,), apply_equation(law, found))
-    assert isinstance(verdict, Agreed if allowed else Refuted)
+    assert isinstance(verdict, Agreed) if allowed else failed(verdict, FailureKind.REFUTED)
     swapped = [a for a in Rules(laws()).applications(before) if a.results[0].op == "average_pool"]
     assert bool(swapped) == allowed
 
@@ -178,7 +180,7 @@ def test_relu_of_a_relu_matches_with_reasons() -> None:
     assert found
     assert apply_equation(law, found) == (term("relu", x),)
     missed = match(law, term("relu", term("neg", x)))
-    assert isinstance(missed, NoMatch)
+    assert isinstance(missed, Failure)
     assert "neg" in missed.reason
 
 
@@ -187,7 +189,7 @@ def test_guard_and_type_change_are_reasons() -> None:
     x, w = variable("x", Tensor("float32", (2, 3))), variable("w", Tensor("float32", (3, 4)))
     product = term("mul", term("matmul", x, w), constant(2.0, "float32"))
     missed = match(law, product)
-    assert isinstance(missed, NoMatch)
+    assert isinstance(missed, Failure)
     assert "guard" in missed.reason
     grown = parse_equation("relu(x) == add(x, c) where rank(x) == 2")
     assert grown.reverse() is not None
@@ -214,7 +216,7 @@ def test_a_variable_is_no_absent_operand() -> None:
     without, full = (term("multi_head_attention", q, q, q, bias, m, num_heads=2) for bias in (None, b))
     assert match(law, full)
     missed = match(law, without)
-    assert isinstance(missed, NoMatch)
+    assert isinstance(missed, Failure)
     assert missed.reason == "b stands for an operand, which is absent"
     for each, found in ((full, 1), (without, 0)):
         graph = EGraph()
@@ -235,17 +237,17 @@ def test_fingerprint_verdicts() -> None:
     x, y = (variable(n, Tensor("float32", (2, 3))) for n in "xy")
     assert isinstance(fingerprint([term("add", x, y)], [term("add", y, x)]), Agreed)
     verdict = fingerprint([term("sub", x, y)], [term("sub", y, x)])
-    assert isinstance(verdict, Refuted)
-    assert "element" in verdict.counterexample
+    assert failed(verdict, FailureKind.REFUTED)
+    assert "element" in str(verdict.counterexample)
     zero = term("div", x, term("sub", y, y))
-    assert isinstance(fingerprint([zero], [zero]), Unknown)
+    assert failed(fingerprint([zero], [zero]), FailureKind.UNDECIDED)
     w = weight("w", Tensor("float32", (2, 3)))
     exp = [term("exp", term("add", x, w))], [term("mul", term("exp", x), term("exp", w))]
     assert isinstance(fingerprint(*exp), Agreed)
     root = [term("sqrt", term("mul", x, w))], [term("mul", term("sqrt", x), term("sqrt", w))]
     assert isinstance(fingerprint(*root), Agreed)
     negated = [term("sqrt", term("neg", x))], [term("sqrt", x)]
-    assert isinstance(fingerprint(*negated), Refuted)
+    assert failed(fingerprint(*negated), FailureKind.REFUTED)
 
 
 def test_a_window_in_the_padding_alone_is_no_mean() -> None:
@@ -280,3 +282,24 @@ def test_a_window_in_the_padding_alone_is_no_mean() -> None:
     assert reached
     for each in reached:
         np.testing.assert_allclose(run(each), wanted, atol=1e-5)
+
+
+def test_a_failed_guard_is_a_better_reason_than_an_operator() -> None:
+    why = MatchReason("nothing yet")
+    why.note("{} is not {}", "relu", "neg")
+    assert why.text == "relu is not neg"
+    why.overrule("the guard does not hold: {}", "rank(x) == 2", guard=True)
+    why.note("{} is not {}", "abs", "neg")
+    assert why.text == "the guard does not hold: rank(x) == 2"
+    UNASKED.overrule("never kept")
+    assert UNASKED.text == ""
+
+
+def test_a_failure_is_false_and_says_why() -> None:
+    x = variable("x", Tensor("float32", (2,)))
+    refuted = fingerprint([term("neg", x)], [x])
+    assert not refuted
+    assert failed(refuted, FailureKind.REFUTED)
+    assert not failed(refuted, FailureKind.UNPROVED)
+    assert repr(refuted) == f"Failure(refuted: {refuted.reason})"
+    assert str(refuted) == f"{refuted.reason}\noutput 0: {refuted.reason}"

@@ -31,7 +31,7 @@ from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 CASES = (
     ((1, 1, 7), 33, ""),
@@ -152,7 +152,7 @@ def test_other_operands_are_refused() -> None:
     made, goal = case((2, 3), 3, "bias, sum")
 
     def refused(*operands: Node) -> bool:
-        return isinstance(verified_mugraph(Graph(goal.inputs, (term("linear", *operands),)), goal), Refusal)
+        return isinstance(verified_mugraph(Graph(goal.inputs, (term("linear", *operands),)), goal), Failure)
 
     assert not refused(made.x, made.w, made.b, made.z)
     assert refused(made.x, made.w, made.b, ABSENT)

@@ -13,7 +13,7 @@ from scripts import script
 from taso_mirage.ir.terms import Node, Tensor, constant, substitute, topological, users, variable, weight
 from taso_mirage.onnx_io import load
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import Equation, apply_equation, matches
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.match_keys import canonical_terms, depth, match_key, upper
 from taso_mirage.rewriting.text import parse_equation
@@ -21,6 +21,7 @@ from taso_mirage.search.cost import Cost, Roofline
 from taso_mirage.search.passes import Context, for_search, pass_order, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import Budget, directions, rewrites, search_model
+from taso_mirage.verdicts import Failure
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = Context({"": 17, "com.microsoft": 1}, {})
@@ -71,7 +72,7 @@ class Tried:
             if joint == (len(equation.roots) > 1):
                 for found in matches(equation, node, used_by):
                     results = apply_equation(equation, found)
-                    if not isinstance(results, NoMatch) and results != found.outputs:
+                    if not isinstance(results, Failure) and results != found.outputs:
                         yield Application(equation, found, results)
 
 

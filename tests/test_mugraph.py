@@ -14,14 +14,14 @@ import pytest
 from taso_mirage.errors import IllTyped, SyntaxProblem
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant
 from taso_mirage.kernels.checkpoint import from_json, to_json
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.ops import interpret, term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.rewriting.text import parse_graph, show_graph
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)
 
@@ -30,7 +30,7 @@ workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)
 def test_the_best_known_structures_are_their_goals(name: str) -> None:
     mugraph, goal = mugraphs.WORKLOADS[name]()
     evidence = verified_mugraph(mugraph, goal)
-    assert isinstance(evidence, MuGraphEvidence), evidence
+    assert isinstance(evidence, Evidence), evidence
     assert evidence.tests == 8
     assert evidence.bound < 1e-33
     assert {m.dtype for m in evidence.measured} == {"float16", "bfloat16", "float32"}
@@ -257,7 +257,7 @@ def _unsafe() -> tuple[Graph, Graph]:
 
 def test_an_unsafe_softmax_is_equal_in_the_field_and_refused_by_the_numbers() -> None:
     found = verified_mugraph(*_unsafe())
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "output 0 is not finite where the goal is, with normal inputs in bfloat16 at scale 16" in found.reason
 
 
@@ -273,12 +273,12 @@ def test_tests_that_divide_by_zero_do_not_count() -> None:
     x = mugraphs.leaf("x", "float32", 3000)
     made = mugraphs.kernel([(x, (0,), -1)], lambda t: term("reciprocal", t), (2,), 1, (0,))
     evidence = verified_mugraph(Graph((x,), (made,)), Graph((x,), (term("reciprocal", x),)), tests=20)
-    assert isinstance(evidence, MuGraphEvidence)
+    assert isinstance(evidence, Evidence)
     assert evidence.tests == 20
     assert evidence.undecided > 0
     nothing = Graph((x,), (term("reciprocal", term("sub", x, x)),))
     found = verified_mugraph(nothing, nothing)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "0 of" not in found.reason
     assert "tests do not decide" in found.reason
 

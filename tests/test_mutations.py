@@ -38,7 +38,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.mutations import MutationStore
 from taso_mirage.search.passes import Context
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 CONFIG = Config(measure=False, budget=20.0)
 
@@ -72,10 +72,10 @@ def batches_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
         dear = node.op == "conv" and node.args[0].shape[0] == 2
         return 1.0 if dear else plain(self, node)
 
-    def seams(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
+    def seams(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Failure]:
         """Without the mutant that puts zeros between the images, which needs no correction."""
         found = made_whole(program, mutant)
-        return [c for c in found if isinstance(c, Refusal) or not c.agreement.total]
+        return [c for c in found if isinstance(c, Failure) or not c.agreement.total]
 
     monkeypatch.setattr(Context, "estimate", estimate)
     monkeypatch.setattr(source, "made_whole", seams)
@@ -183,7 +183,7 @@ def test_where_a_slow_mutant_agrees_is_not_asked(monkeypatch: pytest.MonkeyPatch
     graphs = [m.graph for m in mutants_of(program)]
     asked: list[Graph] = []
 
-    def seen(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
+    def seen(program: Graph, mutant: Mutant) -> list[CorrectedMutant | Failure]:
         asked.append(mutant.graph)
         return made_whole(program, mutant)
 

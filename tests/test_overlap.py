@@ -25,11 +25,12 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
 from taso_mirage.kernels.tiles import Tiled
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
+from taso_mirage.verdicts import Evidence
 
 TOKENS, HEADS, WIDTH = 37, 2, 16
 """A prime number of tokens."""
@@ -129,7 +130,7 @@ def test_queries_of_a_prime_number_are_cut(found: list[FoundMuGraph]) -> None:
     some = [f.graph for f in found if overlapping(f.graph)]
     assert some
     for graph in some[:3]:
-        assert isinstance(verified_mugraph(graph, attention(), seed=3), MuGraphEvidence)
+        assert isinstance(verified_mugraph(graph, attention(), seed=3), Evidence)
         rng = np.random.default_rng(0)
         given = [rng.normal(size=n.shape) for n in graph.inputs]
         np.testing.assert_allclose(values(graph, given)[0], values(attention(), given)[0], rtol=1e-9)

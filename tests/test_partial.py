@@ -27,7 +27,7 @@ from taso_mirage.partial.restrict import Restriction
 from taso_mirage.partial.whole import Total, total, verified_program
 from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.text import parse_equation, show_equation
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 
 def differing(left: Graph, right: Graph, seed: int) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_the_bound_is_stored() -> None:
 
 def test_without_a_correction_it_is_not_verified() -> None:
     refused = verified_program(graph(conv(X, W)), graph(side_by_side(X, W)))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, Failure)
     assert "in the field" in refused.reason
 
 
@@ -167,7 +167,7 @@ def test_what_rounds_otherwise_is_not_verified() -> None:
     big = constant(1e7, "float32")
     lossy = term("sub", term("add", conv(X, W), big), big)
     refused = verified_program(graph(conv(X, W)), graph(lossy))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, Failure)
     assert "is off by" in refused.reason
 
 
@@ -235,7 +235,7 @@ def test_a_wrong_restriction_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert conv_rule is not None
     monkeypatch.setattr(get("conv").traits, "restrict", without_border)
     made = total(graph(conv(X, W)), graph(side_by_side(X, W)))
-    assert isinstance(made, Refusal)
+    assert isinstance(made, Failure)
     assert "in the field" in made.reason
 
 

@@ -14,7 +14,7 @@ from taso_mirage.partial.candidates import CorrectedMutant, candidates
 from taso_mirage.partial.families import families, mutants_of, variants
 from taso_mirage.partial.picture import picture
 from taso_mirage.partial.whole import Total, total, verified_program
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 
 def pool(x: Node, count: int, stride: int = 1) -> Node:
@@ -153,7 +153,7 @@ def test_candidates_come_with_both_ways_to_correct() -> None:
     made = [c for c in found if isinstance(c, CorrectedMutant)]
     assert {c.joined for c in made} == {False, True}
     assert all(verified_program(original, c.corrected) for c in made)
-    refused = [c.reason for c in found if isinstance(c, Refusal)]
+    refused = [c.reason for c in found if isinstance(c, Failure)]
     assert all("no part of it is smaller" in reason for reason in refused)
 
 

@@ -21,7 +21,7 @@ from taso_mirage.kernels.regions import RegionSite, fragments, kernel_regions
 from taso_mirage.kernels.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.structures import Limits, plans
 from taso_mirage.kernels.survey import survey
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
@@ -30,7 +30,7 @@ from taso_mirage.runtime.embed import EmbeddedRegion, embed
 from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 ROWS, WIDTH = 66, 12
 OPSETS = {"": 20, "com.microsoft": 1}
@@ -79,7 +79,7 @@ def test_a_norm_with_its_sum_is_a_region_where_it_is_one_operator(op: str) -> No
     _, ((goal, (spot,)),) = found(skip_norm(op))
     assert (operators(goal), len(spot.inputs)) == ([op], 4 + ("layer" in op))
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
-    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
 
 
 @pytest.mark.parametrize("op", ["skip_layer_norm_sum", "skip_rms_norm_sum"])
@@ -88,7 +88,7 @@ def test_both_results_of_one_operator_are_results_of_its_region(op: str) -> None
     assert operators(goal) == [op, "item", "item"]
     assert spot.outputs == made.graph.outputs
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
-    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
     (region,) = kernel_regions(made, {})
     assert [n.op for n in region.operators] == [op]
     assert [len(names) for names in region.places] == [1]
@@ -117,9 +117,9 @@ def test_a_wrong_sum_is_refused() -> None:
     (normal, total), other = items(skip_norm("skip_rms_norm_sum")), skip_norm("skip_rms_norm")
     inputs = tuple(n for n in Graph((), (normal,)) if n.op == "input")
     goal = Graph(inputs, (normal, total))
-    assert isinstance(verified_mugraph(Graph(inputs, (other, term("add", *inputs))), goal), Refusal)
+    assert isinstance(verified_mugraph(Graph(inputs, (other, term("add", *inputs))), goal), Failure)
     summed = term("add", term("add", inputs[0], w("bias", WIDTH)), inputs[1])
-    assert isinstance(verified_mugraph(Graph(inputs, (other, summed)), goal), MuGraphEvidence)
+    assert isinstance(verified_mugraph(Graph(inputs, (other, summed)), goal), Evidence)
 
 
 def test_what_several_results_come_back_to_is_no_part_of_their_region() -> None:
@@ -150,7 +150,7 @@ def test_attention_reads_heads_that_queries_share_once(queries: int) -> None:
     assert operators(goal).count("expand") == 2
     assert sorted(i.shape for i in goal.inputs)[-2:] == [(1, 2, 9, 4), (1, 8, queries, 4)]
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
-    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
 
 
 def test_what_only_repeats_elements_is_no_region() -> None:
@@ -163,7 +163,7 @@ def test_attention_of_the_runtime_with_a_mask_and_no_bias_is_a_region() -> None:
     _, ((goal, _),) = found(term("multi_head_attention", q, k, v, None, x("mask", 1, 1, 4, 6), num_heads=2))
     assert (operators(goal), len(goal.inputs)) == (["multi_head_attention"], 4)
     (best, *_) = superoptimize(goal, best=1, budget=20, device=CPU_DEVICE)
-    assert isinstance(verified_mugraph(best.graph, goal, seed=5), MuGraphEvidence)
+    assert isinstance(verified_mugraph(best.graph, goal, seed=5), Evidence)
 
 
 def test_attention_with_a_mask_that_is_known_is_a_region_of_as_many_rows_as_there_are() -> None:

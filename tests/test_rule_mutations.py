@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from rule_mutations import falsely_accepted, mutants, originals
@@ -46,3 +50,25 @@ def test_a_verifier_that_accepts_all_is_caught_and_one_that_accepts_nothing_is_n
     assert caught
     assert all(isinstance(rule, Rule) and counterexample for rule, _, counterexample in caught)
     assert falsely_accepted(lambda rule: False, count=20) == []
+
+
+PRINTED = """
+from itertools import islice
+from rule_mutations import mutants
+from taso_mirage.rewriting.text import show_equation
+for rule, description in islice(mutants(), 300):
+    print(description, show_equation(rule.equation), rule.given, rule.attributes)
+"""
+
+
+@pytest.mark.slow
+def test_mutants_do_not_depend_on_the_hash_seed() -> None:
+    command, path = [sys.executable, "-c", PRINTED], os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    first, second = (
+        subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert len(first.splitlines()) >= 300
+    assert first == second

@@ -13,12 +13,13 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import term
-from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply_equation
+from taso_mirage.rewriting.equation import Equation, Match, apply_equation
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.verdicts import Failure
 from taso_mirage.verify.examine import refuted
 from taso_mirage.verify.fuzz import Typing
-from taso_mirage.verify.proofs import EVERY, HERE, Proofs
+from taso_mirage.verify.proofs import Coverage, Proofs
 
 F = "float32"
 
@@ -37,7 +38,7 @@ def applied(text: str, **names: Any) -> Application:
     operands = {n: v for n, v in names.items() if isinstance(v, Node)}
     found = Match(lhs, operands, {n: v for n, v in names.items() if n not in operands})
     results = apply_equation(equation, found)
-    assert not isinstance(results, NoMatch), results.reason
+    assert not isinstance(results, Failure), results.reason
     return Application(equation, found, results)
 
 
@@ -127,7 +128,7 @@ TRUE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_same_rules_apply_where_they_are_true(name: str) -> None:
     text, names = TRUE[name]
     verdict = Proofs().of(applied(text, **names))
-    assert verdict.covers == EVERY
+    assert verdict.covers is Coverage.EVERY
     assert verdict.case.instance.letters
 
 
@@ -191,7 +192,7 @@ def test_a_constant_is_read_where_the_guard_asks_for_it() -> None:
     bounded = Proofs().of(
         applied("reduce_sum(x, axes=(0,), keepdims=0) == reduce_sum(x, axes=(0,), keepdims=0)", x=x("x", 3))
     )
-    assert bounded.covers in (EVERY, HERE)
+    assert bounded.covers in (Coverage.EVERY, Coverage.HERE)
 
 
 def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:

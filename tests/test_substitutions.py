@@ -31,13 +31,14 @@ from taso_mirage.operators.ops import term
 from taso_mirage.report.drawing import draw
 from taso_mirage.report.rule_in_words import chosen, find_rule, words
 from taso_mirage.rewriting import library
-from taso_mirage.rewriting.equation import NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import apply_equation, matches
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import Proof, RejectedRule, Rule, RuleEvidence, rule_name
+from taso_mirage.rewriting.library import RejectedRule, Rule, rule_name
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search.passes import Context, can_shrink, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import directions, rewrites
+from taso_mirage.verdicts import Evidence, Failure, Proof
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.ladder import EquationSides
 from taso_mirage.verify.recheck import law_rules
@@ -48,7 +49,7 @@ MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 def rule(family: str, operators: int, given: str, attributes: str, text: str, proof: str = "symbolic") -> Rule:
     equation = parse_equation(text)
     equation = replace(equation, name=rule_name(family, equation), evidence="library")
-    evidence = RuleEvidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
+    evidence = Evidence(16, 512, Proof(proof, 'every size of "3" typings', 1234))
     pairs = library.parse_given(given), library.parse_attributes(attributes)
     return Rule(equation.name, operators, *pairs, equation, evidence)
 
@@ -268,7 +269,7 @@ def test_the_index_finds_what_trying_every_equation_finds() -> None:
             (len(e.roots), results)
             for e in equations
             for found in matches(e, node, used_by)
-            if not isinstance(results := apply_equation(e, found), NoMatch) and results != found.outputs
+            if not isinstance(results := apply_equation(e, found), Failure) and results != found.outputs
         ]
         single = [a.results for a in rules.applications(node)]
         assert single == list(dict.fromkeys(r for n, r in every if n == 1))

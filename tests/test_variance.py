@@ -14,10 +14,10 @@ import pytest
 from taso_mirage.codegen.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.kernels.verify import SINGLE, MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 FAR = 1e3
 """A mean so large that the mean of the squares less its square has no correct digit left in float32."""
@@ -50,7 +50,7 @@ def wanted() -> np.ndarray:
 @pytest.mark.parametrize("loop", [1, 2, 4, 12])
 def test_the_accumulator_is_the_variance(loop: int) -> None:
     mugraph, goal = one_pass(loop)
-    assert isinstance(verified_mugraph(mugraph, goal), MuGraphEvidence)
+    assert isinstance(verified_mugraph(mugraph, goal), Evidence)
     (x,), (output,) = mugraph.inputs, mugraph.outputs
     for xp, tolerance in ((SINGLE, 1e-4), (EXACT, 1e-9)):
         found = interpret([output], xp, {x: xp.load(far())})[output]
@@ -69,7 +69,7 @@ def test_squares_less_the_square_are_refused() -> None:
 
     made = mugraphs.kernel([(x, (0,), 1)], body, (3,), 4, (0,))
     found = verified_mugraph(Graph((x,), (made,)), Graph((x,), (statistics(x)[0],)))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "with shifted inputs in float32" in found.reason
 
 
@@ -201,5 +201,5 @@ def test_wrong_accumulators_are_refused(name: str) -> None:
     x = mugraphs.leaf("x", "float32", 6, 24)
     made = mugraphs.kernel([(x, (0,), 1)], lambda t: WRONG[name](*statistics(t)), (3,), 4, (0,))
     found = verified_mugraph(Graph((x,), (made,)), one_pass()[1])
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Failure)
     assert "differs from the goal's in the field" in found.reason

@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ import typer
 
 from taso_mirage.cli.options import JsonOption, ModelFile, ShapeOption
 from taso_mirage.system.terminal import say
+from taso_mirage.verdicts import Evidence, Failure
 
 if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
@@ -320,13 +321,14 @@ def _right(each: Ranked) -> str:
 
 
 def _evidence(each: Ranked) -> str:
-    from taso_mirage.verify.refused import Refusal
+
+    from taso_mirage.partial.whole import tests_in_words
 
     if each.evidence is None:
         return "not verified: the time was over (--budget, or Ctrl-C)"
-    if isinstance(each.evidence, Refusal):
+    if isinstance(each.evidence, Failure):
         return f"WRONG, not to be used: {each.evidence.reason}"
-    return f"verified: {each.evidence}"
+    return f"verified: {tests_in_words(each.evidence)}"
 
 
 # ---------------------------------------------------------------- text and data
@@ -360,9 +362,8 @@ def _operator(node: Node) -> str:
 def _data(each: Ranked) -> dict[str, Any]:
     """Costs are seconds; null where there is no correction."""
     from taso_mirage.rewriting.text import show_graph
-    from taso_mirage.verify.refused import Refusal
 
-    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Refusal) else (each.refused, each.evidence)
+    problem, evidence = (each.evidence, None) if isinstance(each.evidence, Failure) else (each.refused, each.evidence)
     return {
         "families": list(each.mutant.families),
         "right": each.share,
@@ -373,9 +374,14 @@ def _data(each: Ranked) -> dict[str, Any]:
         "mutant": show_graph(each.mutant.graph),
         "corrected": None if each.corrected is None else show_graph(each.corrected),
         "verified": evidence is not None,
-        "evidence": None if evidence is None else asdict(evidence),
+        "evidence": None if evidence is None else _tests_data(evidence),
         "refused": None if problem is None else problem.reason,
     }
+
+
+def _tests_data(evidence: Evidence) -> dict[str, Any]:
+    (worst,) = evidence.measured
+    return {"trials": evidence.tests, "bound": evidence.bound, "error": worst.error, "allowed": worst.allowed}
 
 
 def _region_data(found: Agreement) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class CppKernelFunction:
             tiles[leaf], start, step = _tile(
                 i, leaf, x, grid, loop, self.node.attr("imap")[i], self.node.attr("fmap")[i]
             )
-            c = f"const {'float' if x.name.startswith('table') and is_float(x.dtype) else memory_type(x.dtype)}* __restrict"
+            c = f"const {'float' if x.name in self.lazy.tables and is_float(x.dtype) else memory_type(x.dtype)}* __restrict"
             (moved if step else lines).append(f"{c} {tiles[leaf].name} = {start}{step};")
         targets = []
         for o, (output, y) in enumerate(zip(body.outputs, results, strict=True)):

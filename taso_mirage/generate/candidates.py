@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taso_mirage.generate.enumeration import Table, evaluate_here
-from taso_mirage.generate.equations import Classes, Trees, common_supergraph, operators, recheck_equations
+from taso_mirage.generate.equations import Classes, Trees, common_supergraph, recheck_equations
 from taso_mirage.generate.family import load_family
 from taso_mirage.generate.joins import joins
 from taso_mirage.generate.minimise import Derivation, Equality, minimise
@@ -54,13 +54,15 @@ def propose(name: str, ops: int, seed: int, report: Report = lambda text: None) 
     instances = _equations(table, classes, seed, counts)
     report(f"{name}: minimising {len(instances)} equations")
     trees = Trees(table)
-    kept = _minimal(instances, trees.commutative, counts)
+    kept = _minimal(instances, trees, counts)
     report(f"{name}: joins")
     together = joins(table, classes, ops)
     counts["joins"] = len(together)
     pairs: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
-    pairs += [((instances[e][0],), (instances[e][1],), max(map(operators, e))) for e in kept]
-    pairs += [((a, b), (c, d), max(operators(*j[:2]), operators(*j[2:]))) for j, (a, b, c, d) in together.items()]
+    pairs += [((instances[e][0],), (instances[e][1],), max(map(trees.operators, e))) for e in kept]
+    pairs += [
+        ((a, b), (c, d), max(trees.operators(*j[:2]), trees.operators(*j[2:]))) for j, (a, b, c, d) in together.items()
+    ]
     texts: dict[str, RuleCandidate] = {}
     for left, right, several in pairs:
         statement = stated_equation(table, left, right)
@@ -90,12 +92,10 @@ def _equations(table: Table, classes: Classes, seed: int, counts: dict[str, int]
     return found
 
 
-def _minimal(
-    equations: dict[Equality, tuple[int, int]], commutative: set[str], counts: dict[str, int]
-) -> list[Equality]:
+def _minimal(equations: dict[Equality, tuple[int, int]], trees: Trees, counts: dict[str, int]) -> list[Equality]:
     """Twice: most equations follow in a step or two; what is left is tried with longer derivations."""
-    kept, _ = minimise(equations, Derivation(commutative))
+    kept, _ = minimise(equations, Derivation(trees.commutative), trees.operators)
     counts["not derived in 2 steps a side"] = len(kept)
-    kept, _ = minimise(kept, Derivation(commutative, depth=6, width=6000, slack=3))
+    kept, _ = minimise(kept, Derivation(trees.commutative, depth=6, width=6000, slack=3), trees.operators)
     counts["not derived in 6 steps a side"] = len(kept)
     return kept

@@ -216,6 +216,7 @@ class Trees:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.commutative = {o.symbol for o in table.family.operators if o.commutative}
+        self._halves = table.family.halves
         self._symbols: dict[tuple[int, tuple[int, ...]], str] = {}
         self._known: dict[int, Tree] = {}
 
@@ -256,10 +257,25 @@ class Trees:
     def equation(self, left: int, right: int) -> tuple[Tree, Tree]:
         """The canonical form of an equation of two candidates, the smaller side first."""
         a, b = self.tree(left), self.tree(right)
-        forms = [self.canonical(a, b)] if operators(a) <= operators(b) else []
-        forms += [self.canonical(b, a)] if operators(b) <= operators(a) else []
+        forms = [self.canonical(a, b)] if self.operators(a) <= self.operators(b) else []
+        forms += [self.canonical(b, a)] if self.operators(b) <= self.operators(a) else []
         first, second = min(forms, key=repr)
         return first, second
+
+    def operators(self, *trees: Tree) -> int:
+        """How many operator nodes some trees have together; both halves of a split are one."""
+        found: set[Tree] = set()
+
+        def visit(tree: Tree) -> None:
+            if not isinstance(tree, int):
+                axis = self._halves.get(str(tree[0]))
+                found.add(tree if axis is None else (axis, *tree[1:]))
+                for arg in tree[1:]:
+                    visit(arg)  # type: ignore[arg-type]
+
+        for tree in trees:
+            visit(tree)
+        return len(found)
 
     def _renamed(self, tree: Tree, naming: dict[int, int]) -> Tree:
         if isinstance(tree, int):
@@ -293,22 +309,6 @@ def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int
         for arg in tree[1:]:
             tree_variables(arg, found)  # type: ignore[arg-type]
     return found
-
-
-def operators(*trees: Tree) -> int:
-    """How many operator nodes some trees have together; both halves of a split are one."""
-    found: set[Tree] = set()
-
-    def visit(tree: Tree) -> None:
-        if not isinstance(tree, int):
-            symbol = str(tree[0])
-            found.add((symbol[:-1], *tree[1:]) if symbol.startswith("split") else tree)
-            for arg in tree[1:]:
-                visit(arg)  # type: ignore[arg-type]
-
-    for tree in trees:
-        visit(tree)
-    return len(found)
 
 
 def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]:

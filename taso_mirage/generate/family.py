@@ -36,7 +36,7 @@ class Operator:
     """One operator of a family: a pattern over operands in the order in which they occur in it.
 
     `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut between its operands along that axis;
-    `part_of`: one part of the operand, which must be cut there in the middle; both parts are one node. `inputs_only`: operands are
+    `part_of`: one half of the operand, which must be cut there in the middle; both halves are one node. `inputs_only`: operands are
     inputs.
     """
 
@@ -54,6 +54,11 @@ class Operator:
     @cached_property
     def operands(self) -> tuple[str, ...]:
         return tuple(n.attr("name") for n in topological(self.pattern.outputs) if n.op == "input")
+
+    @property
+    def half(self) -> int:
+        """Which half of a split an operator with `part_of` is: 0 or 1."""
+        return int(self.pattern.outputs[0].attr("index"))
 
     def apply(self, kinds: Sequence[TermKind]) -> tuple[Node, TermKind] | None:
         """The typed term on variables named like the operands, and its kind (as if full); None where it does not fit."""
@@ -115,6 +120,11 @@ class Family:
         for bit, (_, group, _) in enumerate(self.inputs):
             masks[group] = masks.get(group, 0) | 1 << bit
         return tuple(masks.values())
+
+    @cached_property
+    def halves(self) -> dict[str, int]:
+        """The symbols of the halves of splits, with the axis that is split."""
+        return {o.symbol: o.part_of for o in self.operators if o.part_of is not None}
 
 
 def families() -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import RejectedRule, Rule, RuleEvidence, rule_name
+from taso_mirage.rewriting.library import Rule, rule_name
 from taso_mirage.rewriting.text import show_equation
+from taso_mirage.verdicts import Evidence, Failure, FailureKind
 from taso_mirage.verify import guards
 from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings
@@ -43,33 +44,36 @@ def generalise(
     family: str = "rule",
     operators: int = 0,
     wanted: int = guards.TYPINGS,
-) -> Rule | RejectedRule:
+) -> Rule | Failure:
     """The most general form of an equation that the fuzz lets pass, with the guard that it needs.
 
     `given` types the variables in letters; letters in attributes are sizes. Deterministic.
     """
     left, right = ({n.attr("name") for n in side if n.op == "input"} for side in (equation.lhs, equation.rhs))
     if right - left:
-        return RejectedRule(show_equation(equation), f"{min(right - left)} is on the right side only", {})
+        return _excluded(equation, f"{min(right - left)} is on the right side only")
     try:
         work = Concrete(equation, given)
     except (Undecidable, IllTyped) as error:
-        return RejectedRule(show_equation(equation), f"it has no general form: {error}", {})
+        return _excluded(equation, f"it has no general form: {error}")
     search = _Search(work, seed)
     forms = search.most_general()
-    verdict: Settled | guards.NoGuardHelps | None = None
+    verdict: Settled | Failure | None = None
     for each in (forms, work.fixed):
         verdict, attributes = search.settle(each, wanted)
         if isinstance(verdict, Settled):
-            evidence = RuleEvidence(TRIALS, verdict.typings)
+            evidence = Evidence(TRIALS, verdict.typings)
             name = rule_name(family, verdict.equation)
             settled = replace(verdict.equation, name=name, evidence="library")
             kept = guards.stated_values(settled, attributes)
             kept = tuple((n, partly(v, work.sizes)) for n, v in kept)
             return Rule(name, operators or _operators(equation), work.at(work.given), kept, settled, evidence)
-    assert isinstance(verdict, guards.NoGuardHelps)
-    fields = verdict.counterexample.fields() if verdict.counterexample else {}
-    return RejectedRule(show_equation(equation), verdict.why, fields)
+    assert isinstance(verdict, Failure)
+    return replace(verdict, equation=show_equation(equation))
+
+
+def _excluded(equation: Equation, reason: str) -> Failure:
+    return Failure(FailureKind.EXCLUDED, reason, equation=show_equation(equation))
 
 
 def _operators(equation: Equation) -> int:
@@ -99,7 +103,7 @@ class _Search:
                     break
         return forms
 
-    def settle(self, forms: Forms, wanted: int) -> tuple[Settled | guards.NoGuardHelps, tuple[tuple[str, Any], ...]]:
+    def settle(self, forms: Forms, wanted: int) -> tuple[Settled | Failure, tuple[tuple[str, Any], ...]]:
         """The verdict on a form; a name that its guard fixes is no name."""
         built, attributes = self.work.build(forms)
         verdict = infer_guard(built, self.work.given, attributes, wanted, self.seed)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from taso_mirage.generate.equations import Tree, operators, tree_variables
+from taso_mirage.generate.equations import Tree, tree_variables
 
 Id = int
 Substitution = dict[int, Id]
@@ -141,15 +142,17 @@ class Derivation:
 
 
 Equality = tuple[Tree, Tree]
+OperatorCount = Callable[..., int]
+"""How many operators some trees have together (`Trees.operators`)."""
 
 
 def minimise(
-    equations: Iterable[Equality], derivation: Derivation, always: int = 2
+    equations: Iterable[Equality], derivation: Derivation, operators: OperatorCount, always: int = 2
 ) -> tuple[list[Equality], Derivation]:
     """The equations that smaller kept ones do not derive, and what they derive. Those of up to `always` operators are kept
     unless one rule alone gives them: longer derivations drop short useful rules in favour of detours."""
     kept: list[Equality] = []
-    for left, right in sorted(equations, key=order):
+    for left, right in sorted(equations, key=partial(order, operators)):
         small = max(operators(left), operators(right)) <= always
         if not derivation.derives(left, right, 1 if small else None):
             kept.append((left, right))
@@ -157,7 +160,7 @@ def minimise(
     return kept, derivation
 
 
-def order(equation: Equality) -> tuple[int, int, int, str]:
+def order(operators: OperatorCount, equation: Equality) -> tuple[int, int, int, str]:
     """Small ones first; among those the general ones, with many variables."""
     left, right = equation
     sizes = operators(left), operators(right)

@@ -17,8 +17,9 @@ from taso_mirage.generate.generalise import generalise
 from taso_mirage.ir.terms import Node, substitute, topological, users, variable
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.index import Rules
-from taso_mirage.rewriting.library import RejectedRule, Rule, parse_given, parse_rules, show_rule
+from taso_mirage.rewriting.library import Rule, parse_given, parse_rules, show_rule
 from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.verdicts import Failure, FailureKind
 from taso_mirage.verify.fuzz import typings
 from taso_mirage.verify.guard_numbers import number_guards
 from taso_mirage.verify.ladder import different, holding
@@ -43,15 +44,15 @@ def settle_candidate(candidate: RuleCandidate, family: str, seed: int, typings: 
         with time_limit(SECONDS):
             found = _settled(candidate, family, seed, typings)
     except ERRORS as error:
-        found = f"{type(error).__name__}: {error}"
+        found = Failure(FailureKind.EXCLUDED, f"{type(error).__name__}: {error}")
     except TooLong:
-        found = f"no proof in {SECONDS} seconds"
+        found = Failure(FailureKind.UNPROVED, f"no proof in {SECONDS} seconds")
     seconds = perf_counter() - start
     if isinstance(found, Rule):
         return Outcome(show_rule(found), None, "", seconds)
-    if isinstance(found, RejectedRule) and found.counterexample:
-        return Outcome(None, (found.equation, found.why, dict(found.counterexample)), "", seconds)
-    return Outcome(None, None, found.why if isinstance(found, RejectedRule) else found, seconds)
+    if found.counterexample is not None:
+        return Outcome(None, (found.equation, found.reason, found.counterexample.fields()), "", seconds)
+    return Outcome(None, None, found.reason, seconds)
 
 
 class TooLong(BaseException):
@@ -82,24 +83,24 @@ def time_limit(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> Rule | RejectedRule | str:
+def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> Rule | Failure:
     """A form that passes the fuzz of its own making may still fail on new typings: then other ones are drawn from the start."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
-    rejected = RejectedRule(candidate.text, "not tried", {})
+    rejected = Failure(FailureKind.EXCLUDED, "not tried", equation=candidate.text)
     for attempt in range(ATTEMPTS):
         rule = generalise(equation, given, seed + 10 * attempt, family, candidate.operators, typings * (1 + attempt))
-        if isinstance(rule, RejectedRule):
+        if isinstance(rule, Failure):
             return rule
         rule = number_guards(rule, seed + 100 * attempt + 5)
-        if isinstance(rule, RejectedRule):
+        if isinstance(rule, Failure):
             rejected = rule
             continue
         found = holding(rule, seed + 1)
         if isinstance(found, tuple):
             guarded, evidence = found
             return parse_rules(show_rule(replace(guarded, evidence=evidence)))[0]
-        if not isinstance(found, RejectedRule):
-            return f"no proof: {found.why}"
+        if found.kind is FailureKind.UNPROVED:
+            return replace(found, reason=f"no proof: {found.reason}")
         rejected = found
     return rejected
 

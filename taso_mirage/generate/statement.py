@@ -96,7 +96,7 @@ class _Writer:
         if operator.part_of == axis:
             halves = self.parts(below[0], axis)
             if halves is not None:
-                return halves[1 if operator.name.endswith("1") else 0]
+                return halves[operator.half]
         sources = self._sources(operator, number, below)[axis]
         if sources:
             return self.extent(below[sources[0][0]], sources[0][1])

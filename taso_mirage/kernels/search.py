@@ -26,11 +26,11 @@ from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
 from taso_mirage.kernels.tiles import NEAR, Tiled, TileSizes, fastest, predicted, rank
-from taso_mirage.kernels.verify import MeasuredError, MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import read_tests, tests_json, verified_mugraph
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 if TYPE_CHECKING:
     from taso_mirage.codegen.gpu.program import TritonProgram
@@ -94,23 +94,21 @@ class FoundMuGraph:
     goal: Graph
     seconds: float
     device: str
-    evidence: MuGraphEvidence
+    evidence: Evidence
     warps: tuple[int, ...] = ()
     """How many warps of 32 threads a block may have; none leaves it open."""
 
     def as_json(self) -> dict[str, Any]:
         """A value for a checkpoint or a report, from which `of_json` makes the same."""
         found = {"graph": to_json(self.graph), "seconds": self.seconds, "device": self.device, "warps": self.warps}
-        return found | {"evidence": asdict(self.evidence)}
+        return found | {"evidence": tests_json(self.evidence)}
 
     @staticmethod
     def of_json(value: Mapping[str, Any], goal: Graph) -> FoundMuGraph:
         """The muGraph of `as_json`; its inputs are the goal's."""
-        evidence = value["evidence"]
-        measured = tuple(MeasuredError(**each) for each in evidence["measured"])
-        proof = MuGraphEvidence(evidence["tests"], evidence["undecided"], evidence["bound"], measured)
+        evidence = read_tests(value["evidence"])
         return FoundMuGraph(
-            from_json(value["graph"]), goal, value["seconds"], value["device"], proof, tuple(value["warps"])
+            from_json(value["graph"]), goal, value["seconds"], value["device"], evidence, tuple(value["warps"])
         )
 
     def program(self) -> TritonProgram:
@@ -224,7 +222,7 @@ class Search:
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
-        self.known: dict[tuple[object, ...], MuGraphEvidence | Refusal] = {}
+        self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.labelled = label(goal)
 
     def run(
@@ -301,10 +299,10 @@ class Search:
         if roles not in self.known:
             self.statistics.tested += 1
             small, goal = candidate.shrunk()
-            refused = Refusal("it cannot be put together at small sizes")
+            refused = Failure(FailureKind.EXCLUDED, "it cannot be put together at small sizes")
             self.known[roles] = refused if small is None else verified_mugraph(small, goal, seed=self.seed)
         evidence = self.known[roles]
-        if not isinstance(evidence, MuGraphEvidence):
+        if not isinstance(evidence, Evidence):
             self.refused = evidence.reason
             return None
         self.statistics.verified += 1
@@ -354,7 +352,7 @@ class Search:
                 continue
             self.statistics.plans += 1
             stable = stabilisation(plan, closure)
-            if isinstance(stable, Refusal):
+            if isinstance(stable, Failure):
                 self.statistics.unstable += 1
                 self.unsafe = self.unsafe or stable.reason
             else:

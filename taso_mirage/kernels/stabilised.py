@@ -8,7 +8,7 @@ is computed bare, as the model writes it, if all that this costs is an overflow 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taso_mirage.kernels.closure import Closure
@@ -17,7 +17,7 @@ from taso_mirage.kernels.derivations.base import largest_operand
 from taso_mirage.kernels.derivations.degrees import NO_DEGREE, Degree
 from taso_mirage.kernels.derivations.overflow import OverflowEffect
 from taso_mirage.kernels.structures import KernelBody, Plan
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure, FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,6 @@ class Stabilisation:
     bare: frozenset[int] = frozenset()
 
 
-class _Refused(Exception):
-    """A muGraph that cannot be stabilised."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Value:
     """A class: its degree, None where it has none; what it is if it is computed bare; whether it is computed so wherever it is used; and
@@ -65,28 +61,21 @@ Asked = tuple[int, bool]
 """A class, and whether it is needed bare."""
 
 
-def stabilisation(plan: Plan, closure: Closure) -> tuple[Stabilisation, ...] | Refusal:
+def stabilisation(plan: Plan, closure: Closure) -> tuple[Stabilisation, ...] | Failure:
     """The stabilisers of each kernel, or why a muGraph cannot be stabilised."""
     stored: _Values = {}
     values: list[_Values] = []
     for kernel in plan:
         values.append(_values(kernel.body, stored, closure))
         stored |= {t: values[-1][t] for t in kernel.body.targets}
-    try:
-        return tuple(_stabilised(plan, values, closure))
-    except _Refused as error:
-        return Refusal(str(error))
+    return _stabilised(plan, values, closure)
 
 
 def storable(body: KernelBody, closure: Closure) -> bool:
     """Whether a first kernel's results can be kept relative to maxima, or be computed bare."""
     values = _values(body, {}, closure)
-    try:
-        asked = [(t, values[t].degree is None) for t in body.targets]
-        _safe(body, values, _asked(body, values, asked), closure, {})
-    except _Refused:
-        return False
-    return True
+    asked = _asked(body, values, [(t, values[t].degree is None) for t in body.targets])
+    return not isinstance(asked, Failure) and not isinstance(_safe(body, values, asked, closure, {}), Failure)
 
 
 # ---------------------------------------------------------------- degrees
@@ -123,21 +112,33 @@ def _degree(edge: DerivationEdge, of: int | None, below: Sequence[Degree | None]
 # ---------------------------------------------------------------- stable or bare
 
 
-def _stabilised(plan: Plan, values: Sequence[_Values], closure: Closure) -> Iterator[Stabilisation]:
+def _stabilised(plan: Plan, values: Sequence[_Values], closure: Closure) -> tuple[Stabilisation, ...] | Failure:
     """What each kernel computes relative to maxima, and what bare: the last one its results that have a degree."""
     wanted = {(t, values[-1][t].degree != NO_DEGREE) for t in closure.targets}
     asked: list[set[Asked]] = []
     for kernel, own in zip(reversed(plan), reversed(values), strict=True):
-        asked.insert(0, _asked(kernel.body, own, [each for each in wanted if each[0] in kernel.body.targets]))
-        wanted |= {each for each in asked[0] if each[0] in kernel.body.leaves}
+        here = _asked(kernel.body, own, [each for each in wanted if each[0] in kernel.body.targets])
+        if isinstance(here, Failure):
+            return here
+        asked.insert(0, here)
+        wanted |= {each for each in here if each[0] in kernel.body.leaves}
     if any((c, not plainly) in wanted for c, plainly in wanted):
-        raise _Refused("exponentials that one kernel stores are needed both as they are and relative to their maximum")
+        return _unsafe("exponentials that one kernel stores are needed both as they are and relative to their maximum")
     before: dict[int, Stabiliser] = {}
-    for kernel, own, here in zip(plan, values, asked, strict=True):
-        yield _safe(kernel.body, own, here, closure, before)
+    found: list[Stabilisation] = []
+    for kernel, own, each in zip(plan, values, asked, strict=True):
+        stable = _safe(kernel.body, own, each, closure, before)
+        if isinstance(stable, Failure):
+            return stable
+        found.append(stable)
+    return tuple(found)
 
 
-def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[Asked]:
+def _unsafe(reason: str) -> Failure:
+    return Failure(FailureKind.INACCURATE, reason)
+
+
+def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[Asked] | Failure:
     """Which classes are computed for some results relative to maxima, and which bare."""
     chosen = dict(body.chosen)
     found = set[Asked]()
@@ -147,7 +148,7 @@ def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[A
         plainly = values[c].alone or (plainly and values[c].degree != NO_DEGREE)
         if (c, plainly) not in found:
             if plainly and values[c].bare.ill:
-                raise _Refused(values[c].bare.ill)
+                return _unsafe(values[c].bare.ill)
             found.add((c, plainly))
             waiting += [(a, plainly) for a in chosen[c].args] if c in chosen else []
     return found
@@ -155,15 +156,17 @@ def _asked(body: KernelBody, values: _Values, results: Sequence[Asked]) -> set[A
 
 def _safe(
     body: KernelBody, values: _Values, asked: set[Asked], closure: Closure, before: dict[int, Stabiliser]
-) -> Stabilisation:
+) -> Stabilisation | Failure:
     """One kernel; the maxima that it stores are noted in `before`."""
     stable, plainly = (frozenset(c for c, each in asked if each is which) for which in (False, True))
     degrees = {c: value.degree or NO_DEGREE if c in stable else NO_DEGREE for c, value in values.items()}
     stabilisers = _stabilisers(body, degrees, stable, closure, before)
+    if isinstance(stabilisers, Failure):
+        return stabilisers
     keys = {c: key for c in sorted(stable) if (key := values[c].key) is not None and degrees[c]}
     for c, key in keys.items():
         if values[c].top and values[c].top != stabilisers[key].over:
-            raise _Refused("the maximum that a model takes is over other axes than the sums of its exponentials")
+            return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)
@@ -175,7 +178,7 @@ def _stabilisers(
     stable: frozenset[int],
     closure: Closure,
     before: Mapping[int, Stabiliser],
-) -> dict[int, Stabiliser]:
+) -> dict[int, Stabiliser] | Failure:
     over: dict[int, set[str]] = {k: set() for d in degrees.values() for k in d}
     for result, edge in body.chosen:
         for key in degrees[result] if edge.label is not None else ():
@@ -185,12 +188,12 @@ def _stabilisers(
     for key, labels in over.items():
         has = before[key].labels if key in before else closure.classes[key]
         if (key in made) == (key in before) or (key in made and not labels):
-            raise _Refused("an exponential is computed twice, or stored where nothing bounds it")
+            return _unsafe("an exponential is computed twice, or stored where nothing bounds it")
         found[key] = Stabiliser(key, frozenset(labels), has - labels)
     if not all(found[k].labels <= closure.classes[c] for c, d in degrees.items() for k in d):
-        raise _Refused("a value that lacks an axis of a maximum cannot be kept relative to it")
+        return _unsafe("a value that lacks an axis of a maximum cannot be kept relative to it")
     if not all(_holds(e, degrees, closure, found) for c, e in body.chosen if c in stable):
-        raise _Refused("a denominator may vanish: it is not summed over all that its maximum is taken over")
+        return _unsafe("a denominator may vanish: it is not summed over all that its maximum is taken over")
     return found
 
 

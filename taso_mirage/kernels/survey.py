@@ -18,7 +18,7 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import KernelRegion, operator_alone, views
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
-from taso_mirage.kernels.verify import MeasuredError, MuGraphEvidence
+from taso_mirage.kernels.verify import read_tests, tests_json
 from taso_mirage.operators.work import work
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
@@ -138,7 +138,7 @@ def survey_data(each: Surveyed) -> dict[str, Any]:
         "kernels": [{"grid": list(n.attr("grid")), "loop": n.attr("loop")} for n in each.kernels],
         "device": None if found is None else found.device,
         "mugraph": None if found is None else to_json(found.graph),
-        "evidence": None if found is None else asdict(found.evidence),
+        "evidence": None if found is None else tests_json(found.evidence),
         "problem": each.problem or None,
         "search": {"seconds": each.took, **each.statistics},
     }
@@ -155,8 +155,7 @@ def known_regions(rows: Any, device: Device = H100) -> dict[Graph, Mapping[str, 
 
 def _from_data(region: KernelRegion, row: Mapping[str, Any]) -> Surveyed:
     try:
-        evidence = dict(row["evidence"])
-        evidence["measured"] = tuple([MeasuredError(**each) for each in evidence["measured"]])
+        evidence = read_tests(row["evidence"])
         search = dict(row["search"])
         took = _seconds(search.pop("seconds"))
         graph = from_json(row["mugraph"])
@@ -165,7 +164,7 @@ def _from_data(region: KernelRegion, row: Mapping[str, Any]) -> Surveyed:
             raise ValueError("no kernel takes no time")
         if [o.type for o in graph.outputs] != [o.type for o in region.graph.outputs]:
             raise SyntaxProblem("its muGraph has other outputs than the region")
-        found = FoundMuGraph(graph, region.graph, fused, row["device"], MuGraphEvidence(**evidence))
+        found = FoundMuGraph(graph, region.graph, fused, row["device"], evidence)
         return Surveyed(region, found, "", apart, took, search)
     except (TypeError, LookupError, ValueError, ArithmeticError) as error:
         raise SyntaxProblem(f"a region of a survey: {type(error).__name__}: {error}") from None

@@ -7,7 +7,7 @@ overflow where the goal does not, and rounds as float32 does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import interpret
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 ATTEMPTS = 16
 """How often tests are drawn again in place of those that divide by zero."""
@@ -33,45 +33,42 @@ UNDERFLOW = 1e-30
 """An absolute error that float32's smallest numbers excuse."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredError:
-    """One numeric case: inputs rounded to `dtype`, and the largest error and what was allowed, over the largest element."""
-
-    dtype: str
-    draw: str
-    scale: float
-    error: float
-    allowed: float
-
-
-@dataclass(frozen=True, slots=True)
-class MuGraphEvidence:
-    """So many valid tests passed, others did not decide; a wrong muGraph passes with a probability of at most `bound`.
-
-    `bound` is (n / p)^tests with n inputs: PET's Theorem 2, for programs that are linear in each input.
-    """
-
-    tests: int
-    undecided: int
-    bound: float
-    measured: tuple[MeasuredError, ...]
-
-
-def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> MuGraphEvidence | Refusal:
-    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; Refused says why not."""
+def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Failure:
+    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; a failure says why not."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
-        return Refusal(f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not")
+        why = f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not"
+        return Failure(FailureKind.NO_MATCH, why)
     types = [[o.type for o in g.outputs] for g in (mugraph, goal)]
     if types[0] != types[1]:
-        return Refusal(f"its outputs have the types {_listed(types[0])}, the goal's {_listed(types[1])}")
+        why = f"its outputs have the types {_listed(types[0])}, the goal's {_listed(types[1])}"
+        return Failure(FailureKind.NO_MATCH, why)
     passed = _in_the_field(mugraph, goal, tests, seed)
-    if isinstance(passed, Refusal):
+    if isinstance(passed, Failure):
         return passed
     measured = _in_numbers(mugraph, goal, seed)
-    if isinstance(measured, Refusal):
+    if isinstance(measured, Failure):
         return measured
-    return MuGraphEvidence(tests, passed, (len(leaves) / P) ** tests, measured)
+    return tested(tests, passed, (len(leaves) / P) ** tests, measured)
+
+
+def tested(tests: int, undecided: int, bound: float, measured: tuple[MeasuredError, ...]) -> Evidence:
+    """What is known of a muGraph."""
+    return Evidence(tests=tests, undecided=undecided, bound=bound, measured=measured)
+
+
+def tests_json(evidence: Evidence) -> dict[str, Any]:
+    """What is known of a muGraph as a value for a file, from which `read_tests` makes the same."""
+    measured = [asdict(each) for each in evidence.measured]
+    known = {"tests": evidence.tests, "undecided": evidence.undecided, "bound": evidence.bound}
+    return known | {"measured": measured}
+
+
+def read_tests(value: Mapping[str, Any]) -> Evidence:
+    """Raises TypeError, LookupError or ValueError where the value is not of `tests_json`."""
+    known = dict(value)
+    measured = tuple([MeasuredError(**each) for each in known.pop("measured")])
+    return tested(**known, measured=measured)
 
 
 def _leaves(graph: Graph) -> list[Node]:
@@ -82,7 +79,7 @@ def _listed(types: Iterable[object]) -> str:
     return ", ".join(map(str, types))
 
 
-def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Refusal:
+def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Failure:
     """How many tests did not decide before `tests` did. Each has its own inputs and its own base of the powers."""
     passed = undecided = 0
     for attempt in range(ATTEMPTS):
@@ -93,15 +90,14 @@ def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | R
         valid = np.ones(xp.trials, bool)
         for i, (ours, wanted) in enumerate(zip(mugraph.outputs, goal.outputs, strict=True)):
             if agree(values[ours], values[wanted]) is False:
-                return Refusal(f"output {i} differs from the goal's in the field")
+                return Failure(FailureKind.REFUTED, f"output {i} differs from the goal's in the field")
             valid &= values[ours].valid & values[wanted].valid
         passed += int(valid.sum())
         undecided += int((~valid).sum())
         if passed >= tests:
             return undecided
-    return Refusal(
-        f"{undecided} of {passed + undecided} tests do not decide: they divide by zero, or leave an order open"
-    )
+    why = "they divide by zero, or leave an order open"
+    return Failure(FailureKind.UNDECIDED, f"{undecided} of {passed + undecided} tests do not decide: {why}")
 
 
 # ---------------------------------------------------------------- numbers
@@ -159,32 +155,34 @@ class NumericReference:
     wanted: tuple[tuple[Array, float], ...]
 
 
-def _in_numbers(mugraph: Graph, goal: Graph, seed: int) -> tuple[MeasuredError, ...] | Refusal:
+def _in_numbers(mugraph: Graph, goal: Graph, seed: int) -> tuple[MeasuredError, ...] | Failure:
     measured = []
     for reference in _references(goal, seed):
         values = _evaluated(mugraph, SINGLE, reference.inputs)
         worst = _worst(reference, values)
-        if isinstance(worst, Refusal):
+        if isinstance(worst, Failure):
             return worst
         measured.append(worst)
     return tuple(measured)
 
 
-def _worst(reference: NumericReference, values: list[Array]) -> MeasuredError | Refusal:
+def _worst(reference: NumericReference, values: list[Array]) -> MeasuredError | Failure:
     case, ratios = reference.case, [(0.0, 0.0)]
     shown = f"with {case.draw} inputs in {case.dtype} at scale {case.scale:g}"
     for i, (ours, (wanted, allowed)) in enumerate(zip(values, reference.wanted, strict=True)):
         finite = np.isfinite(wanted)
         if not finite.any() and (case.draw, case.scale) == ("normal", 1):
-            return Refusal(f"output {i} of the goal is finite nowhere, {shown}")
+            return Failure(FailureKind.UNDECIDED, f"output {i} of the goal is finite nowhere, {shown}")
         if not finite.any():
             continue
         if not np.isfinite(ours[finite]).all():
-            return Refusal(f"output {i} is not finite where the goal is, {shown}")
+            return Failure(FailureKind.INACCURATE, f"output {i} is not finite where the goal is, {shown}")
         error = float(np.abs(ours - wanted)[finite].max())
         largest = max(float(np.abs(wanted[finite]).max()), UNDERFLOW)
         if error > allowed:
-            return Refusal(f"output {i} is off by {error:.3g} ({allowed:.3g} is allowed), {shown}")
+            return Failure(
+                FailureKind.INACCURATE, f"output {i} is off by {error:.3g} ({allowed:.3g} is allowed), {shown}"
+            )
         ratios.append((error / largest, allowed / largest))
     return MeasuredError(case.dtype, case.draw, case.scale, *max(ratios))
 

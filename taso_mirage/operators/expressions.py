@@ -266,6 +266,14 @@ def questions(source: str) -> frozenset[tuple[str, str]]:
     )
 
 
+def conjuncts(source: str) -> list[ast.expr]:
+    """The parts of a guard that `and` joins; none of an empty one."""
+    if not source:
+        return []
+    tree = ast.parse(source, mode="eval").body
+    return tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+
+
 def question(source: str) -> str | None:
     """The function of an expression that is one call; None of any other."""
     tree = ast.parse(source, mode="eval").body

@@ -10,7 +10,7 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.correct import correct
 from taso_mirage.partial.families import Mutant, mutants_of
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure, FailureKind
 
 LOOKS = 3
 """Trials that say where a mutant agrees; what is kept of it is verified with more (`whole.verified`)."""
@@ -26,18 +26,18 @@ class CorrectedMutant:
     joined: bool
 
 
-def candidates(original: Graph, depth: int = 1) -> Iterator[CorrectedMutant | Refusal]:
+def candidates(original: Graph, depth: int = 1) -> Iterator[CorrectedMutant | Failure]:
     """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
     for mutant in mutants_of(original, depth):
         yield from made_whole(original, mutant)
 
 
-def made_whole(original: Graph, mutant: Mutant) -> list[CorrectedMutant | Refusal]:
+def made_whole(original: Graph, mutant: Mutant) -> list[CorrectedMutant | Failure]:
     """A mutant with its corrections, in one or two ways, or why it has none."""
     try:
         return [*corrections(original, mutant, agreement(original, mutant.graph, LOOKS))]
     except Unsupported as error:
-        return [Refusal(f"{', then '.join(mutant.families)}: {error}")]
+        return [Failure(FailureKind.EXCLUDED, f"{', then '.join(mutant.families)}: {error}")]
 
 
 def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[CorrectedMutant]:

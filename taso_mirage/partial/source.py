@@ -13,10 +13,10 @@ from taso_mirage.operators.work import work
 from taso_mirage.partial.candidates import CorrectedMutant, made_whole
 from taso_mirage.partial.families import begins, mutants_of
 from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import equation, verified_program
+from taso_mirage.partial.whole import equation, tests_in_words, verified_program
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Failure
 
 PAYS = 0.97
 """The part of a program's seconds that a corrected mutant may take, at most."""
@@ -106,7 +106,7 @@ def tried(
         number += 1
         hopeful = seconds(_largest(mutant.graph)) < enough and seconds(mutant.graph) < enough
         for made in made_whole(program, mutant) if hopeful else ():
-            if isinstance(made, Refusal):
+            if isinstance(made, Failure):
                 refused += 1
             elif (after := seconds(made.corrected)) < enough:
                 paying.append((after, made))
@@ -117,11 +117,9 @@ def tried(
         if late():
             return None
         times = contest(program, candidate.corrected) if contest is not None else (before, after)
-        evidence = (
-            verified_program(program, candidate.corrected) if times[1] < PAYS * times[0] else Refusal("it does not pay")
-        )
-        if not isinstance(evidence, Refusal):
-            found.append(_mutation(program, candidate, str(evidence), times))
+        evidence = verified_program(program, candidate.corrected) if times[1] < PAYS * times[0] else None
+        if evidence is not None and not isinstance(evidence, Failure):
+            found.append(_mutation(program, candidate, tests_in_words(evidence), times))
         if len(found) == KEPT:
             break
     return Tried(tuple(sorted(found, key=lambda m: m.seconds[1] / m.seconds[0])), number, refused)

@@ -26,7 +26,7 @@ from taso_mirage.partial.agreement import (
 )
 from taso_mirage.partial.correct import correct
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
@@ -37,48 +37,29 @@ TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
 
 
 @dataclass(frozen=True, slots=True)
-class FieldEvidence:
-    """All elements agreed in so many field trials; a wrong program passes with a probability of at most `bound`, (n/p)^t.
-
-    `error`: the largest of an output over its largest element, on normal inputs in the program's own dtypes; `allowed` likewise.
-    """
-
-    trials: int
-    bound: float
-    error: float
-    allowed: float
-
-    def __str__(self) -> str:
-        return (
-            f"equal in {self.trials} random field trials (a wrong program passes with probability {self.bound:.0e}); "
-            f"relative error {self.error:.1e} of {self.allowed:.1e} allowed"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Total:
     """A mutant made whole: where it agreed, the program with corrections, and its equation at these sizes with its evidence."""
 
     agreement: Agreement
     corrected: Graph
     equation: Equation
-    evidence: FieldEvidence
+    evidence: Evidence
 
 
-def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Refusal:
-    """Test, correct and verify a mutant; Refused says what was in the way."""
+def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = True) -> Total | Failure:
+    """Test, correct and verify a mutant; a failure says what was in the way."""
     try:
         found = agreement(original, mutant)
         corrected = correct(original, mutant, found, joined)
     except Unsupported as error:
-        return Refusal(str(error))
+        return Failure(FailureKind.EXCLUDED, str(error))
     evidence = verified_program(original, corrected)
-    if isinstance(evidence, Refusal):
+    if isinstance(evidence, Failure):
         return evidence
-    return Total(found, corrected, equation(name, original, corrected, str(evidence)), evidence)
+    return Total(found, corrected, equation(name, original, corrected, tests_in_words(evidence)), evidence)
 
 
-def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> FieldEvidence | Refusal:
+def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> Evidence | Failure:
     """Whether two programs over the same leaves are equal everywhere: all elements in the field for each seed, then in numbers."""
     leaves = program_leaves(original.outputs)
     nodes = [*original.outputs, *corrected.outputs]
@@ -87,19 +68,30 @@ def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = S
         for i, wrong in differing_elements(original.outputs, corrected.outputs, leaves, trials, seed):
             if wrong.any():
                 place = tuple(np.argwhere(wrong)[0][1:].tolist())
-                return Refusal(f"output {i} differs from the original's at {place} in the field (seed {seed})")
+                why = f"output {i} differs from the original's at {place} in the field (seed {seed})"
+                return Failure(FailureKind.REFUTED, why)
     worst = _in_numbers(original, corrected, leaves, seeds[0])
-    if isinstance(worst, Refusal):
+    if isinstance(worst, Failure):
         return worst
     n = trials * len(seeds)
-    return FieldEvidence(n, float((len(leaves) / P) ** n), *worst)
+    return Evidence(tests=n, bound=float((len(leaves) / P) ** n), measured=(worst,))
 
 
-def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> tuple[float, float] | Refusal:
+def tests_in_words(evidence: Evidence) -> str:
+    """The evidence of a corrected program: its field trials, and the largest error of an output."""
+    (worst,) = evidence.measured
+    return (
+        f"equal in {evidence.tests} random field trials (a wrong program passes with probability {evidence.bound:.0e}); "
+        f"relative error {worst.error:.1e} of {worst.allowed:.1e} allowed"
+    )
+
+
+def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed: int) -> MeasuredError | Failure:
+    """The largest error on normal inputs in the program's own dtypes."""
     rng = np.random.default_rng(seed)
     drawn = {n: rng.normal(size=[int(d) for d in n.shape]).astype(numpy_dtype(n.dtype)) for n in leaves}
     reference = _run(original, EXACT, drawn)
-    ratios = [(0.0, 0.0)]
+    measured: list[MeasuredError] = []
     for i, (r, a, b) in enumerate(
         zip(reference, _run(original, REALS, drawn), _run(corrected, REALS, drawn), strict=True)
     ):
@@ -109,9 +101,10 @@ def _in_numbers(original: Graph, corrected: Graph, leaves: Sequence[Node], seed:
         error = float(np.abs(b - r).max(initial=0)) / largest
         allowed = TIMES * float(np.abs(a - r).max(initial=0)) / largest + floor
         if not error <= allowed:
-            return Refusal(f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed")
-        ratios.append((error, allowed))
-    return max(ratios)
+            why = f"output {i} is off by {error:.3g} of its largest element; {allowed:.3g} is allowed"
+            return Failure(FailureKind.INACCURATE, why)
+        measured.append(MeasuredError(dtype.name, "normal", 1, error, allowed))
+    return max(measured, key=lambda each: (each.error, each.allowed))
 
 
 def _eps(dtype: np.dtype[Any]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from taso_mirage.meanings.conditions import Conditions
 from taso_mirage.meanings.functions import Division
 from taso_mirage.meanings.integers import context
+from taso_mirage.meanings.kinds import atom_kind
 from taso_mirage.meanings.polynomials import Atom, Monomial, Poly
 from taso_mirage.prove.axioms import division, has
 from taso_mirage.prove.machine import integral, modulus, value_bounds
@@ -43,7 +44,7 @@ def _mentions(p: Poly) -> bool:
     """Whether something is there that Z3 knows more of than the normal form: an order."""
     return any(
         a.kind in DECIDABLE
-        or a.kind.startswith("wrap:")
+        or atom_kind(a.kind).wraps
         or _divides(a) is not None
         or any(isinstance(x, Poly) and _mentions(x) for x in a.args)
         for m in p.terms
@@ -53,8 +54,8 @@ def _mentions(p: Poly) -> bool:
 
 def _divides(a: Atom) -> Division | None:
     """A division of unsigned integers that rounds down, about which Z3 is told more."""
-    how = division(a.kind)
-    unsigned = a.kind.partition(":")[2].startswith("u")
+    how, operands = division(a.kind), atom_kind(a.kind).operands
+    unsigned = bool(operands) and operands[0].startswith("uint")
     return how if how is not None and how.floors and unsigned else None
 
 
@@ -133,8 +134,9 @@ class _Translation:
         found = value_bounds(self.matching.algebra, Poly({((a, 1),): 1}))
         self.facts += [value >= self._number(found.low)] if found.low is not None else []
         self.facts += [value <= self._number(found.high)] if found.high is not None else []
-        if a.kind.startswith("wrap:"):
-            self.facts.append(value == polys[0] - self._number(modulus(a.kind[5:])) * self._unknown())
+        kind = atom_kind(a.kind)
+        if kind.wraps:
+            self.facts.append(value == polys[0] - self._number(modulus(kind.result)) * self._unknown())
         how = _divides(a)
         divisor = a.args[1].number if how is not None else None
         if how is not None and divisor is not None and divisor > 0:

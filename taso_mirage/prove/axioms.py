@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division, Fact
+from taso_mirage.meanings.kinds import atom_kind, rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,21 @@ AXIOMS = [
     *_ATOMS,
 ]
 """All that proofs know, from the records of the scalar functions."""
-_FACTS = {f"cast:{dtype}": _ROUNDING for dtype in _CASTS}
+_FACTS = {rounding(dtype): _ROUNDING for dtype in _CASTS}
 _BARE = ("exp", "sqrt")
-"""Functions that normal forms are built with; atoms of others, on floats, are called `name:float`."""
+"""Functions that normal forms are built with; the kinds of others say their dtypes."""
 
 
 def division(kind: str) -> Division | None:
     """Which division of integers an atom's function is."""
-    function = SCALAR_FUNCTIONS.get(kind.partition(":")[0])
+    function = SCALAR_FUNCTIONS.get(atom_kind(kind).name)
     return None if function is None else function.division
 
 
 def has(kind: str, *uses: str) -> bool:
     """Whether one of the facts about an atom's function is of some use."""
-    function = SCALAR_FUNCTIONS.get(kind if kind in _BARE else kind.removesuffix(":float"))
-    if function is not None and (kind in _BARE or kind.endswith(":float")):
+    of = atom_kind(kind)
+    function = SCALAR_FUNCTIONS.get(of.name) if kind in _BARE or of.of_floats else None
+    if function is not None:
         return function.known(*uses)
     return any(fact.use in uses for fact in _FACTS.get(kind, ()))

@@ -14,28 +14,32 @@ from taso_mirage.meanings.polynomials import infinite
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.elements import Element, Elements
-from taso_mirage.prove.fingerprint import Refuted, fingerprint
+from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.prove.matching import Matching
-from taso_mirage.prove.symbolic import Proved, Unproved, denoted
+from taso_mirage.prove.symbolic import Proved, denoted, unproved
+from taso_mirage.verdicts import Failure, FailureKind, failed
 
 BUDGET = 200_000
 ELEMENTS = 4096
 """Outputs of more elements are not spelled out."""
 
 
-def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Refuted | Unproved:
-    """Whether all elements are equal at these sizes, which must be fixed. `Refuted` holds concrete inputs that show a difference."""
+def prove_bounded(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
+    """Whether all elements are equal at these sizes, which must be fixed.
+
+    What is refuted has concrete inputs that show a difference.
+    """
     if any(isinstance(d, Symbolic) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight") for d in n.shape):
-        return Unproved("the sizes are not fixed")
+        return unproved("the sizes are not fixed")
     xp = Elements(budget, unroll=True)
     try:
         matching = Matching(xp.algebra)
         for i, (a, b) in enumerate(denoted(xp, lhs, rhs)):
             why = _differ(xp, matching, a, b)
             if why is not None:
-                return _judged(lhs, rhs, Unproved(f"output {i}, {why}", xp.indices.steps))
+                return _judged(lhs, rhs, unproved(f"output {i}, {why}", xp.indices.steps))
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-        return _judged(lhs, rhs, Unproved(str(error) or type(error).__name__, xp.indices.steps))
+        return _judged(lhs, rhs, unproved(str(error) or type(error).__name__, xp.indices.steps))
     return Proved(xp.indices.steps)
 
 
@@ -51,11 +55,13 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
     return None
 
 
-def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Unproved) -> Refuted | Unproved:
+def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Failure) -> Failure:
     """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none over the reals."""
     try:
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):
         return why
-    found = find_counterexample(lhs, rhs, verdict) if isinstance(verdict, Refuted) else None
-    return why if found is None or found.note else Refuted(found.output, str(found))
+    if not failed(verdict, FailureKind.REFUTED):
+        return why
+    found = find_counterexample(lhs, rhs, verdict)
+    return why if found.note else Failure(FailureKind.REFUTED, "float64 arithmetic shows a difference", found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from random import Random
 from typing import Any
@@ -15,8 +14,8 @@ from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import interpret
-from taso_mirage.prove.fingerprint import Refuted
 from taso_mirage.rewriting.text import show_graph
+from taso_mirage.verdicts import Counterexample, Failure
 
 RANGES = ((0, 1), (-2, 2), (1, 3), (-5, 5), (1, 40), (-100, 100))
 """Integers that inputs are tried from, small ones first; the positive ones keep roots and quotients defined."""
@@ -25,39 +24,7 @@ APART = 1e-6
 """How far two float64 values must be apart, relative to the larger or 1: roundings are a billion times smaller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counterexample:
-    """Both sides as text, inputs as nested lists, and the first element where they differ.
-
-    `note` says why there are no values: only the field tells the sides apart.
-    """
-
-    lhs: str
-    rhs: str
-    inputs: tuple[tuple[str, Any], ...]
-    output: int
-    index: tuple[int, ...]
-    left: float
-    right: float
-    note: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Plain values for TOML."""
-        sides: dict[str, Any] = {"lhs": self.lhs, "rhs": self.rhs}
-        if self.note:
-            return {**sides, "output": self.output, "note": self.note}
-        place = {"output": self.output, "index": list(self.index), "left": self.left, "right": self.right}
-        return {**sides, "inputs": dict(self.inputs), **place}
-
-    def __str__(self) -> str:
-        text = f"{self.lhs}against\n{self.rhs}"
-        if self.note:
-            return f"{text}output {self.output}: {self.note}"
-        values = "".join(f"{name} = {value}\n" for name, value in self.inputs)
-        return f"{text}{values}output {self.output}, element {self.index}: {self.left!r} against {self.right!r}"
-
-
-def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Refuted, seed: int = 0) -> Counterexample:
+def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Failure, seed: int = 0) -> Counterexample:
     """Values that show the difference which the field found, from a few ranges of small integers."""
     leaves = tuple(n for n in topological([*lhs, *rhs]) if n.op in ("input", "weight"))
     inputs = tuple(n for n in leaves if n.op == "input")
@@ -67,9 +34,10 @@ def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Refut
         if differs is not None:
             named = tuple((n.attr("name"), _plain(a)) for n, a in arrays.items())
             output, index, left, right = differs
-            return Counterexample(*texts, named, output, index, left, right)
-    note = f"no small float64 inputs tell the sides apart, the field does: {refuted.counterexample}"
-    return Counterexample(*texts, (), refuted.output, (), 0.0, 0.0, note)
+            return Counterexample(output, *texts, named, index, left, right)
+    note = f"no small float64 inputs tell the sides apart, the field does: {refuted.reason}"
+    output = refuted.counterexample.output if refuted.counterexample is not None else 0
+    return Counterexample(output, *texts, note=note)
 
 
 def _inputs(leaves: Sequence[Node], seed: int) -> Iterator[dict[Node, Array]]:

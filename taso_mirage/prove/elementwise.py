@@ -9,6 +9,7 @@ from taso_mirage.ir.terms import is_float
 from taso_mirage.meanings.conditions import Conditions, Unprovable
 from taso_mirage.meanings.functions import POWER, SCALAR_FUNCTIONS, WHERE, Comparison, Function
 from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.kinds import FLOAT, of_dtypes, of_floats
 from taso_mirage.meanings.polynomials import ONE, ZERO, Poly, infinite
 from taso_mirage.prove import machine
 from taso_mirage.prove.cases import Cases
@@ -55,9 +56,9 @@ def _value(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Pol
     if function.normal is not None and (floats or not function.floats):
         return function.normal(algebra, *ps)
     if floats:
-        return algebra.apply(f"{function.name}:float" + ("" if is_float(result) else f":{result}"), *ps)
-    key = ",".join("float" if is_float(d) else d for d in dtypes)
-    return algebra.apply(f"{function.name}:{key}:{result}", *ps)
+        return algebra.apply(of_floats(function.name, "" if is_float(result) else result), *ps)
+    operands = [FLOAT if is_float(d) else d for d in dtypes]
+    return algebra.apply(of_dtypes(function.name, operands, result), *ps)
 
 
 def _natural(dtypes: list[str], exponent: Poly) -> bool:

@@ -11,17 +11,7 @@ import numpy as np
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.field import Field, Residues, agree
 from taso_mirage.operators.ops import interpret
-
-
-@dataclass(frozen=True, slots=True)
-class Refuted:
-    """Two graphs differ: which output, and where (trial and index of the first difference, with both residues mod p)."""
-
-    output: int
-    counterexample: str
-
-    def __bool__(self) -> bool:
-        return False
+from taso_mirage.verdicts import Counterexample, Failure, FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +21,14 @@ class Agreed:
     trials: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """Nothing was shown: no trial was valid (a zero denominator or an open order in each), or a term has no definition."""
-
-    why: str
-
-    def __bool__(self) -> bool:
-        return False
-
-
 def fingerprint(
     lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0, xp: Field | None = None
-) -> Agreed | Refuted | Unknown:
-    """Compare two lists of typed terms over the same leaves. Sizes must be fixed. A field that is given draws on."""
+) -> Agreed | Failure:
+    """Compare two lists of typed terms over the same leaves. Sizes must be fixed. A field that is given draws on.
+
+    A failure is refuted, with the first difference of the residues, or undecided: no trial was
+    valid (a zero denominator or an open order in each), or a term has no definition.
+    """
     xp = xp or Field(trials, seed)
     trials = xp.trials
     env = {n: xp.fresh(n.tensor) for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}
@@ -53,9 +37,11 @@ def fingerprint(
     for i, (left, right) in enumerate(zip(lhs, rhs, strict=True)):
         verdict = _same(values[left], values[right])
         if verdict is None:
-            return Unknown("no trial decides: each divides by zero, or orders numbers that are equal modulo p alone")
+            why = "no trial decides: each divides by zero, or orders numbers that are equal modulo p alone"
+            return Failure(FailureKind.UNDECIDED, why)
         if not verdict:
-            return Refuted(i, _first_difference(values[left], values[right]))
+            difference = _first_difference(values[left], values[right])
+            return Failure(FailureKind.REFUTED, difference, Counterexample(i, note=difference))
         a: Any = values[left]
         valid = min(valid, int(a.valid.sum()) if isinstance(a, Residues) else trials)
     return Agreed(valid)

@@ -19,6 +19,7 @@ from taso_mirage.ir.terms import Literal, is_float, numpy_dtype
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import Unprovable
 from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.kinds import atom_kind, conversion, rounding, wrapping
 from taso_mirage.meanings.polynomials import (
     ZERO,
     Atom,
@@ -100,7 +101,11 @@ def is_flag(a: Atom) -> bool:
     """Whether an atom is 0 or 1."""
     if a.kind == "sum":
         return not a.args[0] and not a.args[2]
-    return a.kind in ("positive", "zero") or a.kind.endswith(":bool") or (a.kind == "read" and a.args[0][0] == "bool")
+    return (
+        a.kind in ("positive", "zero")
+        or atom_kind(a.kind).result == "bool"
+        or (a.kind == "read" and a.args[0][0] == "bool")
+    )
 
 
 def assumed(p: Poly, flag: Atom, value: bool) -> Poly:
@@ -146,8 +151,9 @@ def _new(algebra: ScalarAlgebra, a: Atom) -> Interval:
         return _of_max(algebra, a)
     if a.kind == "sum":
         return _of_sum(algebra, a)
-    if ":" in a.kind:
-        found, span = algebra.span(a.kind, a.args), limits(a.kind.rpartition(":")[2])
+    result = atom_kind(a.kind).result
+    if result:
+        found, span = algebra.span(a.kind, a.args), limits(result)
         return span if span is not None and found == Interval() else found
     return Interval()
 
@@ -201,7 +207,7 @@ def _integer(a: Atom) -> bool:
         return all(power > 0 and _integer(x) for x, power in a.args[2])
     if a.kind in ("size", "floor", "positive", "zero") or has(a.kind, "whole"):
         return True
-    return ":" in a.kind and limits(a.kind.rpartition(":")[2]) is not None
+    return limits(atom_kind(a.kind).result) is not None
 
 
 # ---------------------------------------------------------------- wrapping
@@ -236,7 +242,8 @@ def _unwrapped(algebra: ScalarAlgebra, p: Poly, m: int) -> Poly:
 
 
 def _wraps(a: Atom, m: int) -> bool:
-    return a.kind.startswith("wrap:") and (modulus(a.kind[5:]) or 0) >= m
+    kind = atom_kind(a.kind)
+    return kind.wraps and (modulus(kind.result) or 0) >= m
 
 
 def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
@@ -252,7 +259,7 @@ def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
         shift = (found.low - low) // m * m
         if found.high - shift <= high:
             return p - constant_poly(shift) if shift else p
-    return algebra.poly(f"wrap:{dtype}", reduced(algebra, p, dtype))
+    return algebra.poly(wrapping(dtype), reduced(algebra, p, dtype))
 
 
 def filling(algebra: ScalarAlgebra, value: float, dtype: str) -> Poly:
@@ -298,7 +305,7 @@ def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     sizes = p.number is None and _fit(algebra, p, new)
     if integral(p) and (sizes or _inside(algebra, p, new, DIGITS.get(old, 0))):
         return reduced(algebra, p, new)
-    return algebra.poly(f"cast:{old}:{new}", p)
+    return algebra.poly(conversion(old, new), p)
 
 
 def _sizes(algebra: ScalarAlgebra, p: Poly) -> bool:
@@ -318,10 +325,10 @@ def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
         exact = old == "bool" or _sizes(algebra, p) or representable(algebra, p, new)
-        return p if exact else algebra.poly(f"cast:{old}:{new}", p)
+        return p if exact else algebra.poly(conversion(old, new), p)
     if widens(old, new) or representable(algebra, p, new):
         return p
-    return algebra.apply(f"cast:{new}", p)
+    return algebra.apply(rounding(new), p)
 
 
 def _fits(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
@@ -347,4 +354,5 @@ def representable(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
         return widens(a.args[0][0], dtype)
     if a.kind == "max":
         return all(representable(algebra, q, dtype) for _, _, q in a.args)
-    return str(a.kind).startswith("cast:") and widens(a.kind.rpartition(":")[2], dtype)
+    kind = atom_kind(a.kind)
+    return kind.converts and widens(kind.result, dtype)

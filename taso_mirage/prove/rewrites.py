@@ -7,6 +7,7 @@ from fractions import Fraction
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division
 from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.kinds import atom_kind, of_floats
 from taso_mirage.meanings.polynomials import (
     ONE,
     ZERO,
@@ -23,12 +24,14 @@ from taso_mirage.prove.machine import integral
 from taso_mirage.prove.machine import value_bounds as bounded
 from taso_mirage.prove.maxima import inhabited, largest, surely_positive
 
+LOG = of_floats("log")
+
 
 def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly:
     """The normal form of a function of normal forms."""
-    name, _, dtypes = kind.partition(":")
-    function = SCALAR_FUNCTIONS.get(name)
-    if function is not None and function.normal is not None and dtypes == "float":
+    of = atom_kind(kind)
+    function = SCALAR_FUNCTIONS.get(of.name)
+    if function is not None and function.normal is not None and of.of_floats:
         return function.normal(algebra, *args)
     if has(kind, "idempotent") and _rounded(kind, args[0]):
         return args[0]
@@ -53,7 +56,7 @@ def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interva
         return Interval(-1, 1)
     divided = division(kind)
     m = args[1].number if divided is not None and divided.rest else None
-    if divided is None or m is None or m <= 0 or "int" not in kind.rpartition(":")[2]:
+    if divided is None or m is None or m <= 0 or "int" not in atom_kind(kind).result:
         return Interval()
     low = bounded(algebra, args[0]).low
     return Interval(0 if divided.floors or (low is not None and low >= 0) else 1 - m, m - 1)
@@ -62,7 +65,7 @@ def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interva
 def _divided(algebra: ScalarAlgebra, kind: str, how: Division, p: Poly, q: Poly) -> Poly:
     """Integers divided by a positive number: by 1, and what is smaller than the divisor."""
     m, found = q.number, bounded(algebra, p)
-    if m is not None and m > 0 and "int" in kind.rpartition(":")[2]:
+    if m is not None and m > 0 and "int" in atom_kind(kind).result:
         if m == 1:
             return ZERO if how.rest else p
         if found.low is not None and found.high is not None and found.low >= 0 and found.high < m:
@@ -150,7 +153,7 @@ def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
 def log(algebra: ScalarAlgebra, p: Poly) -> Poly:
     """Positive factors and exponentials are taken out."""
     if p.number is not None:
-        return ZERO if p.number == 1 else algebra.poly("log:float", p)
+        return ZERO if p.number == 1 else algebra.poly(LOG, p)
     p = factored(algebra, p)
     if len(p.terms) > 1:
         return _log_of_sum(algebra, p)
@@ -166,7 +169,7 @@ def log(algebra: ScalarAlgebra, p: Poly) -> Poly:
         total, rest = total + log(algebra, constant_poly(c)), Poly({tuple(left): 1})
     if rest.number is not None and rest.number == 1:
         return total
-    return total + algebra.poly("log:float", rest)
+    return total + algebra.poly(LOG, rest)
 
 
 def _log_of_factor(algebra: ScalarAlgebra, a: Atom) -> Poly | None:
@@ -178,7 +181,7 @@ def _log_of_factor(algebra: ScalarAlgebra, a: Atom) -> Poly | None:
         return None
     if a.kind in ("inv", "sqrt"):
         return log(algebra, a.args[0]).scaled(-1 if a.kind == "inv" else Fraction(1, 2))
-    return algebra.poly("log:float", Poly({((a, 1),): 1}))
+    return algebra.poly(LOG, Poly({((a, 1),): 1}))
 
 
 def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
@@ -187,7 +190,7 @@ def _log_of_sum(algebra: ScalarAlgebra, p: Poly) -> Poly:
     total = factor + log(algebra, constant_poly(plain_rational(c)))
     u = _magnitude(rest)
     if u is None:
-        return total + algebra.poly("log:float", rest)
+        return total + algebra.poly(LOG, rest)
     k, of, whole = u
     of = of.scaled(-1) if algebra.flipped(of) else of
     positive = largest(algebra, [((), (), of), ((), (), ZERO)])
@@ -211,7 +214,7 @@ def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
 def exp_of_logs(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
     """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no such term."""
     for m, c in p.terms.items():
-        if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != "log:float" or not -8 <= c <= 8 or int(2 * c) != 2 * c:
+        if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != LOG or not -8 <= c <= 8 or int(2 * c) != 2 * c:
             continue
         of = m[0][0].args[0]
         if surely_positive(algebra, of):

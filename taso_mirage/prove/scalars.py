@@ -11,6 +11,7 @@ from taso_mirage.ir.dims import Dim, Floor, Symbolic, symbol
 from taso_mirage.meanings.conditions import DataIndex, Unprovable, floors, index_names, names_of
 from taso_mirage.meanings.indices import Indices
 from taso_mirage.meanings.intervals import Interval
+from taso_mirage.meanings.kinds import atom_kind
 from taso_mirage.meanings.polynomials import (
     ONE,
     ZERO,
@@ -184,7 +185,7 @@ class Scalars:
         return result
 
     def exp(self, p: Poly) -> Poly:
-        if any(a.kind == "log:float" for m in p.terms for a, _ in m):
+        if any(a.kind == rewrites.LOG for m in p.terms for a, _ in m):
             found = rewrites.exp_of_logs(self, p)
             if found is not None:
                 return found
@@ -361,9 +362,10 @@ class Scalars:
             return self.sqrt(args[0])
         if kind in ("positive", "zero"):
             return self.sign(kind, args[0])
-        if kind.startswith("wrap:"):
-            return machine.wrapped_value(self, args[0], kind[5:])
-        if ":" in kind:
+        of = atom_kind(kind)
+        if of.wraps:
+            return machine.wrapped_value(self, args[0], of.result)
+        if of.result:
             return rewrites.rewritten(self, kind, args)
         return self.poly(kind, *args)
 

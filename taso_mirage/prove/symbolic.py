@@ -15,6 +15,7 @@ from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.folds import forced, refined
 from taso_mirage.prove.matching import Matching
+from taso_mirage.verdicts import Failure, FailureKind
 
 BUDGET = 100_000
 """Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of folds."""
@@ -27,18 +28,7 @@ class Proved:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unproved:
-    """No proof was found; that says nothing about the terms. `steps` is the work that was spent."""
-
-    why: str
-    steps: int = 0
-
-    def __bool__(self) -> bool:
-        return False
-
-
-def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Unproved:
+def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
     """Whether every element is equal for all sizes >= 1 of the symbols and all finite real elements of the leaves.
 
     Where a division by zero or a root of a negative number occurs, nothing is claimed.
@@ -50,10 +40,15 @@ def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGE
         for i, (a, b) in enumerate(pairs):
             why = _differ(xp, matching, a, b)
             if why is not None:
-                return Unproved(f"output {i}: {why}", xp.indices.steps)
+                return unproved(f"output {i}: {why}", xp.indices.steps)
     except (Unprovable, TasoMirageError, RecursionError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-        return Unproved(str(error) or type(error).__name__, xp.indices.steps)
+        return unproved(str(error) or type(error).__name__, xp.indices.steps)
     return Proved(xp.indices.steps)
+
+
+def unproved(why: str, steps: int = 0) -> Failure:
+    """No proof was found after so much work; that says nothing about the terms."""
+    return Failure(FailureKind.UNPROVED, why, steps=steps)
 
 
 def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:

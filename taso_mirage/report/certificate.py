@@ -20,7 +20,7 @@ from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.verify.cases import Instance, cut_free, resized_instance
-from taso_mirage.verify.proofs import HERE, CaseVerdict, Proofs
+from taso_mirage.verify.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.version import __version__
 
 CERTIFICATE_FORMAT = "taso_mirage.certificate/1"
@@ -123,7 +123,7 @@ def _written(equations: Sequence[str], instance: Instance, verdict: CaseVerdict)
     found: dict[str, Any] = {"equations": list(equations), "lhs": lhs, "rhs": rhs}
     if not verdict:
         return {**found, "proof": CHECK, "why": verdict.why}
-    found["proof"] = "bounded" if verdict.covers == HERE else "symbolic"
+    found["proof"] = "bounded" if verdict.covers is Coverage.HERE else "symbolic"
     if verdict.case.instance != instance:
         case_lhs, case_rhs = texts(verdict.case.instance)
         sizes = sizes_of(verdict.case.instance, instance)

@@ -11,9 +11,10 @@ from itertools import groupby
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, directed, matches
+from taso_mirage.rewriting.equation import Equation, apply_equation, directed, matches
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import HALVES
+from taso_mirage.verdicts import Failure
 
 FOLDING = "constant folding"
 """The name under which weights that are computed ahead stand among the equations of a step."""
@@ -181,7 +182,7 @@ def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
     for node in nodes:
         for found in matches(equation, node, around):
             results = apply_equation(equation, found)
-            if isinstance(results, NoMatch):
+            if isinstance(results, Failure):
                 continue
             table = {old: new for old, new in zip(found.outputs, results, strict=True) if old is not new}
             if table and substitute(olds, table) == news:

@@ -28,7 +28,7 @@ from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.weights import HALVES
 from taso_mirage.verify.cases import Instance
-from taso_mirage.verify.proofs import HERE, Proofs
+from taso_mirage.verify.proofs import Coverage, Proofs
 
 MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""
@@ -64,7 +64,7 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
         return "computed from constants and weights"
     verdict = proofs.judge(Instance(change.before.outputs, change.after.outputs))
     if verdict:
-        return "proved for these sizes" if verdict.covers == HERE else "proved for every size of its case"
+        return "proved for these sizes" if verdict.covers is Coverage.HERE else "proved for every size of its case"
     return "not proved as a whole: each of its equations was proved where it was applied, or the check of the model compares it"
 
 

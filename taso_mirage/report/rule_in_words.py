@@ -12,9 +12,11 @@ from taso_mirage.errors import InvalidOption, TasoMirageError
 from taso_mirage.ir.dims import show_shape
 from taso_mirage.ir.terms import ABSENT, Graph, Node, topological
 from taso_mirage.onnx_io.pairs import at_sizes, small_sizes
+from taso_mirage.operators.expressions import conjuncts
 from taso_mirage.operators.work import work
 from taso_mirage.rewriting.equation import Equation
-from taso_mirage.rewriting.library import Rule, RuleEvidence, rule_sides, show_attributes
+from taso_mirage.rewriting.library import Rule, rule_sides, show_attributes
+from taso_mirage.verdicts import Evidence
 
 GROUNDS = {
     "symbolic": "proved for every size",
@@ -90,7 +92,7 @@ def shown_rule(rule: Rule) -> Iterator[str]:
     yield f"evidence: {grounds(rule.evidence)}"
 
 
-def grounds(evidence: RuleEvidence) -> str:
+def grounds(evidence: Evidence) -> str:
     """The evidence in words."""
     said = [f"{evidence.cases} cases"] if evidence.cases else []
     said += [f"{evidence.typings} random legal typings"] if evidence.typings else []
@@ -129,9 +131,7 @@ def _conditions(equation: Equation) -> Iterator[str]:
     """The parts of the guard, in words where they have any."""
     if equation.where is None:
         return
-    tree = ast.parse(equation.where.source, mode="eval").body
-    parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-    yield from map(_condition, parts)
+    yield from map(_condition, conjuncts(equation.where.source))
 
 
 def _condition(tree: ast.expr) -> str:

@@ -14,17 +14,9 @@ from taso_mirage.operators.expressions import Expr, is_weight, replaced
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import patterns, reversal
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, upper
-from taso_mirage.rewriting.patterns import REST, MatchReason
-
-
-@dataclass(frozen=True, slots=True)
-class NoMatch:
-    """Why an equation does not apply somewhere."""
-
-    reason: str
-
-    def __bool__(self) -> bool:
-        return False
+from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
+from taso_mirage.rewriting.patterns import REST
+from taso_mirage.verdicts import Failure, FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +92,19 @@ class Equation:
         return tuple(n for n in self.rhs if n.op not in ("input", "splat"))
 
 
-def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | NoMatch:
+def match(equation: Equation, node: Node, users: Mapping[Node, list[Node]] | None = None) -> Match | Failure:
     """The first match with `node` as the first output, or the reason why there is none."""
     reason = MatchReason(f"{node.op} is not {equation.roots[0]}")
     for found in matches(equation, node, users, reason):
         return found
-    return NoMatch(reason.text)
+    return _no_match(reason.text)
 
 
 def matches(
     equation: Equation,
     node: Node,
     users: Mapping[Node, list[Node]] | None = None,
-    why: MatchReason | None = None,
+    why: MatchReason = UNASKED,
 ) -> Iterator[Match]:
     """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
     for found in patterns.found_at(equation.lhs.outputs, node, patterns.Terms(users or {}), why=why):
@@ -120,47 +112,51 @@ def matches(
             yield Match(found.outputs, found.bindings.operands, found.bindings.attributes)
 
 
-def _holds(equation: Equation, found: patterns.Bindings[Node], why: MatchReason | None) -> bool:
+def _holds(equation: Equation, found: patterns.Bindings[Node], why: MatchReason) -> bool:
     names = {**found.attributes, **found.operands}
-    reason = ""
     try:
         for expression, value in found.later:
             if expression(names) != value:
-                reason = f"{expression.source} is {expression(names)}, not {value}"
-                break
-        else:
-            if equation.where is not None and not equation.where(names):
-                reason = f"the guard does not hold: {equation.where.source}"
+                why.overrule("{} is {}, not {}", expression.source, expression(names), value)
+                return False
+        if equation.where is not None and not equation.where(names):
+            why.overrule("the guard does not hold: {}", equation.where.source, guard=True)
+            return False
     except (Undecidable, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        reason = f"the guard cannot be decided: {error}"
-    if reason and why is not None:
-        why.overrule(reason)
-    return not reason
+        why.overrule("the guard cannot be decided: {}", error, guard=True)
+        return False
+    return True
 
 
-def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | NoMatch:
-    """The right-hand side on what was matched; NoMatch where it has no type or another type than the left-hand side."""
+def _no_match(reason: str) -> Failure:
+    return Failure(FailureKind.NO_MATCH, reason)
+
+
+def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failure:
+    """The right-hand side on what was matched; a failure where it has no type or another type than the left-hand side."""
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
         results = instantiate(equation.rhs, found.names, like)
     except (IllTyped, Undecidable, LookupError, TypeError, ValueError, ArithmeticError, Unsupported) as error:
-        return NoMatch(f"the right-hand side does not fit: {error}")
+        return _no_match(f"the right-hand side does not fit: {error}")
     for old, new in zip(found.outputs, results, strict=True):
         if old.type != new.type:
-            return NoMatch(f"the type would change from {old.type} to {new.type}")
+            return _no_match(f"the type would change from {old.type} to {new.type}")
     return _legal(found, results)
 
 
-def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | NoMatch:
+def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failure:
     """The results, unless integers would be divided, or summed by another kernel of the runtime's that rounds them."""
     leaves = set(found.operands.values())
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
     if truncated is not None:
-        return NoMatch(f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals")
+        why = f"{truncated.op} truncates on {truncated.dtype}; laws are over the reals"
+        return Failure(FailureKind.EXCLUDED, why)
     moved = next(iter({n for n in before if differs(n)} ^ {n for n in after if differs(n)}), None)
     if moved is not None:
-        return NoMatch(f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps")
+        why = f"{moved.op} of the runtime rounds {moved.dtype} and saturates where the law wraps"
+        return Failure(FailureKind.INACCURATE, why)
     return results
 
 

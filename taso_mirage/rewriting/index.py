@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from taso_mirage.ir.terms import Node, topological, with_args
-from taso_mirage.rewriting.equation import Equation, Match, NoMatch, apply_equation, matches, resembles
+from taso_mirage.rewriting.equation import Equation, Match, apply_equation, matches, resembles
 from taso_mirage.rewriting.match_keys import MATCHED_LEVELS, MatchKey, canonical_terms, depth, match_key, upper
+from taso_mirage.verdicts import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Rules:
 
     def _applied(self, equation: Equation, found: Match) -> Application | None:
         results = apply_equation(equation, found)
-        if isinstance(results, NoMatch):
+        if isinstance(results, Failure):
             return None
         application = Application(equation, found, results)
         return application if self.keep is None or self.keep(application) else None

@@ -23,6 +23,7 @@ from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.text import parse_equation, parse_value, show_equation
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import comment, read_text, table
+from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Proof
 
 PROOF_KINDS = ("symbolic", "bounded")
 LIBRARY = "library"
@@ -33,33 +34,6 @@ MALFORMED = (TasoMirageError, SyntaxError, *_NONSENSE)
 NO_RULES = ("rejected.toml",)
 """Files of the folder that hold no rules."""
 FIELDS = {"name", "operators", "given", "attributes", "lhs", "rhs", "where", "evidence"}
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes alone).
-
-    `bound` is what it covers, in words; `steps` a deterministic measure of its work.
-    """
-
-    kind: str
-    bound: str
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class RuleEvidence:
-    """How many cases were proved, how many typings were drawn to meet them, and what the proof covers.
-
-    `bounded`: of those cases, how many at their own sizes alone. `excluded`: cases that the guard admits and that are not proved, so that
-    the rule does not apply in them; no readable guard was found that says so.
-    """
-
-    cases: int = 0
-    typings: int = 0
-    proof: Proof | None = None
-    bounded: int = 0
-    excluded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +49,7 @@ class Rule:
     given: tuple[tuple[str, Tensor], ...]
     attributes: tuple[tuple[str, Any], ...]
     equation: Equation
-    evidence: RuleEvidence = RuleEvidence()
+    evidence: Evidence = NO_EVIDENCE
 
     @property
     def family(self) -> str:
@@ -322,7 +296,7 @@ def _listed(found: Iterable[str]) -> str:
     return ", ".join(sorted(found)) or "none"
 
 
-def _read_evidence(entry: Mapping[str, Any]) -> RuleEvidence:
+def _read_evidence(entry: Mapping[str, Any]) -> Evidence:
     given = dict(entry)
     counts = {key: _typed(given.pop(key, 0), int) for key in ("cases", "typings", "bounded", "excluded")}
     given.pop("trials", None)  # files of version 0.1 count trials in finite fields
@@ -335,7 +309,7 @@ def _read_evidence(entry: Mapping[str, Any]) -> RuleEvidence:
         raise SyntaxProblem(f"the proof {kind!r} is none of {', '.join(PROOF_KINDS)}")
     if given:
         raise SyntaxProblem(f"no part of evidence is called {sorted(given)[0]}")
-    return RuleEvidence(proof=proof, **counts)
+    return Evidence(proof=proof, **counts)
 
 
 def _typed(value: Any, kind: type) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from taso_mirage.ir.terms import ABSENT, Attributes, Node
 from taso_mirage.operators.expressions import Expr, uniform_value
 from taso_mirage.operators.ops import get
 from taso_mirage.rewriting import reversal
+from taso_mirage.rewriting.match_reason import UNASKED, MatchReason
 
 REST = reversal.REST_KEY
 
@@ -47,29 +48,6 @@ class Bindings(Generic[Place]):
     later: tuple[tuple[Expr, Any], ...] = ()
 
 
-class MatchReason:
-    """Why a pattern does not match: the reason that came furthest."""
-
-    __slots__ = ("_decided", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._decided = False
-
-    def note(self, reason: str, *values: Any) -> None:
-        """A term differs from the pattern. A guard that failed says more, and stays."""
-        if not self._decided:
-            self.text = reason.format(*values)
-
-    def overrule(self, reason: str) -> None:
-        """The pattern fits, but its guard or a computed attribute does not."""
-        self.text, self._decided = reason, True
-
-
-_Reason: TypeAlias = MatchReason | None
-"""Where the reason of a failure is kept, if it is asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class JointMatch(Generic[Place]):
     """Where all outputs of a pattern were found."""
@@ -84,7 +62,7 @@ def found_at(
     place: Place,
     space: PatternSpace[Place],
     apart: Callable[[tuple[Place, ...]], bool] = lambda places: True,
-    why: _Reason = None,
+    why: MatchReason = UNASKED,
 ) -> Iterator[JointMatch[Place]]:
     """Where patterns match with the first at a place; guards and computed attributes are not looked at.
 
@@ -102,7 +80,7 @@ def _joined(
     space: PatternSpace[Place],
     found: JointMatch[Place],
     apart: Callable[[tuple[Place, ...]], bool],
-    why: _Reason,
+    why: MatchReason,
 ) -> Iterator[JointMatch[Place]]:
     if not patterns:
         yield found
@@ -139,7 +117,7 @@ def _path_to_bound(pattern: Node, bindings: Bindings[Place]) -> list[Node]:
 
 
 def _matched(
-    pattern: Node, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: _Reason
+    pattern: Node, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: MatchReason
 ) -> Iterator[tuple[Node, Bindings[Place]]]:
     """The terms at a place that look like a pattern, with what its names stand for."""
     if pattern.op == "input":
@@ -151,7 +129,7 @@ def _matched(
         term = space.best(place)
         if uniform_value(term) == pattern.attr("value"):
             yield term, known
-        elif why is not None:
+        else:
             why.note("{} is not the constant {}", term.op, pattern.attr("value"))
         return
     arity, other = len(pattern.args), True
@@ -167,23 +145,22 @@ def _matched(
         if _commutes(pattern) and args[0] != args[1]:
             for terms, bound in _operands(pattern.args, args[::-1], space, started, why):
                 yield space.built(place, pattern.op, attrs, terms[::-1]), bound
-    if other and why is not None:
+    if other:
         term = space.best(place)
         why.note("{} with {} operands is not {} with {}", term.op, len(term.args), pattern.op, arity)
 
 
 def _bound(
-    name: str, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: _Reason
+    name: str, place: Place, space: PatternSpace[Place], known: Bindings[Place], why: MatchReason
 ) -> Bindings[Place] | None:
     before = known.operands.get(name)
     if space.best(place) is ABSENT:  # equations are proved with the operand there
-        if why is not None:
-            why.note("{} stands for an operand, which is absent", name)
+        why.note("{} stands for an operand, which is absent", name)
     elif before is None:
         return Bindings({**known.operands, name: place}, known.attributes, known.later)
     elif before == place:
         return known
-    elif why is not None:
+    else:
         why.note("{} stands for two different terms", name)
     return None
 
@@ -193,7 +170,7 @@ def _operands(
     places: tuple[Place, ...],
     space: PatternSpace[Place],
     known: Bindings[Place],
-    why: _Reason,
+    why: MatchReason,
 ) -> Iterator[tuple[tuple[Node, ...], Bindings[Place]]]:
     if not patterns:
         yield (), known
@@ -208,7 +185,9 @@ def _commutes(pattern: Node) -> bool:
     return len(pattern.args) == 2 and get(pattern.op).commutative
 
 
-def _with_attributes(pattern: Node, attrs: Attributes, known: Bindings[Place], why: _Reason) -> Bindings[Place] | None:
+def _with_attributes(
+    pattern: Node, attrs: Attributes, known: Bindings[Place], why: MatchReason
+) -> Bindings[Place] | None:
     """What is bound once a term's attributes are; None where they are not the pattern's."""
     if not pattern.attrs:
         return known
@@ -220,12 +199,10 @@ def _with_attributes(pattern: Node, attrs: Attributes, known: Bindings[Place], w
         if isinstance(wanted, Expr) and name is None:
             later.append((wanted, value))
         elif name is None and wanted != value:
-            if why is not None:
-                why.note("{} has {}={}, not {}", pattern.op, key, value, wanted)
+            why.note("{} has {}={}, not {}", pattern.op, key, value, wanted)
             return None
         elif name is not None and attributes.setdefault(name, value) != value:
-            if why is not None:
-                why.note("{} has {}={}, where {} is {}", pattern.op, key, value, name, attributes[name])
+            why.note("{} has {}={}, where {} is {}", pattern.op, key, value, name, attributes[name])
             return None
     return Bindings(known.operands, attributes, tuple(later))
 

@@ -12,9 +12,9 @@ from taso_mirage.partial.agreement import Agreement, agreement
 from taso_mirage.partial.candidates import corrections
 from taso_mirage.partial.families import Mutant
 from taso_mirage.partial.pieces import merged_boxes
-from taso_mirage.partial.whole import FieldEvidence, verified_program
+from taso_mirage.partial.whole import verified_program
 from taso_mirage.search.cost import Cost
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 Late = Callable[[], bool]
 
@@ -34,8 +34,8 @@ class Ranked:
     corrected: Graph | None = None
     cost: float = inf
     joined: bool = False
-    refused: Refusal | None = None
-    evidence: FieldEvidence | Refusal | None = None
+    refused: Failure | None = None
+    evidence: Evidence | Failure | None = None
 
     @property
     def share(self) -> float:
@@ -69,7 +69,7 @@ def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
         made = replace(made, agreement=(found := agreement(original, mutant.graph)))
         ways = corrections(original, mutant, found)
     except Unsupported as error:
-        return replace(made, refused=Refusal(str(error)))
+        return replace(made, refused=Failure(FailureKind.EXCLUDED, str(error)))
     costs = [cost(way.corrected.outputs) for way in ways]
     best = ways[costs.index(min(costs))]
     return replace(made, corrected=best.corrected, cost=min(costs), joined=best.joined)

@@ -11,7 +11,7 @@ from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, topological, users
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, matches
+from taso_mirage.rewriting.equation import Equation, apply_equation, matches
 from taso_mirage.rewriting.index import Application, Keep, Rules
 from taso_mirage.rewriting.patterns import found_at
 from taso_mirage.search.bounds import Option
@@ -20,6 +20,7 @@ from taso_mirage.search.egraph import EGraph, ENode
 from taso_mirage.search.extract import ChosenOptions, Extraction, extract
 from taso_mirage.search.passes import Context, new_terms, simplify
 from taso_mirage.search.search import BestState, Budget, SearchState, StateRewrite, finalists_of, search_part
+from taso_mirage.verdicts import Failure
 
 SATURATED = "saturated"
 NODES = 5_000
@@ -250,7 +251,7 @@ class _Growth:
         around = users(topological(outputs)) if len(outputs) > 1 else None
         for found in matches(equation, outputs[0], around):
             results = apply_equation(equation, found)
-            if found.outputs == outputs and not isinstance(results, NoMatch) and results != outputs:
+            if found.outputs == outputs and not isinstance(results, Failure) and results != outputs:
                 application = Application(equation, found, results)
                 if self.keep is None or self.keep(application):
                     yield application

@@ -15,13 +15,13 @@ from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.operators.ops import interpret, traits
-from taso_mirage.prove.counterexample import Counterexample
 from taso_mirage.rewriting.equation import Match
 from taso_mirage.rewriting.index import Application
 from taso_mirage.rewriting.text import show_graph
+from taso_mirage.verdicts import Counterexample
 from taso_mirage.verify.fuzz import Typing
 from taso_mirage.verify.hostile import RuleStatement, drawn
-from taso_mirage.verify.proofs import HERE, CaseVerdict, Proofs
+from taso_mirage.verify.proofs import CaseVerdict, Coverage, Proofs
 
 RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0, 100.0))
 """Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
@@ -47,7 +47,7 @@ class Judged:
     def status(self) -> str:
         """`proved`, `bounded`, `refuted` or `unproved`."""
         if self.verdict:
-            return "bounded" if self.verdict.covers == HERE else "proved"
+            return "bounded" if self.verdict.covers is Coverage.HERE else "proved"
         return "unproved" if self.counterexample is None else "refuted"
 
 
@@ -112,7 +112,7 @@ def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
                 texts = show_graph(Graph(inputs, typing.lhs)), show_graph(Graph(inputs, typing.rhs))
                 named = tuple((n.attr("name"), a.tolist()) for n, a in arrays.items())
                 output, index, left, right = found
-                return Counterexample(*texts, named, output, index, left, right)
+                return Counterexample(output, *texts, named, index, left, right)
     return None
 
 

@@ -17,10 +17,11 @@ from taso_mirage.meanings.field import Field
 from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import Example, get, traits
 from taso_mirage.prove.counterexample import find_counterexample
-from taso_mirage.prove.fingerprint import Agreed, Refuted, Unknown, fingerprint
-from taso_mirage.rewriting.equation import Equation, NoMatch, apply_equation, instantiate, match
+from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.rewriting.equation import Equation, apply_equation, instantiate, match
 from taso_mirage.rewriting.patterns import REST
 from taso_mirage.rewriting.text import parse_type
+from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed
 from taso_mirage.verify.attributes import REGROUPED
 from taso_mirage.verify.draws import NUMBERS, EquationDraws, VariableTypes
 
@@ -126,10 +127,10 @@ def _from_examples(equation: Equation, seed: int, tries: int) -> Iterator[Typing
             continue
         seen.add(lhs)
         found = match(equation, lhs[0], users(topological(lhs)))
-        if isinstance(found, NoMatch) or found.outputs != lhs:
+        if isinstance(found, Failure) or found.outputs != lhs:
             continue
         rhs = apply_equation(equation, found)
-        if not isinstance(rhs, NoMatch):
+        if not isinstance(rhs, Failure):
             yield Typing(lhs, rhs, found.names)
 
 
@@ -280,10 +281,10 @@ class Fuzzed:
 
     typings: int
     unknown: int
-    counterexample: str | None = None
+    counterexample: Counterexample | None = None
 
 
-def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[Typing, Agreed | Refuted | Unknown]]:
+def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[Typing, Agreed | Failure]]:
     """The fingerprint of every typing; those without a legal run (an index beyond its dim) are left out."""
     xp = Field(trials, seed)
     for typing in found:
@@ -305,9 +306,9 @@ def fuzz(
     """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
     tested = unknown = 0
     for typing, verdict in verdicts(typings(equation, seed, tries, given, attributes), trials, seed):
-        if isinstance(verdict, Refuted):
-            return Fuzzed(tested, unknown, str(find_counterexample(typing.lhs, typing.rhs, verdict, seed)))
-        unknown += isinstance(verdict, Unknown)
+        if failed(verdict, FailureKind.REFUTED):
+            return Fuzzed(tested, unknown, find_counterexample(typing.lhs, typing.rhs, verdict, seed))
+        unknown += isinstance(verdict, Failure)
         tested += isinstance(verdict, Agreed)
         if tested >= wanted:
             break

@@ -7,6 +7,7 @@ their place. A large number stands for a count (of channels, of groups): what is
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,14 +16,15 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor
-from taso_mirage.operators.expressions import Expr, names_in_expression
+from taso_mirage.operators.expressions import Expr, conjuncts, names_in_expression
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.rewriting.library import RejectedRule, Rule
+from taso_mirage.rewriting.library import Rule
+from taso_mirage.verdicts import Failure
 from taso_mirage.verify.guard_equalities import equality_guards
 from taso_mirage.verify.guard_ranks import rank_guards
 
 
-def number_guards(rule: Rule, seed: int = 0) -> Rule | RejectedRule:
+def number_guards(rule: Rule, seed: int = 0) -> Rule | Failure:
     """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
@@ -38,16 +40,28 @@ def number_guards(rule: Rule, seed: int = 0) -> Rule | RejectedRule:
     rule = _guarded(rule, [f"{p} == {q}" for p, q in equality_guards(rule)])
     rule = _guarded(rule, _bounded_ranks(rule))
     condition = rank_guards(rule, seed)
-    if condition is None or isinstance(condition, RejectedRule):
-        return condition or rule
-    return _guarded(rule, [condition])
+    if isinstance(condition, Failure):
+        return condition
+    return rule if condition is None else _guarded(rule, [condition])
 
 
 def _bounded_ranks(rule: Rule) -> list[str]:
     """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank 4, may say `i < 2` in truth, and what
     fails at other ranks is rare among the typings."""
-    guard = rule.equation.where.source if rule.equation.where is not None else ""
-    return [f"rank({name}) == {type.rank}" for name, type in rule.given if f"< rank({name})" in guard]
+    bounding = {name for part in conjuncts(_guard(rule)) for name in _bounding(part)}
+    return [f"rank({name}) == {type.rank}" for name, type in rule.given if name in bounding]
+
+
+def _bounding(condition: ast.expr) -> Iterator[str]:
+    """The variables whose rank, or a number less or more than it, is above something in a condition."""
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Compare):
+            for order, bound in zip(node.ops, node.comparators, strict=True):
+                while isinstance(bound, ast.BinOp):
+                    bound = bound.left
+                match order, bound:
+                    case ast.Lt(), ast.Call(func=ast.Name(id="rank"), args=[ast.Name(id=name)]):
+                        yield name
 
 
 COUNT = 4
@@ -71,13 +85,21 @@ def _relative(value: Any, anchors: dict[int, str]) -> str:
 
 
 def _guarded(rule: Rule, conditions: list[str]) -> Rule:
-    guard = rule.equation.where.source if rule.equation.where is not None else ""
-    conjuncts = dict.fromkeys(part for c in conditions for part in ([c] if " or " in c else c.split(" and ")))
-    conditions = [c for c in conjuncts if c not in guard]
-    if not conditions:
+    """The rule with those of some conditions that its guard does not have yet."""
+    guard = _guard(rule)
+    parts = conjuncts(guard)
+    known = {ast.unparse(part) for part in parts}
+    added = dict.fromkeys(ast.unparse(part) for c in conditions for part in conjuncts(c))
+    new = [c for c in added if c not in known]
+    if not new:
         return rule
-    both = " and ".join([*([f"({guard})" if " or " in guard else guard] if guard else []), *conditions])
-    return replace(rule, equation=replace(rule.equation, where=Expr(both)))
+    alternatives = len(parts) == 1 and isinstance(parts[0], ast.BoolOp)
+    stated = [f"({guard})" if alternatives else guard] if guard else []
+    return replace(rule, equation=replace(rule.equation, where=Expr(" and ".join([*stated, *new]))))
+
+
+def _guard(rule: Rule) -> str:
+    return rule.equation.where.source if rule.equation.where is not None else ""
 
 
 def _one_sided(rule: Rule) -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,9 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import ABSENT, topological
 from taso_mirage.meanings.shapes import ShapesMeaning
 from taso_mirage.operators.ops import get
-from taso_mirage.prove.fingerprint import Agreed, Refuted
-from taso_mirage.rewriting.library import RejectedRule, Rule
+from taso_mirage.prove.fingerprint import Agreed
+from taso_mirage.rewriting.library import Rule
+from taso_mirage.verdicts import Failure, FailureKind, failed
 from taso_mirage.verify.fuzz import typings, verdicts
 from taso_mirage.verify.ladder import refutation
 
@@ -24,28 +25,29 @@ OFTEN = 8
 Ranks = tuple[int, ...]
 
 
-def rank_guards(rule: Rule, seed: int, wanted: int = 512) -> str | RejectedRule | None:
+def rank_guards(rule: Rule, seed: int, wanted: int = 512) -> str | Failure | None:
     """The condition on the ranks of a rule's variables; None where it needs none. Rejected where it fails at the ranks of its typing."""
     if _pointwise(rule):
         return None
-    agreed, failed = Counter[Ranks](), set[Ranks]()
+    agreed, wrong = Counter[Ranks](), set[Ranks]()
     drawn = typings(rule.equation, seed, 8 * wanted, rule.given, rule.attributes)
     for typing, verdict in verdicts(drawn, 4, seed + 1):
         of_typing = tuple(typing.names[name].tensor.rank for name, _ in rule.given)
-        if isinstance(verdict, Refuted) and (rejected := refutation(rule, typing, verdict, seed)):
+        rejected = refutation(rule, typing, verdict, seed) if failed(verdict, FailureKind.REFUTED) else None
+        if rejected is not None:
             if of_typing == tuple(type.rank for _, type in rule.given):
                 return rejected
-            failed.add(of_typing)
+            wrong.add(of_typing)
         elif isinstance(verdict, Agreed):
             agreed[of_typing] += 1
         if agreed.total() >= wanted:
             break
     least = min(OFTEN, max(agreed.total() // 8, 1))
-    good = sorted(r for r, count in agreed.items() if count >= least and r not in failed)
+    good = sorted(r for r, count in agreed.items() if count >= least and r not in wrong)
     names = [name for name, _ in rule.given]
     if agreed.total() < wanted:  # few draws are legal: others than those that were seen may be, too
         return _condition(names, list(range(len(names))), good)
-    seen = sorted({*agreed, *failed})
+    seen = sorted({*agreed, *wrong})
     columns = list(zip(*seen, strict=True))
     told = [i for i, column in enumerate(columns) if len(set(column)) > 1 and column not in columns[:i]]
     return None if good == seen else _condition(names, told, good)

@@ -10,10 +10,11 @@ from typing import Any
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, topological, variable
 from taso_mirage.operators.expressions import Expr
-from taso_mirage.prove.counterexample import Counterexample, find_counterexample
-from taso_mirage.prove.fingerprint import Agreed, Refuted
+from taso_mirage.prove.counterexample import find_counterexample
+from taso_mirage.prove.fingerprint import Agreed
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.patterns import REST
+from taso_mirage.verdicts import Counterexample, Failure, FailureKind, failed
 from taso_mirage.verify.draws import VariableTypes
 from taso_mirage.verify.fuzz import Typing, typings, verdicts
 
@@ -107,23 +108,11 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class NoGuardHelps:
-    """No guard of the pool helps."""
-
-    equation: Equation
-    why: str
-    counterexample: Counterexample | None
-
-    def __bool__(self) -> bool:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """Typings that were fingerprinted: those that agreed, and those that did not."""
 
     passing: tuple[Typing, ...]
-    failing: tuple[tuple[Typing, Refuted], ...]
+    failing: tuple[tuple[Typing, Failure], ...]
 
     @property
     def counterexample(self) -> Counterexample | None:
@@ -153,9 +142,9 @@ def sample(
 def judged(found: Iterable[Typing], wanted: int, seed: int, failures: int = FAILURES, trials: int = TRIALS) -> Sample:
     """Fingerprints of some typings until `wanted` agreed or so many failed."""
     passing: list[Typing] = []
-    failing: list[tuple[Typing, Refuted]] = []
+    failing: list[tuple[Typing, Failure]] = []
     for typing, verdict in verdicts(found, trials, seed):
-        if isinstance(verdict, Refuted):
+        if failed(verdict, FailureKind.REFUTED):
             failing.append((typing, verdict))
         elif isinstance(verdict, Agreed):
             passing.append(typing)
@@ -171,7 +160,7 @@ def infer_guard(
     wanted: int = TYPINGS,
     seed: int = 0,
     infer: bool = True,
-) -> Settled | NoGuardHelps:
+) -> Settled | Failure:
     """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask for.
 
     Where the typings that match are few, all that were found count: `Settled.typings` says how many. Rejected with a
@@ -185,12 +174,12 @@ def infer_guard(
             return Settled(current, len(found.passing), TRIALS, chosen or ())
         known = Sample((*known.passing, *found.passing), (*known.failing, *found.failing))
         if not known.failing:
-            return NoGuardHelps(equation, "no legal typing was found", None)
+            return Failure(FailureKind.UNDECIDED, "no legal typing was found")
         chosen = weakest(equation, known, given, attributes) if infer else None
         if chosen is None:
-            return NoGuardHelps(equation, "it is false on legal typings", known.counterexample)
+            return Failure(FailureKind.REFUTED, "it is false on legal typings", known.counterexample)
         current = guarded(equation, chosen)
-    return NoGuardHelps(equation, "every guard that was tried failed again", known.counterexample)
+    return Failure(FailureKind.REFUTED, "every guard that was tried failed again", known.counterexample)
 
 
 def stated_values(equation: Equation, attributes: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,10 +15,10 @@ from taso_mirage.operators.expressions import question
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.counterexample import find_counterexample
-from taso_mirage.prove.fingerprint import Refuted
-from taso_mirage.prove.symbolic import Proved, Unproved, prove_symbolic
-from taso_mirage.rewriting.library import Proof, RejectedRule, Rule, RuleEvidence
+from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
+from taso_mirage.rewriting.library import Rule
 from taso_mirage.rewriting.text import show_equation
+from taso_mirage.verdicts import Counterexample, Evidence, Failure, FailureKind, Proof
 from taso_mirage.verify.cases import Instance
 from taso_mirage.verify.examine import Examined, Judged, examine
 from taso_mirage.verify.fuzz import Typing
@@ -47,8 +47,11 @@ class _Found:
     largest: int
 
 
-def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> RuleEvidence | RejectedRule | Unproved:
-    """Every case of a rule as it is stated. `RejectedRule` has a counterexample; `Unproved` says which case has no proof."""
+def climb(rule: Rule, seed: int = 0, typings: int = WANTED) -> Evidence | Failure:
+    """Every case of a rule as it is stated.
+
+    What is refuted has a counterexample; what is unproved says which case has no proof.
+    """
     proofs = Proofs()
     found = examined(rule, proofs, seed, typings)
     return evidence(found, proofs) if found.holds else failure(rule, found)
@@ -66,7 +69,7 @@ def examined(rule: Rule, proofs: Proofs, seed: int = 0, typings: int = WANTED) -
     return found
 
 
-def evidence(found: Examined, proofs: Proofs) -> RuleEvidence:
+def evidence(found: Examined, proofs: Proofs) -> Evidence:
     """What was proved, in words."""
     every, bounded = len(found.of("proved")), len(found.of("bounded"))
     bound = f"every size of {every} case{'s' if every != 1 else ''}"
@@ -74,23 +77,23 @@ def evidence(found: Examined, proofs: Proofs) -> RuleEvidence:
         bound += f", {bounded} at {'its' if bounded == 1 else 'their'} own sizes"
     excluded = len(found.of("refuted", "unproved"))
     proof = Proof("bounded" if bounded else "symbolic", bound, proofs.steps)
-    return RuleEvidence(every + bounded, found.typings, proof, bounded, excluded)
+    return Evidence(every + bounded, found.typings, proof, bounded, excluded)
 
 
-def failure(rule: Rule, found: Examined) -> RejectedRule | Unproved:
+def failure(rule: Rule, found: Examined) -> Failure:
     """Why a rule does not hold as it is stated."""
     wrong = sorted(found.of("refuted"), key=lambda c: c.typing.elements)
     if wrong and wrong[0].counterexample is not None:
-        return RejectedRule(show_equation(rule.equation), "refuted by drawing", wrong[0].counterexample.fields())
+        return _refuted(rule, "refuted by drawing", wrong[0].counterexample)
     missing = found.of("unproved")
     if not missing:
-        return Unproved("no legal typing was found")
-    return Unproved(
+        return unproved("no legal typing was found")
+    return unproved(
         f"{missing[0].verdict.why} for this case, and no counterexample:\n{missing[0].verdict.case.instance}"
     )
 
 
-def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, RuleEvidence] | RejectedRule | Unproved:
+def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Failure:
     """The rule under the guard under which every case is proved, and its evidence. Where no readable guard says so, some are excluded."""
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
@@ -114,7 +117,7 @@ def excludes(found: Examined) -> bool:
 def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
     """The weakest conditions that exclude the cases that failed and hold at the rule's own typing; None where they would exclude many
     proved cases too: those that failed are excluded by their verdicts then."""
-    failing = tuple((c.typing, Refuted(0, "")) for c in found.of("refuted", "unproved"))
+    failing = tuple((c.typing, Failure(FailureKind.REFUTED, "")) for c in found.of("refuted", "unproved"))
     passing = tuple(c.typing for c in found.of("proved", "bounded") if c.typing.names)
     if not failing or not passing:
         return None
@@ -124,16 +127,20 @@ def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
     return chosen if floats or kept >= KEPT * len(passing) else None
 
 
-def refutation(rule: Rule, typing: Typing, verdict: Refuted, seed: int) -> RejectedRule | None:
+def refutation(rule: Rule, typing: Typing, verdict: Failure, seed: int) -> Failure | None:
     """The rejection of a rule, with numbers. None where no numbers tell the sides apart and a proof says that none do: the order of the
     field is cyclic, so max(x + 1) is not max(x) + 1 at its end."""
-    counterexample: Mapping[str, Any] = find_counterexample(typing.lhs, typing.rhs, verdict, seed).fields()
-    if "note" in counterexample and isinstance(proved_at(typing.lhs, typing.rhs), _Found):
+    counterexample = find_counterexample(typing.lhs, typing.rhs, verdict, seed)
+    if counterexample.note and isinstance(proved_at(typing.lhs, typing.rhs), _Found):
         return None
-    return RejectedRule(show_equation(rule.equation), "refuted by the shape fuzz", counterexample)
+    return _refuted(rule, "refuted by the shape fuzz", counterexample)
 
 
-def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Refuted | Unproved:
+def _refuted(rule: Rule, reason: str, counterexample: Counterexample) -> Failure:
+    return Failure(FailureKind.REFUTED, reason, counterexample, show_equation(rule.equation))
+
+
+def proved_at(lhs: Sequence[Node], rhs: Sequence[Node]) -> _Found | Failure:
     """The strongest proof of one typing: at every size, then at its own sizes."""
     tried: list[EquationSides] = []
     for apart in (True, False):

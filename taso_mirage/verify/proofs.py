@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -13,14 +14,12 @@ from taso_mirage.ir.dims import Symbolic, dim_product
 from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.operators.ops import data_folder
 from taso_mirage.prove.bounded import prove_bounded
-from taso_mirage.prove.fingerprint import Refuted
-from taso_mirage.prove.symbolic import Proved, prove_symbolic
+from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
 from taso_mirage.rewriting.index import Application
 from taso_mirage.system.store import Store
+from taso_mirage.verdicts import Failure
 from taso_mirage.verify.cases import Instance, ProofCase, as_it_is, cases_of, instance_of, resized_instance, unranked
 
-EVERY, HERE = "every size", "these sizes"
-"""What a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
 PROVED_WHERE_APPLIED = ("law", "library")
 """The evidence of equations that apply only in cases that are proved; mutants, whose boxes are verified, have another."""
 BUDGET = 40_000
@@ -30,13 +29,24 @@ ELEMENTS = 512
 ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
+class Coverage(Enum):
+    """The sizes that a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
+
+    EVERY = "every size"
+    HERE = "these sizes"
+
+
 @dataclass(frozen=True, slots=True)
 class CaseVerdict:
-    """Whether a case is proved; `covers` is EVERY or HERE, or empty where there is no proof, and then `why` says so."""
+    """Whether a case is proved: what the proof covers, or why there is none."""
 
     case: ProofCase
-    covers: str
-    why: str = ""
+    covers: Coverage | Failure
+
+    @property
+    def why(self) -> str:
+        """Why there is no proof; empty where there is one."""
+        return self.covers.reason if isinstance(self.covers, Failure) else ""
 
     def __bool__(self) -> bool:
         return bool(self.covers)
@@ -76,24 +86,25 @@ class Proofs:
             known = self.of_sizes(instance)
             empty = next((e for e in emptied(instance) if known and not self.of_sizes(e)), None)
             if empty is not None:
-                known = CaseVerdict(known.case, "", "not proved where a size is 0")
+                known = CaseVerdict(known.case, unproved("not proved where a size is 0"))
             self._verdicts[instance] = known
         return known
 
     def of_sizes(self, instance: Instance) -> CaseVerdict:
         """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a run may make 0."""
         if unranked(instance):
-            return CaseVerdict(ProofCase(instance), "", "an operand has no known rank")
+            return CaseVerdict(ProofCase(instance), unproved("an operand has no known rank"))
         last = as_it_is(instance)
         for case in cases_of(instance):
             last = case
             if self._proved(case):
-                return CaseVerdict(case, EVERY)
+                return CaseVerdict(case, Coverage.EVERY)
         here = as_it_is(instance)
         fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
         if self._proved(here, spelled_out=not here.instance.letters):
-            return CaseVerdict(here, HERE if fixed and last.instance != here.instance else EVERY)
-        return CaseVerdict(last, "", "no proof was found")
+            bounded = fixed and last.instance != here.instance
+            return CaseVerdict(here, Coverage.HERE if bounded else Coverage.EVERY)
+        return CaseVerdict(last, unproved("no proof was found"))
 
     def _proved(self, case: ProofCase, spelled_out: bool = False) -> bool:
         known = self._kept.get(case.key)
@@ -127,7 +138,7 @@ def proof(instance: Instance, budget: int, bounded: bool) -> tuple[bool, int]:
     if isinstance(found, Proved) or not bounded or not _small(instance):
         return isinstance(found, Proved), found.steps
     here = prove_bounded(instance.lhs, instance.rhs, budget)
-    return isinstance(here, Proved), found.steps + (0 if isinstance(here, Refuted) else here.steps)
+    return isinstance(here, Proved), found.steps + here.steps
 
 
 def _small(instance: Instance) -> bool:

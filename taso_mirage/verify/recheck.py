@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.rewriting.library import PROOF_KINDS, Rule, RuleEvidence, parse_attributes, parse_given
+from taso_mirage.rewriting.library import PROOF_KINDS, Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import law_typing, laws, show_equation
 from taso_mirage.system.workers import process_pool
+from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Failure, FailureKind
 
 if TYPE_CHECKING:
     from taso_mirage.verify.examine import Examined
@@ -26,21 +27,30 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
     """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the evidence if it holds as it is stated,
-    else the problem: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
+    else why not: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
 
     name: str
-    evidence: RuleEvidence | None
-    problem: str
+    found: Evidence | Failure
     seconds: float
     cases: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def evidence(self) -> Evidence:
+        """What is known of it; nothing where it failed."""
+        return NO_EVIDENCE if isinstance(self.found, Failure) else self.found
+
+    @property
+    def problem(self) -> str:
+        """Why it failed; empty where it holds."""
+        return self.found.reason if isinstance(self.found, Failure) else ""
+
+    @property
     def kind(self) -> str:
-        return self.evidence.proof.kind if self.evidence is not None and self.evidence.proof is not None else "failed"
+        return self.evidence.proof.kind if self.evidence.proof is not None else "failed"
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as JSON data."""
-        found = self.evidence or RuleEvidence()
+        found = self.evidence
         bound = found.proof.bound if found.proof is not None else None
         return {
             "name": self.name,
@@ -95,12 +105,17 @@ def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
         if rule.evidence.excluded and excludes(found):
             cases = {"proved": cases.get("proved", 0), "bounded": cases.get("bounded", 0)}
             cases["excluded"] = len(found.cases) - cases["proved"] - cases["bounded"]
-            return RuleVerdict(rule.name, evidence(found, proofs), "", _since(start), cases)
+            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
         if found.holds:
-            return RuleVerdict(rule.name, evidence(found, proofs), "", _since(start), cases)
-        return RuleVerdict(rule.name, None, problem(rule, found), _since(start), cases)
+            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
+        return RuleVerdict(rule.name, _failed(rule, found), _since(start), cases)
     except (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        return RuleVerdict(rule.name, None, f"cannot be verified: {type(error).__name__}: {error}", _since(start))
+        why = f"cannot be verified: {type(error).__name__}: {error}"
+        return RuleVerdict(rule.name, Failure(FailureKind.EXCLUDED, why), _since(start))
+
+
+def _failed(rule: Rule, found: Examined) -> Failure:
+    return Failure(FailureKind.REFUTED if found.of("refuted") else FailureKind.UNPROVED, problem(rule, found))
 
 
 def _since(start: float) -> float:
@@ -149,7 +164,7 @@ def law_rules() -> list[Rule]:
 
 
 def failures(verdicts: Sequence[RuleVerdict]) -> list[RuleVerdict]:
-    return [v for v in verdicts if v.problem]
+    return [v for v in verdicts if isinstance(v.found, Failure)]
 
 
 def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:

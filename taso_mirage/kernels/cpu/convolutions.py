@@ -15,12 +15,12 @@ from math import prod
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
 """Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
@@ -105,7 +105,7 @@ class Convolution:
         found = []
         for tile, block in _blocks(self):
             evidence = _evidence(self.small(tile), tile)
-            if isinstance(evidence, MuGraphEvidence):
+            if isinstance(evidence, Evidence):
                 made = Graph(graph.inputs, (self.mugraph(tile, block),))
                 products = prod(map(int, (self.x.shape[0], *self.w.shape[:2]))) * self.tiles(tile)
                 products *= prod(m + k - 1 for m, k in zip(tile, self.kernel, strict=True))
@@ -171,7 +171,7 @@ def convolution(goal: Graph) -> Convolution | None:
 
 
 @lru_cache(maxsize=256)
-def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> MuGraphEvidence | Refusal:
+def _evidence(small: tuple[Convolution, tuple[Node, ...]], tile: tuple[int, int]) -> Evidence | Failure:
     made, leaves = small
     mine, goal = made.mugraph(tile, (COUNTS[0], 1)), made.goal()
     return verified_mugraph(Graph(leaves, (mine,)), Graph(leaves, (goal,)))

@@ -17,13 +17,13 @@ from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.patterns import ADDED, RegionPattern
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.kernels.verify import MuGraphEvidence, verified_mugraph
+from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
-from taso_mirage.verify.refused import Refusal
+from taso_mirage.verdicts import Evidence, Failure
 
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
@@ -62,7 +62,7 @@ class WeightProduct:
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
         """The verified muGraphs of the goal `graph`, which this is; the model tells them not apart."""
         evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
-        if not isinstance(evidence, MuGraphEvidence):
+        if not isinstance(evidence, Evidence):
             return []
         seconds = max(self._seconds(device))
         graphs = [Graph(graph.inputs, (self.mugraph(block),)) for block in self._blocks()]
@@ -150,7 +150,7 @@ def weight_product(goal: Graph) -> WeightProduct | None:
 
 
 @lru_cache
-def _evidence(rank: int, bias: bool, sum: bool) -> MuGraphEvidence | Refusal:
+def _evidence(rank: int, bias: bool, sum: bool) -> Evidence | Failure:
     """At small sizes: the algebra hangs on none of them."""
     rows = (2,) * (rank - 1)
     x, w = variable("x", Tensor("float32", (*rows, 3))), variable("w", Tensor("float32", (3, 5)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions.record import Division, Fact, Fold, Function, Linear, declare_function
+from taso_mirage.meanings.kinds import of_floats
 from taso_mirage.meanings.polynomials import LEAST, MOST, ONE, Poly, infinite
 from taso_mirage.meanings.residues import exact, moduli, quotient, residue_order, root, tied_residues, whole_power
 
@@ -73,7 +74,7 @@ def _power(algebra: ScalarAlgebra, p: Poly, q: Poly) -> Poly:
         return algebra.inverse(algebra.sqrt(p))
     if n is not None and n == int(n) and -8 <= n < 0:
         return algebra.inverse(algebra.power(p, -int(n)))
-    return algebra.poly("power:float", p, q)
+    return algebra.poly(of_floats("power"), p, q)
 
 
 def _sign(algebra: ScalarAlgebra, p: Poly) -> Poly:
@@ -283,7 +284,7 @@ CEIL = declare_function(
     Function(
         "ceil",
         np.ceil,
-        normal=lambda algebra, p: algebra.apply("floor:float", p.scaled(-1)).scaled(-1),
+        normal=lambda algebra, p: algebra.apply(of_floats("floor"), p.scaled(-1)).scaled(-1),
         facts=(Fact("rewritten", "f(x) == -floor(-x)"),),
         cpp="std::ceil({})",
         triton="tl.ceil({})",
