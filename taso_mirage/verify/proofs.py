@@ -190,7 +190,7 @@ def prover_files() -> list[Path]:
     """The files that a proof hangs on, in an order that is the same wherever the package lies."""
     package = Path(__file__).parent.parent
     files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
-    return [*files, *sorted(data_folder("op_specs").glob("*.py"))]
+    return [package / "verdicts.py", *files, *sorted(data_folder("op_specs").glob("*.py"))]
 
 
 @cache
