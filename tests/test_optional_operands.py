@@ -15,6 +15,7 @@ from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.optional_operands import LawVariant, law_parts, law_variants, optional_places
 from taso_mirage.rewriting.text import law_typing, laws, parse_equation, show_equation
+from taso_mirage.verdicts import Failure, FailureKind
 from taso_mirage.verify.fuzz import fuzz
 from taso_mirage.verify.recheck import law_rules, verdict_of
 
@@ -198,11 +199,10 @@ def test_a_variant_that_is_false_is_refused(text: str, given: str, false: int) -
         found = fuzz(equation, wanted=20, given=parse_given(variant.typing), attributes=parse_attributes(attributes))
         assert (found.counterexample is not None) == (i == false)
         rule = Rule("law", 0, parse_given(variant.typing), parse_attributes(attributes), equation)
-        verdict = verdict_of(rule, 0, 20)
-        assert bool(verdict.problem) == (i == false)
-        assert (verdict.evidence is None) == (i == false)
-        if i == false:
-            assert "is wrong" in verdict.problem
+        verdict = verdict_of(rule, 0, 20).found
+        assert isinstance(verdict, Failure) == (i == false)
+        if isinstance(verdict, Failure):
+            assert verdict.kind is FailureKind.REFUTED
 
 
 # ---------------------------------------------------------------- nothing twice
