@@ -24,7 +24,6 @@ import models  # noqa: E402
 from models.__main__ import write as write_model  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
-from taso_mirage.fuse import fused  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.ir.terms import Node, users  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
@@ -33,6 +32,7 @@ from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.operators.expressions import is_weight  # noqa: E402
 from taso_mirage.operators.work import size, work  # noqa: E402
 from taso_mirage.pipeline import optimize_model  # noqa: E402
+from taso_mirage.pipeline.fuse import fused  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
 

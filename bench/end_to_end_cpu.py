@@ -31,13 +31,13 @@ from end_to_end_common import COMPILED, ROOT, Case, Compiled, Machine
 
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.kernels.packaging.register import carries_kernels, register
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.report.result import Result
-from taso_mirage.runtime.register import carries_kernels, register
 from taso_mirage.search.config import Config
 from taso_mirage.targets.machine import cores
 

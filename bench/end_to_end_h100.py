@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled, Machine
 
-from taso_mirage.codegen import tune
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.model import Model
+from taso_mirage.kernels.codegen import tune
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA, Target

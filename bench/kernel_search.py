@@ -133,10 +133,10 @@ def ablated(name: str) -> dict[str, Any]:
 
 def built(graph: Any) -> dict[str, Any]:
     """One muGraph as cubins: the most bytes of shared memory that a kernel of it wants, or why there are none."""
-    from taso_mirage.codegen import triton
-    from taso_mirage.codegen.compile import compiled
     from taso_mirage.errors import TasoMirageError
     from taso_mirage.kernels.checkpoint import from_json
+    from taso_mirage.kernels.codegen import triton
+    from taso_mirage.kernels.codegen.compile import compiled
 
     try:
         kernels = compiled(triton.program(from_json(graph)), CAPABILITY)

@@ -38,9 +38,9 @@ import kernel_timeline  # noqa: E402
 
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.codegen import tune  # noqa: E402
-from taso_mirage.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
+from taso_mirage.kernels.codegen import tune  # noqa: E402
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
 

@@ -40,11 +40,11 @@ from taso_mirage.measure.target import Target, target  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
-from taso_mirage.partial.candidates import CorrectedMutant, candidates  # noqa: E402
-from taso_mirage.partial.whole import verified_program  # noqa: E402
 from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import Config  # noqa: E402
+from taso_mirage.search.partial.candidates import CorrectedMutant, candidates  # noqa: E402
+from taso_mirage.search.partial.whole import verified_program  # noqa: E402
 from taso_mirage.search.weights import fold_weights  # noqa: E402
 from taso_mirage.targets.machine import cores  # noqa: E402
 from taso_mirage.verdicts import Failure  # noqa: E402

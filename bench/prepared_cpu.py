@@ -23,7 +23,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.fuse import alone  # noqa: E402
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight  # noqa: E402
 from taso_mirage.kernels.cpu.prepared import prepared  # noqa: E402
 from taso_mirage.kernels.regions import RegionSite  # noqa: E402
@@ -31,6 +30,7 @@ from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.target import CPU  # noqa: E402
 from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.operators.work import work  # noqa: E402
+from taso_mirage.pipeline.fuse import alone  # noqa: E402
 from taso_mirage.targets.cpu import lowering as cpu  # noqa: E402
 from taso_mirage.targets.cpu.device import CPU_DEVICE as DEVICE  # noqa: E402
 

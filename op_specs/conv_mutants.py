@@ -1,6 +1,6 @@
 """Mutants of convolutions (PET, OSDI'21, sections 3 and 4): compound steps around one.
 
-None of them claims anything: `taso_mirage.partial` finds out where they are right.
+None of them claims anything: `taso_mirage.search.partial` finds out where they are right.
 """
 
 from __future__ import annotations

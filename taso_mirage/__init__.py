@@ -10,8 +10,8 @@ from taso_mirage.version import __version__ as __version__
 if TYPE_CHECKING:
     from taso_mirage.api import optimize
     from taso_mirage.kernels.graph import new_graph
+    from taso_mirage.kernels.packaging.register import register
     from taso_mirage.kernels.search import superoptimize
-    from taso_mirage.runtime.register import register
     from taso_mirage.targets.packaging import session
 
 __all__ = ["RuleSet", "new_graph", "optimize", "register", "rules", "session", "superoptimize"]
@@ -20,7 +20,7 @@ _PLACES = {
     "RuleSet": "search.rulesets",
     "new_graph": "kernels.graph",
     "optimize": "api",
-    "register": "runtime.register",
+    "register": "kernels.packaging.register",
     "rules": "search.rulesets",
     "session": "targets.packaging",
     "superoptimize": "kernels.search",

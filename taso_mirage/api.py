@@ -9,7 +9,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from taso_mirage.fuse import check_mode, usual_mode
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import proofs_path
@@ -18,6 +17,8 @@ from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
 from taso_mirage.onnx_io.files import check_outputs, data_files, from_memory, like, load
 from taso_mirage.pipeline import stages
+from taso_mirage.pipeline.fuse import check_mode, usual_mode
+from taso_mirage.prove.rules.proofs import PROVED_WHERE_APPLIED, Proofs
 from taso_mirage.report import certificate as certificates
 from taso_mirage.report import html
 from taso_mirage.report.result import Result
@@ -25,7 +26,6 @@ from taso_mirage.search.arrays import fitting, read_inputs
 from taso_mirage.search.config import Config, Progress, Stop, quiet
 from taso_mirage.search.rulesets import RuleSet, rules_of
 from taso_mirage.search.rulesets import rules as all_rules
-from taso_mirage.verify.proofs import PROVED_WHERE_APPLIED, Proofs
 
 Given = TypeVar("Given")
 """A model as a user has it: an `onnx.ModelProto`, an `onnx_ir.Model`, a `str` or a `Path`."""

@@ -22,7 +22,7 @@ import onnxruntime  # noqa: F401 (imported once)
 from taso_mirage.cli import commands
 from taso_mirage.measure import session
 from taso_mirage.pipeline import stages  # noqa: F401
-from taso_mirage.verify import proofs  # noqa: F401
+from taso_mirage.prove.rules import proofs  # noqa: F401
 
 MOST = 500
 

@@ -13,9 +13,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from taso_mirage.fuse import alone, searches, stage
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
+from taso_mirage.kernels.packaging import library
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, Target
@@ -23,8 +23,8 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import alone, searches, stage
 from taso_mirage.report.result import Result
-from taso_mirage.runtime import library
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu import lowering as cpu
 

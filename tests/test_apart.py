@@ -12,8 +12,6 @@ from fused_models import on_the_cpu, quick
 from onnxruntime import InferenceSession
 from test_regions import model, w, x
 
-from taso_mirage.fuse import fused, stage
-from taso_mirage.fuse.decomposed import decomposed
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, Tensor, variable
@@ -21,6 +19,8 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.search.config import Config
 
 WIDTH = 512

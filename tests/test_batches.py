@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile import dynamic
 
-from taso_mirage.codegen import triton
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_array
@@ -26,15 +25,16 @@ from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.batches import batch_of, equal_regions, independent, resized
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.horizontal import fused_goals
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion
+from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.runtime.embed import EmbeddedRegion
-from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.cuda.device import H100
 
 State = tuple[Node, ...]
@@ -246,7 +246,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load_source as load
+from taso_mirage.kernels.codegen.compile import load_source as load
 from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 
@@ -279,8 +279,8 @@ def test_scratch_memory_is_each_samples_own(samples: tuple[int, ...], tmp_path: 
 
 def test_a_plan_has_a_grid_for_every_sample() -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    from taso_mirage.codegen.compile import compiled
-    from taso_mirage.runtime.plan import cuda_kernel, images
+    from taso_mirage.kernels.codegen.compile import compiled
+    from taso_mirage.kernels.packaging.plan import cuda_kernel, images
 
     program = triton.program(sums(5)[0], None, Batch(1, (True, False)))
     made = cuda_kernel(program, images(compiled(program, 90)))

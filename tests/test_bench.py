@@ -15,8 +15,8 @@ import pytest
 from onnx import numpy_helper
 from scripts import ROOT, script
 
-from taso_mirage.codegen import tune
 from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.kernels.codegen import tune
 
 
 @pytest.fixture(scope="module")

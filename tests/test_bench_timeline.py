@@ -9,9 +9,9 @@ import pytest
 from scripts import ROOT, script
 
 from models.workloads import PAPER
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import TritonBuffer
-from taso_mirage.codegen.tune import earlier, overlapped, scheduled
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
+from taso_mirage.kernels.codegen.tune import earlier, overlapped, scheduled
 from taso_mirage.kernels.search import superoptimize
 
 pytest.importorskip("triton")

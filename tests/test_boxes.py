@@ -15,7 +15,7 @@ from taso_mirage.meanings.boxes import Boxes, Cut
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.ops import Op, interpret, term
-from taso_mirage.partial.cells import boxes, splits
+from taso_mirage.search.partial.cells import boxes, splits
 
 LARGEST = 400
 """Elements of an input, at most, that are looked at one by one."""
@@ -178,7 +178,7 @@ def test_a_split_point_too_few_is_found(monkeypatch: pytest.MonkeyPatch) -> None
             return replace(found, splits=(frozenset(),) * len(found.splits))
 
     output = conv(X, W)
-    monkeypatch.setattr("taso_mirage.partial.cells.BOXES", Blind())
+    monkeypatch.setattr("taso_mirage.search.partial.cells.BOXES", Blind())
     with pytest.raises(AssertionError):
         assert_boxes(output, drawn(output))
 

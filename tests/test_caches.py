@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from taso_mirage.errors import RuntimeUnavailable
-from taso_mirage.fuse import fused
+from taso_mirage.kernels.packaging.build import cache_folder
 from taso_mirage.measure.cost_cache import CostCache
-from taso_mirage.runtime.build import cache_folder
+from taso_mirage.pipeline.fuse import fused
+from taso_mirage.prove.rules.proofs import _Kept
 from taso_mirage.system import builds
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu import compiler as compilers
-from taso_mirage.verify.proofs import _Kept
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,13 +51,13 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 COMPILE = """
 import ctypes
-from taso_mirage.runtime.build import compile_kernels
+from taso_mirage.kernels.packaging.build import compile_kernels
 path = compile_kernels(['extern "C" int answer() { return 42; }'], ["-O1"])
 print(ctypes.CDLL(str(path)).answer())
 """
 REGISTER = """
 import onnxruntime
-from taso_mirage.runtime.build import library
+from taso_mirage.kernels.packaging.build import library
 onnxruntime.SessionOptions().register_custom_ops_library(str(library()))
 """
 
@@ -234,7 +234,7 @@ def test_a_database_that_another_process_holds_stays_as_it_is(tmp_path: Path) ->
 
 PUT = """
 from pathlib import Path
-from taso_mirage.fuse import fused
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.measure.cost_cache import CostCache
 cache = CostCache(Path("costs.sqlite"))
 for i in range(50): cache.put("cpu", f"%d {i}", 0.5)

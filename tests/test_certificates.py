@@ -23,12 +23,12 @@ from taso_mirage.ir.terms import Node, with_args
 from taso_mirage.onnx_io import load, save
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.report.certificate import CHECK, certificate
 from taso_mirage.report.follow import Followed, follow
 from taso_mirage.report.judge import AGAIN, CHECKED, CaseJudge
 from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import rules
-from taso_mirage.verify.proofs import Proofs
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 Case = tuple[Model, Model, dict[str, Any]]

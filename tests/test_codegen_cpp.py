@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from mugraphs import Pair, kernel, leaf
 
-from taso_mirage.codegen.cpp import generate_all, generate_cpp, vector_header
-from taso_mirage.codegen.cpu.native import FLAGS, NATIVE, NativeKernel, build
-from taso_mirage.codegen.cpu.prepared import KINDS
 from taso_mirage.errors import InvalidOption, RuntimeUnavailable, Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, is_float, variable
+from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp, vector_header
+from taso_mirage.kernels.codegen.cpu.native import FLAGS, NATIVE, NativeKernel, build
+from taso_mirage.kernels.codegen.cpu.prepared import KINDS
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT

@@ -22,15 +22,15 @@ import mugraphs
 import numpy as np
 import pytest
 
-from taso_mirage.codegen import triton as codegen
-from taso_mirage.codegen import tune
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.global_layouts import accesses, touched_sectors
-from taso_mirage.codegen.gpu.order import ordered
-from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonProgram
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.mugraph import LoopPhase, loop_phases
 from taso_mirage.ir.terms import Graph, Node, constant, numpy_dtype
+from taso_mirage.kernels.codegen import triton as codegen
+from taso_mirage.kernels.codegen import tune
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, touched_sectors
+from taso_mirage.kernels.codegen.gpu.order import ordered
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
@@ -748,9 +748,9 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from taso_mirage.codegen import tune
-from taso_mirage.codegen.compile import compiled, load_source as load
-from taso_mirage.codegen import triton as codegen
+from taso_mirage.kernels.codegen import tune
+from taso_mirage.kernels.codegen.compile import compiled, load_source as load
+from taso_mirage.kernels.codegen import triton as codegen
 import mugraphs
 
 class Driver:
@@ -815,7 +815,7 @@ def test_measuring_does_not_import_the_compiler_of_torch() -> None:
     """It takes seconds."""
     pytest.importorskip("torch")
     script = (
-        "import sys, torch; from taso_mirage.codegen.tune import _into_nan; "
+        "import sys, torch; from taso_mirage.kernels.codegen.tune import _into_nan; "
         "assert _into_nan(lambda: torch.empty(3), ()).isnan().all(); assert 'torch._inductor' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -9,12 +9,12 @@ import pytest
 from taso_mirage.generate.candidates import RuleCandidate
 from taso_mirage.generate.settling import Needed
 from taso_mirage.ir.terms import Node, substitute, topological, users
+from taso_mirage.prove.rules.fuzz import typings
+from taso_mirage.prove.rules.ladder import different
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import load_rules
 from taso_mirage.rewriting.text import laws, show_equation
 from taso_mirage.search.search import _only_grows, directions
-from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.ladder import different
 
 CONV = "strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), group=1"
 POINT = "strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1"

@@ -19,14 +19,16 @@ from fused_models import clock, quick
 from test_codegen_cpp import STRICT, check, values
 
 import op_specs.winograd as spec
-from taso_mirage.codegen.cpp import generate_all, generate_cpp
-from taso_mirage.codegen.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.fuse import fused, stage
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
+from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
+from taso_mirage.kernels.codegen.cpu.native import FLAGS, NativeKernel, build
 from taso_mirage.kernels.cpu.convolutions import TILES, Convolution, _evidence, convolution
+from taso_mirage.kernels.packaging import register
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import SINGLE, verified_mugraph
@@ -36,9 +38,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.runtime import register
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.search.config import Config
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.targets.cpu.compiler import compiler

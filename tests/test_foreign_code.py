@@ -15,14 +15,14 @@ from commandline import run, run_apart
 
 from taso_mirage.errors import InvalidModel
 from taso_mirage.ir.terms import Tensor
+from taso_mirage.kernels.packaging.register import PLAN_FORMAT, metadata
+from taso_mirage.kernels.tensorrt import python_plugin
+from taso_mirage.kernels.tensorrt.kernels import LaunchImage, PluginKernel, PluginLaunch
+from taso_mirage.kernels.tensorrt.plan import kernel
 from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.onnx_io import from_ir, load, serialize
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.plugin import python_plugin
-from taso_mirage.plugin.kernels import LaunchImage, PluginKernel, PluginLaunch
-from taso_mirage.plugin.plan import kernel
-from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.search.config import Config
 
 ROOT = Path(__file__).parent.parent

@@ -14,10 +14,10 @@ import mugraphs
 import numpy as np
 import pytest
 
-from taso_mirage.codegen import triton
-from taso_mirage.codegen.cpp import generate_cpp
-from taso_mirage.codegen.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.cpp import generate_cpp
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Fact, Function, declare_function, function_of, record

@@ -8,12 +8,12 @@ import pytest
 from known_rules import FALSE, TRUE, Known
 from reference import reproduce
 
+from taso_mirage.prove.rules.fuzz import typings
+from taso_mirage.prove.rules.guards import Settled, infer_guard
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.library import parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_equation, show_equation
 from taso_mirage.verdicts import Failure
-from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.guards import Settled, infer_guard
 
 
 def _settle(known: Known, wanted: int, infer: bool) -> Settled | Failure:

@@ -24,6 +24,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import get, interpret, term
+from taso_mirage.prove.rules.fuzz import ILLEGAL, typings
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Rules
@@ -35,7 +36,6 @@ from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, SearchState, directions, rewrites, search_part
 from taso_mirage.search.settings import FusionContext
 from taso_mirage.search.weights import fold_weights
-from taso_mirage.verify.fuzz import ILLEGAL, typings
 
 LARGEST = 600
 """Elements of a term."""

@@ -8,8 +8,8 @@ import pytest
 from commandline import run
 from rule_mutations import falsely_accepted
 
+from taso_mirage.prove.rules.recheck import verdict_of
 from taso_mirage.rewriting.library import Rule, read
-from taso_mirage.verify.recheck import verdict_of
 
 FOLDER = Path(__file__).parent / "equations"
 FALSE = [rule for file in sorted(FOLDER.glob("false_*.toml")) for rule in read(file)]

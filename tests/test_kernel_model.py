@@ -10,8 +10,8 @@ import pytest
 from scripts import script
 
 from models.workloads import PAPER
-from taso_mirage.codegen.gpu.program import LaunchSchedule, guessed
 from taso_mirage.kernels.closure import close
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, guessed
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.kernels.structures import Limits, PlannedKernel, plans
 from taso_mirage.kernels.tiles import tiled

@@ -12,7 +12,6 @@ import pytest
 from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 
 from taso_mirage.errors import TasoMirageError
-from taso_mirage.fuse import fused, stage
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.checkpoint import from_json, to_json
@@ -27,6 +26,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
 from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering

@@ -14,6 +14,7 @@ from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.prove.rules.fuzz import fuzz
 from taso_mirage.rewriting.equation import Equation, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
@@ -25,7 +26,6 @@ from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.search import directions
 from taso_mirage.search.weights import fold_weights
 from taso_mirage.verdicts import Failure, FailureKind, failed
-from taso_mirage.verify.fuzz import fuzz
 
 
 def stated(law: Equation) -> tuple[Any, Any]:

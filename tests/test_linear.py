@@ -12,22 +12,22 @@ from fused_models import quick
 from test_codegen_cpp import STRICT, check, values
 from test_convolutions import QUICK, model, sanitized, session, w, x
 
-from taso_mirage.codegen.cpp import generate_all
-from taso_mirage.codegen.cpu.native import NativeKernel, build
 from taso_mirage.errors import IllTyped
-from taso_mirage.fuse import fused
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.kernels.codegen.cpp import generate_all
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
 from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, weight_product
 from taso_mirage.kernels.cpu.prepared import prepared
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import cpu_kernel
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering

@@ -26,14 +26,14 @@ from taso_mirage.onnx_io import load
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
-from taso_mirage.partial import candidates
-from taso_mirage.partial.agreement import AgreementRegion
-from taso_mirage.partial.families import Mutant, mutants_of
-from taso_mirage.partial.parts import costly_parts, part
-from taso_mirage.partial.picture import COLUMNS, LINES, picture
 from taso_mirage.rewriting.text import parse_graph
 from taso_mirage.search import ranking
 from taso_mirage.search.cost import Cost, Roofline
+from taso_mirage.search.partial import candidates
+from taso_mirage.search.partial.agreement import AgreementRegion
+from taso_mirage.search.partial.families import Mutant, mutants_of
+from taso_mirage.search.partial.parts import costly_parts, part
+from taso_mirage.search.partial.picture import COLUMNS, LINES, picture
 from taso_mirage.search.passes import Context
 from taso_mirage.search.ranking import Ranked, costed, proved, ranked_mutants
 

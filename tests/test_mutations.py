@@ -24,10 +24,6 @@ from taso_mirage.measure.target import CPU
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.partial import source
-from taso_mirage.partial.candidates import CorrectedMutant, made_whole
-from taso_mirage.partial.families import Mutant, mutants_of
-from taso_mirage.partial.source import Tried, programs, tried
 from taso_mirage.pipeline import candidates, optimize_model
 from taso_mirage.report.explanations import as_lines, explained, explanation_data
 from taso_mirage.report.html import page
@@ -37,6 +33,10 @@ from taso_mirage.search import mutations
 from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.mutations import MutationStore
+from taso_mirage.search.partial import source
+from taso_mirage.search.partial.candidates import CorrectedMutant, made_whole
+from taso_mirage.search.partial.families import Mutant, mutants_of
+from taso_mirage.search.partial.source import Tried, programs, tried
 from taso_mirage.search.passes import Context
 from taso_mirage.verdicts import Failure
 

@@ -10,14 +10,14 @@ import pytest
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import Op, get, load_specs, term
+from taso_mirage.prove.rules.fuzz import fuzz
+from taso_mirage.prove.rules.recheck import law_rules, verdict_of
 from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.optional_operands import LawVariant, law_parts, law_variants, optional_places
 from taso_mirage.rewriting.text import law_typing, laws, parse_equation, show_equation
 from taso_mirage.verdicts import Failure, FailureKind
-from taso_mirage.verify.fuzz import fuzz
-from taso_mirage.verify.recheck import law_rules, verdict_of
 
 NEGATED = "conv(neg(x), w, *b, **a) == conv(x, neg(w), *b, **a)"
 PIXEL = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from mugraphs import leaf
 
-from taso_mirage.codegen import triton as codegen
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.cpp import generate_cpp
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.mugraph import overlaps
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.codegen import triton as codegen
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.cpp import generate_cpp
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
@@ -175,8 +175,8 @@ RUN = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load_source as load
-from taso_mirage.codegen import triton
+from taso_mirage.kernels.codegen.compile import load_source as load
+from taso_mirage.kernels.codegen import triton
 from taso_mirage.targets.cuda.lowering import Right
 from taso_mirage.kernels.checkpoint import from_json
 

@@ -18,15 +18,15 @@ from taso_mirage.meanings.field import Field
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.ops import Op, get, term
 from taso_mirage.operators.traits import Box, Inner
-from taso_mirage.partial import agreement as partial_agreement
-from taso_mirage.partial.agreement import Agreement, agreement, differing_elements, program_leaves
-from taso_mirage.partial.cells import splits
-from taso_mirage.partial.correct import correct
-from taso_mirage.partial.pieces import merged_boxes, pieces
-from taso_mirage.partial.restrict import Restriction
-from taso_mirage.partial.whole import Total, total, verified_program
 from taso_mirage.rewriting.equation import apply_equation, match
 from taso_mirage.rewriting.text import parse_equation, show_equation
+from taso_mirage.search.partial import agreement as partial_agreement
+from taso_mirage.search.partial.agreement import Agreement, agreement, differing_elements, program_leaves
+from taso_mirage.search.partial.cells import splits
+from taso_mirage.search.partial.correct import correct
+from taso_mirage.search.partial.pieces import merged_boxes, pieces
+from taso_mirage.search.partial.restrict import Restriction
+from taso_mirage.search.partial.whole import Total, total, verified_program
 from taso_mirage.verdicts import Failure
 
 

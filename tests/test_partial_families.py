@@ -9,11 +9,11 @@ from test_partial import assert_region, side_by_side
 
 from taso_mirage.ir.terms import Node, constant, topological
 from taso_mirage.operators.ops import term
-from taso_mirage.partial.agreement import agreement
-from taso_mirage.partial.candidates import CorrectedMutant, candidates
-from taso_mirage.partial.families import families, mutants_of, variants
-from taso_mirage.partial.picture import picture
-from taso_mirage.partial.whole import Total, total, verified_program
+from taso_mirage.search.partial.agreement import agreement
+from taso_mirage.search.partial.candidates import CorrectedMutant, candidates
+from taso_mirage.search.partial.families import families, mutants_of, variants
+from taso_mirage.search.partial.picture import picture
+from taso_mirage.search.partial.whole import Total, total, verified_program
 from taso_mirage.verdicts import Failure
 
 

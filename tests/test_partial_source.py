@@ -9,10 +9,10 @@ from partial_programs import conv, graph, image, kernel
 from taso_mirage.ir.terms import Graph, Node, substitute, topological
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
-from taso_mirage.partial import source
-from taso_mirage.partial.source import Tried, counted, programs, tried
-from taso_mirage.partial.whole import verified_program
 from taso_mirage.rewriting.index import Rules
+from taso_mirage.search.partial import source
+from taso_mirage.search.partial.source import Tried, counted, programs, tried
+from taso_mirage.search.partial.whole import verified_program
 
 X = image(2, 4, 6, 6)
 

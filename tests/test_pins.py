@@ -9,13 +9,13 @@ import pytest
 from taso_mirage.ir.terms import Tensor, constant, variable
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.fingerprint import fingerprint
+from taso_mirage.prove.rules.fuzz import Typing
+from taso_mirage.prove.rules.guard_numbers import number_guards
+from taso_mirage.prove.rules.ladder import refutation
 from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verdicts import FailureKind, failed
-from taso_mirage.verify.fuzz import Typing
-from taso_mirage.verify.guard_numbers import number_guards
-from taso_mirage.verify.ladder import refutation
 
 
 def test_a_kernel_of_any_size_is_not_pinned() -> None:

@@ -19,8 +19,8 @@ from taso_mirage.errors import InvalidOption
 from taso_mirage.generate.candidates import RuleCandidate, propose
 from taso_mirage.generate.pipeline import GenerateOptions, _Counts, _Partial, _Run, generate
 from taso_mirage.generate.settling import Needed, Outcome, TooLong, settle_candidate, time_limit
+from taso_mirage.prove.rules.recheck import verdict_of
 from taso_mirage.rewriting.library import Rule, load_rules, parse_given, parse_rules, read
-from taso_mirage.verify.recheck import verdict_of
 
 FILES = ("elementwise.toml", "rejected.toml", "counts.json", "README.md")
 

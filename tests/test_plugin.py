@@ -22,21 +22,21 @@ import onnxruntime
 import pytest
 from commandline import one_line, run, run_apart
 
-from taso_mirage.codegen import triton as codegen
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import TritonProgram
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, variable, weight
+from taso_mirage.kernels.codegen import triton as codegen
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.graph import new_graph
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import PlannedNode, cuda_kernel, images, sealed
+from taso_mirage.kernels.tensorrt.export import Exported, export
+from taso_mirage.kernels.tensorrt.plan import kernel as kernel_of
+from taso_mirage.kernels.tensorrt.python_plugin import reordered
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.plugin.export import Exported, export
-from taso_mirage.plugin.plan import kernel as kernel_of
-from taso_mirage.plugin.python_plugin import reordered
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import PlannedNode, cuda_kernel, images, sealed
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from test_plugin import exported, optimized
 
-from taso_mirage.plugin.export import Exported
-from taso_mirage.plugin.kernels import PluginKernel
+from taso_mirage.kernels.tensorrt.export import Exported
+from taso_mirage.kernels.tensorrt.kernels import PluginKernel
 
 __all__ = ["exported", "optimized"]
 TESTS = Path(__file__).parent

@@ -13,14 +13,14 @@ from taso_mirage.ir.terms import Node, Tensor, constant, topological, variable, 
 from taso_mirage.operators.ops import term
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
+from taso_mirage.prove.rules.fuzz import Typing, typings
+from taso_mirage.prove.rules.ladder import climb, different, proved_at
+from taso_mirage.prove.rules.lift import lift
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind, failed
-from taso_mirage.verify.fuzz import Typing, typings
-from taso_mirage.verify.ladder import climb, different, proved_at
-from taso_mirage.verify.lift import lift
 
 WINDOW = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
 NONE = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}

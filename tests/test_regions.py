@@ -11,12 +11,14 @@ import onnx
 import pytest
 from onnxruntime import InferenceSession
 
-from taso_mirage.codegen.cpu.native import NativeKernel as Compiled
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.closure import close
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel as Compiled
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
 from taso_mirage.kernels.regions import RegionSite, fragments, kernel_regions
 from taso_mirage.kernels.search import PLANS, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.structures import Limits, plans
@@ -26,8 +28,6 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import interpret, term
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import cpu_kernel
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence, Failure

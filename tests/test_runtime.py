@@ -22,15 +22,15 @@ from taso_mirage.errors import IllTyped, InvalidModel, RuntimeUnavailable, Unsup
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, substitute, variable, weight
+from taso_mirage.kernels.packaging import build, build_kernels, carries_kernels, library, register
+from taso_mirage.kernels.packaging.embed import NAMES, EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel, sealed
+from taso_mirage.kernels.packaging.register import PLAN_FORMAT, metadata
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.onnx_io import from_proto, load, save, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.read import from_ir
 from taso_mirage.operators.ops import term
-from taso_mirage.runtime import build, build_kernels, carries_kernels, library, register
-from taso_mirage.runtime.embed import NAMES, EmbeddedRegion, embed
-from taso_mirage.runtime.plan import PlannedNode, cpu_kernel, sealed
-from taso_mirage.runtime.register import PLAN_FORMAT, metadata
 from taso_mirage.targets.cpu import compiler as compilers
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 

@@ -18,18 +18,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taso_mirage.codegen import triton
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.program import TritonProgram
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
+from taso_mirage.kernels.packaging import library
+from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
 from taso_mirage.operators.ops import term
-from taso_mirage.runtime import library
-from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
-CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
+CPP = Path(__file__).parent.parent / "taso_mirage" / "kernels" / "packaging" / "cpp"
 
 
 def cubin(sections: int = 3, body: bytes = b"code") -> bytes:

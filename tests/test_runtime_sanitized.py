@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from taso_mirage.runtime.build import LIBRARY
-from taso_mirage.runtime.plan import KernelImage, sealed
+from taso_mirage.kernels.packaging.build import LIBRARY
+from taso_mirage.kernels.packaging.plan import KernelImage, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
 CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"

@@ -15,17 +15,17 @@ import pytest
 
 import taso_mirage
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cpu_kernel
+from taso_mirage.kernels.packaging.register import register
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
-from taso_mirage.runtime.embed import EmbeddedRegion, embed
-from taso_mirage.runtime.plan import cpu_kernel
-from taso_mirage.runtime.register import register
 from taso_mirage.targets import onnx_runtime
 from taso_mirage.targets.cpu.compiler import compiler
 
 PAGE = Path(__file__).parent.parent / "docs" / "shipping.md"
-CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
+CPP = Path(__file__).parent.parent / "taso_mirage" / "kernels" / "packaging" / "cpp"
 PROGRAM = r"""
 // ONNX Runtime by its C interface alone: the functions' places in its table, which only grows. Arguments: the runtime, the model, the
 // library, the kernels ("" for none); floats come from standard input, and go to standard output.

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from test_codegen_triton import CASES, REAL, agrees, drawn
 
-from taso_mirage.codegen import triton as codegen
-from taso_mirage.codegen import tune
-from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.errors import RuntimeUnavailable
+from taso_mirage.kernels.codegen import triton as codegen
+from taso_mirage.kernels.codegen import tune
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 
 TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
 RUN = """

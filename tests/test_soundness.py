@@ -13,13 +13,13 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
 from taso_mirage.operators.ops import term
+from taso_mirage.prove.rules.examine import refuted
+from taso_mirage.prove.rules.fuzz import Typing
+from taso_mirage.prove.rules.proofs import Coverage, Proofs
 from taso_mirage.rewriting.equation import Equation, Match, apply_equation
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verdicts import Failure
-from taso_mirage.verify.examine import refuted
-from taso_mirage.verify.fuzz import Typing
-from taso_mirage.verify.proofs import Coverage, Proofs
 
 F = "float32"
 
@@ -146,7 +146,7 @@ def test_a_case_is_proved_once_and_kept(tmp_path: Any) -> None:
 
 
 def test_a_verdict_of_another_prover_is_not_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from taso_mirage.verify import proofs
+    from taso_mirage.prove.rules import proofs
 
     path = tmp_path / "proofs.sqlite"
     application = applied("relu(relu(x)) == relu(x)", x=x("x", 3, 5))

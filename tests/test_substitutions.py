@@ -28,6 +28,9 @@ from taso_mirage.ir.terms import Tensor, topological, users, variable
 from taso_mirage.onnx_io import load, serialize
 from taso_mirage.onnx_io.pairs import Pair, at_sizes, models, pair, small_sizes
 from taso_mirage.operators.ops import term
+from taso_mirage.prove.rules.fuzz import typings
+from taso_mirage.prove.rules.ladder import EquationSides
+from taso_mirage.prove.rules.recheck import law_rules
 from taso_mirage.report.drawing import draw
 from taso_mirage.report.rule_in_words import chosen, find_rule, words
 from taso_mirage.rewriting import library
@@ -39,9 +42,6 @@ from taso_mirage.search.passes import Context, can_shrink, simplify
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.search import directions, rewrites
 from taso_mirage.verdicts import Evidence, Failure, Proof
-from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.ladder import EquationSides
-from taso_mirage.verify.recheck import law_rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 

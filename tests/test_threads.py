@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import mugraphs
 
-from taso_mirage.codegen import triton as codegen
+from taso_mirage.kernels.codegen import triton as codegen
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.targets.cuda.lowering import SHIPPED, everywhere
 

@@ -20,16 +20,16 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import REGISTRY, Op, get, interpret, load_specs, term
 from taso_mirage.operators.slicing import cut
-from taso_mirage.partial.agreement import agreement
-from taso_mirage.partial.families import families, mutants_of
-from taso_mirage.partial.restrict import Restriction
-from taso_mirage.partial.source import programs
-from taso_mirage.partial.whole import Total, total
+from taso_mirage.prove.rules.attributes import DRAWN
+from taso_mirage.prove.rules.fuzz import fuzz, typings
 from taso_mirage.rewriting.derived_traits import elementwise, multiplies, selects
 from taso_mirage.rewriting.text import parse_equation
+from taso_mirage.search.partial.agreement import agreement
+from taso_mirage.search.partial.families import families, mutants_of
+from taso_mirage.search.partial.restrict import Restriction
+from taso_mirage.search.partial.source import programs
+from taso_mirage.search.partial.whole import Total, total
 from taso_mirage.search.weights import fold_weights
-from taso_mirage.verify.attributes import DRAWN
-from taso_mirage.verify.fuzz import fuzz, typings
 
 PACKAGE = Path(__file__).parent.parent / "taso_mirage"
 NAMES = frozenset(load_specs()) - KINDS

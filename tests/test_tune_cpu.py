@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scripts import ROOT
 
-from taso_mirage.codegen.cpu.tune import FILE, different, tuned_native
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph, Tensor, topological, variable
+from taso_mirage.kernels.codegen.cpu.tune import FILE, different, tuned_native
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT

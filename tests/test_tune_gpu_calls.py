@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taso_mirage.codegen import tune
-from taso_mirage.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch
+from taso_mirage.kernels.codegen import tune
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, Traffic, TritonLaunch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

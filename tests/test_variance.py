@@ -11,8 +11,8 @@ import mugraphs
 import numpy as np
 import pytest
 
-from taso_mirage.codegen.cpu.native import NativeKernel
 from taso_mirage.ir.terms import Graph, Node, constant, topological
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
@@ -75,7 +75,7 @@ def test_squares_less_the_square_are_refused() -> None:
 
 def test_the_generated_triton_code_takes_one_pass(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    from taso_mirage.codegen import triton
+    from taso_mirage.kernels.codegen import triton
 
     (tmp_path / "program.py").write_text(triton.program(one_pass()[0]).source)
     np.save(tmp_path / "x.npy", far())

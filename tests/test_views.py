@@ -14,11 +14,11 @@ from typing import Any
 import mugraphs
 import pytest
 
-from taso_mirage.codegen import triton
-from taso_mirage.codegen.compile import compiled
-from taso_mirage.codegen.gpu.axes import grouped
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.axes import grouped
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
@@ -104,7 +104,7 @@ INTERPRETED = """
 import json, sys
 from pathlib import Path
 import torch
-from taso_mirage.codegen.compile import load_source as load
+from taso_mirage.kernels.codegen.compile import load_source as load
 from taso_mirage.targets.cuda.lowering import Right, _program
 from taso_mirage.kernels.checkpoint import from_json
 

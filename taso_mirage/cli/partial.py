@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from taso_mirage.ir.model import Model
     from taso_mirage.ir.terms import Graph, Node
     from taso_mirage.measure.cost_cache import CostCache
-    from taso_mirage.partial.agreement import Agreement
-    from taso_mirage.partial.families import Mutant
-    from taso_mirage.partial.parts import CostlyPart
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config
     from taso_mirage.search.cost import Cost, Weighted
+    from taso_mirage.search.partial.agreement import Agreement
+    from taso_mirage.search.partial.families import Mutant
+    from taso_mirage.search.partial.parts import CostlyPart
     from taso_mirage.search.ranking import Ranked
 
 WIDTH = 100
@@ -63,10 +63,10 @@ def mutants_command(
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
     from taso_mirage.onnx_io import load
-    from taso_mirage.partial.parts import costly_parts, part
     from taso_mirage.report.summary import Stages
     from taso_mirage.search.config import Config, measuring, representative
     from taso_mirage.search.cost import Cost
+    from taso_mirage.search.partial.parts import costly_parts, part
 
     loaded = load(model)
     config = Config(measure=measure, shapes=((parse_shape(loaded, shape or []), 1.0),), target=named(target))
@@ -104,7 +104,7 @@ class _About:
 
     def places(self, part: CostlyPart) -> list[str]:
         """A name of every place of a part."""
-        from taso_mirage.partial.parts import part_names
+        from taso_mirage.search.partial.parts import part_names
 
         return [(part_names(self.model, node) or ["a node without a name"])[0] for node in part.nodes]
 
@@ -160,8 +160,8 @@ class _Listed:
         return {**self.about.data(), "total": self.total, "estimated": self.estimated, "parts": rows}
 
     def lines(self) -> Iterator[str]:
-        from taso_mirage.partial.families import begins
         from taso_mirage.report.explanations import duration
+        from taso_mirage.search.partial.families import begins
 
         if not self.parts:
             yield f"{self.about.title}: no costly part, which is a convolution, a matmul or an average pool of floats"
@@ -275,7 +275,7 @@ def _searched(about: _About, part: CostlyPart, depth: int, cost: Cost, stages: S
 
 def _made(program: Graph, depth: int, late: Callable[[], bool]) -> list[Mutant]:
     """The mutants of one step, and those of more until it is late: every step multiplies them."""
-    from taso_mirage.partial.families import mutants_of
+    from taso_mirage.search.partial.families import mutants_of
 
     found = []
     for each in mutants_of(program, depth):
@@ -286,8 +286,8 @@ def _made(program: Graph, depth: int, late: Callable[[], bool]) -> list[Mutant]:
 
 
 def _mutant(i: int, each: Ranked, before: float) -> Iterator[str]:
-    from taso_mirage.partial.picture import picture
     from taso_mirage.report.explanations import duration
+    from taso_mirage.search.partial.picture import picture
 
     name = f"{i}. {', then '.join(each.mutant.families)}: "
     without = f"{duration(each.without)} without correction"
@@ -322,7 +322,7 @@ def _right(each: Ranked) -> str:
 
 def _evidence(each: Ranked) -> str:
 
-    from taso_mirage.partial.whole import tests_in_words
+    from taso_mirage.search.partial.whole import tests_in_words
 
     if each.evidence is None:
         return "not verified: the time was over (--budget, or Ctrl-C)"
@@ -338,7 +338,7 @@ def _outline(program: Graph) -> str:
     """What runs: the products and pools with their shapes, and how many of the rest."""
     from taso_mirage.ir.terms import topological
     from taso_mirage.operators.expressions import is_weight
-    from taso_mirage.partial.families import begins
+    from taso_mirage.search.partial.families import begins
 
     runs = [n for n in topological(program.outputs) if n.args and not is_weight(n)]
     main = Counter(_operator(n) for n in runs if begins(n) == {n})
@@ -386,7 +386,7 @@ def _tests_data(evidence: Evidence) -> dict[str, Any]:
 
 def _region_data(found: Agreement) -> dict[str, Any]:
     """For each output the ends of the intervals of each dim, and for each box whether it is right: nested lists."""
-    from taso_mirage.partial.pieces import coarse
+    from taso_mirage.search.partial.pieces import coarse
 
     cut = [coarse(region.same, region.edges) for region in found.regions]
     regions = [{"edges": [list(own) for own in edges], "right": grid.tolist()} for grid, edges in cut]

@@ -23,9 +23,9 @@ def export_plugin(
     as_json: JsonOption = False,
 ) -> None:
     """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model, samples and a README."""
+    from taso_mirage.kernels.tensorrt.export import export
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
-    from taso_mirage.plugin.export import export
 
     sizes = parse_shape(load(model), shape or [])
     made = export(model, output, sizes)

@@ -15,8 +15,8 @@ from taso_mirage.targets.machine import cores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taso_mirage.prove.rules.recheck import RuleVerdict
     from taso_mirage.rewriting.library import Rule
-    from taso_mirage.verify.recheck import RuleVerdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -159,7 +159,7 @@ def verify(
 ) -> None:
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or refuted. Exit code 5 if one fails."""
     from taso_mirage.generate.readme import write_laws
-    from taso_mirage.verify.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
+    from taso_mirage.prove.rules.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")

@@ -11,14 +11,14 @@ from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.generate.concrete import Concrete, Forms, Slot, Spot, partly
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.operators.expressions import Expr, names_in_expression
+from taso_mirage.prove.rules import guards
+from taso_mirage.prove.rules.draws import VariableTypes
+from taso_mirage.prove.rules.fuzz import Typing, typings
+from taso_mirage.prove.rules.guards import TRIALS, Settled, infer_guard, judged, weakest
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.library import Rule, rule_name
 from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
-from taso_mirage.verify import guards
-from taso_mirage.verify.draws import VariableTypes
-from taso_mirage.verify.fuzz import Typing, typings
-from taso_mirage.verify.guards import TRIALS, Settled, infer_guard, judged, weakest
 
 DRAWN, QUICK = 800, 24
 """So many draws are made, and so many typings of them tested, to decide whether a more general form is worth settling."""

@@ -15,14 +15,14 @@ from taso_mirage.generate.candidates import RuleCandidate
 from taso_mirage.generate.family import OperandNames
 from taso_mirage.generate.generalise import generalise
 from taso_mirage.ir.terms import Node, substitute, topological, users, variable
+from taso_mirage.prove.rules.fuzz import typings
+from taso_mirage.prove.rules.guard_numbers import number_guards
+from taso_mirage.prove.rules.ladder import different, holding
 from taso_mirage.rewriting.equation import Equation, instantiate
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import Rule, parse_given, parse_rules, show_rule
 from taso_mirage.rewriting.text import parse_equation
 from taso_mirage.verdicts import Failure, FailureKind
-from taso_mirage.verify.fuzz import typings
-from taso_mirage.verify.guard_numbers import number_guards
-from taso_mirage.verify.ladder import different, holding
 
 ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 

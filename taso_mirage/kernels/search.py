@@ -33,7 +33,7 @@ from taso_mirage.targets.device import Device
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 if TYPE_CHECKING:
-    from taso_mirage.codegen.gpu.program import TritonProgram
+    from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 
 _Ints = tuple[int, ...]
 _Progress = Callable[[str, int, int], None]
@@ -113,7 +113,7 @@ class FoundMuGraph:
 
     def program(self) -> TritonProgram:
         """The Triton kernels with the warps that were asked for."""
-        from taso_mirage.codegen import triton
+        from taso_mirage.kernels.codegen import triton
 
         made = triton.program(self.graph)
         if not self.warps:

@@ -17,12 +17,12 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline.stage import Job, Kept
+from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import weighted_sizes
 from taso_mirage.search.cost import Cost
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
-from taso_mirage.verify.proofs import Proofs
 
 
 @dataclass(frozen=True, slots=True)

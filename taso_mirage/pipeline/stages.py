@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from taso_mirage.errors import CheckFailed
-from taso_mirage.fuse import fused
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
@@ -15,6 +14,7 @@ from taso_mirage.onnx_io import save
 from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
+from taso_mirage.pipeline.fuse import fused
 from taso_mirage.pipeline.problem import Problem, load_original, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained

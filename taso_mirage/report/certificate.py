@@ -13,14 +13,14 @@ from typing import Any
 
 from taso_mirage.ir.dims import Dim, Symbolic, bind
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
+from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
+from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.report.changes import FOLDING, ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
-from taso_mirage.verify.cases import Instance, cut_free, resized_instance
-from taso_mirage.verify.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.version import __version__
 
 CERTIFICATE_FORMAT = "taso_mirage.certificate/1"

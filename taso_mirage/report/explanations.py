@@ -14,7 +14,8 @@ from taso_mirage.measure.shapes import Workloads
 from taso_mirage.operators import ops
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
-from taso_mirage.partial.source import Mutation
+from taso_mirage.prove.rules.cases import Instance
+from taso_mirage.prove.rules.proofs import Coverage, Proofs
 from taso_mirage.report.changes import FOLDING, ReportedChange
 from taso_mirage.report.explanation import Explanation, StatedEquation
 from taso_mirage.report.result import Result
@@ -24,11 +25,10 @@ from taso_mirage.rewriting.equation import Equation, directed, work_terms
 from taso_mirage.rewriting.text import laws, show_equation, show_graph
 from taso_mirage.search.config import Config, Progress, measuring
 from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
+from taso_mirage.search.partial.source import Mutation
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
 from taso_mirage.search.weights import HALVES
-from taso_mirage.verify.cases import Instance
-from taso_mirage.verify.proofs import Coverage, Proofs
 
 MEASURING = 30.0
 """Seconds that measuring all changes may take together; the rest are left unmeasured."""

@@ -22,9 +22,9 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import get, interpret, interpret_term
+from taso_mirage.prove.rules.cases import Instance, resized_instance
 from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.rewriting.text import parse_graph, show_graph
-from taso_mirage.verify.cases import Instance, resized_instance
 
 MALFORMED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 Judge = Callable[[str, str, str], str]

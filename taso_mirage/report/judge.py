@@ -9,10 +9,10 @@ import numpy as np
 from taso_mirage import checker
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.terms import Node, is_float
+from taso_mirage.prove.rules.cases import Instance
+from taso_mirage.prove.rules.proofs import BUDGET, proof
 from taso_mirage.report.certificate import CHECK
 from taso_mirage.rewriting.text import parse_graph
-from taso_mirage.verify.cases import Instance
-from taso_mirage.verify.proofs import BUDGET, proof
 
 CHECKED = "accepted by the checker"
 AGAIN = "proved again by the prover; the checker does not decide them"

@@ -14,14 +14,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from taso_mirage.kernels.packaging.register import FORMAT_KEY
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.timing import Timing
-from taso_mirage.partial.source import Mutation
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.rewriting.text import show_equation
-from taso_mirage.runtime.register import FORMAT_KEY
 from taso_mirage.search.mutations import Mutations
+from taso_mirage.search.partial.source import Mutation
 from taso_mirage.search.search import SearchStatistics
 from taso_mirage.system.console import Console
 from taso_mirage.system.terminal import one_line

@@ -16,9 +16,9 @@ from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node
-from taso_mirage.partial.source import Mutation, Tried, counted, mutation, tried
 from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.search.cost import Cost, Weighted
+from taso_mirage.search.partial.source import Mutation, Tried, counted, mutation, tried
 from taso_mirage.search.search import Budget
 from taso_mirage.system.files import write_file
 from taso_mirage.system.toml import read_json

@@ -8,12 +8,12 @@ from math import inf
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import Graph
-from taso_mirage.partial.agreement import Agreement, agreement
-from taso_mirage.partial.candidates import corrections
-from taso_mirage.partial.families import Mutant
-from taso_mirage.partial.pieces import merged_boxes
-from taso_mirage.partial.whole import verified_program
 from taso_mirage.search.cost import Cost
+from taso_mirage.search.partial.agreement import Agreement, agreement
+from taso_mirage.search.partial.candidates import corrections
+from taso_mirage.search.partial.families import Mutant
+from taso_mirage.search.partial.pieces import merged_boxes
+from taso_mirage.search.partial.whole import verified_program
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 Late = Callable[[], bool]

@@ -1,4 +1,4 @@
-"""What the kernel stage (`fuse/stage.py`) asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel
+"""What the kernel stage (`pipeline/fuse/stage.py`) asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel
 that runs in a model."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.horizontal import FusedGoal
+from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.runtime.plan import PlannedNode
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import TARGETS
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from taso_mirage.errors import RunFailed, RunRefused, RuntimeUnavailable
 from taso_mirage.ir.terms import Tensor
-from taso_mirage.runtime.register import carries_kernels, register
+from taso_mirage.kernels.packaging.register import carries_kernels, register
 from taso_mirage.targets.protocol import STANDARD, Arrays, Source
 from taso_mirage.targets.stamp import Provider
 

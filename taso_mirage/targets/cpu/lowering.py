@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from taso_mirage.codegen.cpu.native import build
-from taso_mirage.codegen.cpu.tune import tuned_native
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.codegen.cpu.native import build
+from taso_mirage.kernels.codegen.cpu.tune import tuned_native
 from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
 from taso_mirage.kernels.search import FoundMuGraph
-from taso_mirage.runtime.plan import PlannedNode, cpu_kernel
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
 from taso_mirage.targets.device import Device

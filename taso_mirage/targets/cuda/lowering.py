@@ -12,19 +12,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from taso_mirage.codegen import triton, tune
-from taso_mirage.codegen.compile import CompiledKernel, compiled
-from taso_mirage.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, numpy_dtype
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.codegen import triton, tune
+from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
 from taso_mirage.kernels.horizontal import FusedGoal, together
+from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, cuda_kernel, images
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
 from taso_mirage.operators.ops import interpret
-from taso_mirage.runtime.plan import KernelImage, PlannedNode, cuda_kernel, images
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import described, gpu
 from taso_mirage.targets.device import Device

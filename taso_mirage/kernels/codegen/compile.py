@@ -1,0 +1,112 @@
+"""Ahead of time: a generated program's kernels as cubins, without a GPU, with all that a launch by hand needs.
+
+Triton adds two hidden pointers after a kernel's own parameters (global and profile scratch memory);
+who launches a kernel passes null for both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
+from taso_mirage.kernels.codegen.triton import pointer
+
+OVERLAPPING = 90
+"""The first compute capability whose kernels may start before the one before them has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
+    memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch). `overlap`: it waits
+    itself for the kernel before it (programmatic dependent launch). `ptx`: the text that the cubin was assembled from; later GPUs take
+    that of sm_80 and sm_89, that of sm_90 and newer ones is for one architecture alone."""
+
+    symbol: str
+    cubin: bytes
+    ptx: str
+    grid: tuple[int, int, int]
+    warps: int
+    shared: int
+    buffers: tuple[str, ...]
+    hidden: int
+    capability: int
+    overlap: bool = False
+
+
+def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
+    """The module of a program's source, from a file in `folder`. It imports triton.
+
+    What is compiled names no lines, which would name the folder: no two builds would be equal. The setting is part of the key in Triton's
+    cache, so all processes that share the cache have to have it.
+    """
+    path = folder / f"{name}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RuntimeUnavailable(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeUnavailable(f"{error.name} is not installed; pip install 'taso-mirage[triton]' torch") from None
+    module.triton.knobs.compilation.disable_line_info = True
+    return module
+
+
+def compiled(
+    program: TritonProgram, capability: int = 90, schedules: tuple[LaunchSchedule, ...] | None = None
+) -> list[CompiledKernel]:
+    """Cubins of all launches for sm_`capability` (80, 90, 100...). `schedules` replace the program's own.
+
+    Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable without Triton.
+    """
+    with TemporaryDirectory() as folder:  # Triton reads the source from the file again
+        module = load_source(program.source, Path(folder))
+        chosen = schedules or tuple(each.schedule for each in program.launches)
+        return [
+            _compiled(module, program, each, s, capability) for each, s in zip(program.launches, chosen, strict=True)
+        ]
+
+
+def _compiled(
+    module: ModuleType, program: TritonProgram, launch: TritonLaunch, schedule: LaunchSchedule, capability: int
+) -> CompiledKernel:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function: Any = getattr(module, launch.name)
+    launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
+    types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
+    names = list(function.arg_names)
+    signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
+    constants = dict.fromkeys(names[len(types) :], False) | launch.constants
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
+    source = ASTSource(function, signature, constants, aligned)
+    options = {k: v for k, v in launch.options.items() if k not in constants}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    x, y, z = (*launch.grid, 1, 1, 1)[:3]
+    metadata = made.metadata
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
+    hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
+    grid = (x, y, z)
+    return CompiledKernel(
+        metadata.name,
+        made.asm["cubin"],
+        made.asm["ptx"],
+        grid,
+        schedule.warps,
+        metadata.shared,
+        launch.buffers,
+        hidden,
+        capability,
+        launch.schedule.overlap,
+    )

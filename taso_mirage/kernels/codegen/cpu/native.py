@@ -1,0 +1,125 @@
+"""Compiling generated C++ with the machine's own compiler, and calling it: for tests and benchmarks (a model calls it by itself)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen.cpp import generate_cpp
+from taso_mirage.system.builds import built, compile_files, private_folder
+from taso_mirage.targets.cpu.compiler import compiler
+
+FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
+"""Infinities, NaN and the order of additions outside of folds keep their meaning."""
+NATIVE = ("-march=native",)
+LINE = 64
+"""Bytes of a cache line."""
+
+
+def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE) -> Path:
+    """The shared library of a source, compiled once: its name is a hash of the source, the compiler and the flags.
+
+    Raises RuntimeUnavailable with the compiler's first message.
+    """
+    folder = folder or private_folder("cpp")
+    command = [*compiler(), *FLAGS, *flags]
+    key = hashlib.blake2b("\0".join([source, *command]).encode(), digest_size=16).hexdigest()
+
+    def make(place: Path) -> Path:
+        (place / "source.cpp").write_text(source)
+        compile_files([*command, "-shared", "-o", f"{place}/made", f"{place}/source.cpp"])
+        return place / "made"
+
+    return built(folder, key, ".so", make)
+
+
+@cache
+def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[Any, Any]:
+    """The function that runs blocks on a pool, and the pool: one for all kernels, whose workers would spin in each other's way. It has
+    one caller at a time."""
+    source = files("taso_mirage.kernels.codegen.cpu").joinpath("pool.cpp").read_text()
+    library = ctypes.CDLL(str(build(source, folder, (*flags, "-pthread"))))
+    library.pool_new.restype = ctypes.c_void_p
+    made = ctypes.c_void_p(library.pool_new(ctypes.c_size_t(threads)))
+    return ctypes.cast(library.pool_run, ctypes.c_void_p), made
+
+
+@dataclass
+class NativeKernel:
+    """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is compiled."""
+
+    graph: Graph
+    name: str = "kernel"
+    folder: Path | None = None
+    flags: Sequence[str] = NATIVE
+    threads: int = 1
+    library: Path | None = None
+
+    def __post_init__(self) -> None:
+        library = ctypes.CDLL(str(self.library or build(generate_cpp(self.graph, self.name), self.folder, self.flags)))
+        self._entry = getattr(library, self.name)
+        self._entry.restype = None
+        size = getattr(library, f"{self.name}_scratch")
+        size.restype = ctypes.c_size_t
+        self._scratch = empty_aligned((size(),), np.uint8)
+        self._prepare: Any = None
+        if hasattr(library, f"{self.name}_prepare"):
+            self._prepare = getattr(library, f"{self.name}_prepare")
+            self._prepared = tuple((ctypes.c_size_t * 2).in_dll(library, f"{self.name}_prepared"))
+        self._parallel: Any = None
+        self._pool: Any = None
+        if self.threads > 1:
+            self._parallel, self._pool = _pool(self.threads, self.folder, tuple(self.flags))
+
+    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """The outputs for inputs of the graph's types."""
+        outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
+        prepared = self.prepared(inputs)
+        self.call(*self.pointers(inputs, outputs, prepared))
+        return outputs
+
+    def prepared(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What a run reads besides the inputs: computed from those that are weights."""
+        if self._prepare is None:
+            return []
+        size, place = self._prepared
+        made = empty_aligned((size,), np.uint8)
+        self._prepare(ctypes.c_void_p(inputs[place].ctypes.data), ctypes.c_void_p(made.ctypes.data))
+        return [made]
+
+    def pointers(
+        self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], prepared: Sequence[NDArray[Any]] = ()
+    ) -> tuple[Any, Any]:
+        """The arrays as the entry point takes them; they must be dense and stay alive."""
+        found = []
+        for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
+            for array, term in zip(arrays, terms, strict=True):
+                if array.dtype.name != term.dtype or array.shape != term.shape or not array.flags.c_contiguous:
+                    raise ValueError(f"an array {array.dtype}{array.shape} for {term.tensor}, or not in row order")
+            more = prepared if terms is self.graph.inputs else ()
+            found.append((ctypes.c_void_p * (len(arrays) + len(more)))(*[a.ctypes.data for a in (*arrays, *more)]))
+        return found[0], found[1]
+
+    def call(self, inputs: Any, outputs: Any) -> None:
+        """Run once on what `pointers` made."""
+        self._entry(inputs, outputs, ctypes.c_void_p(self._scratch.ctypes.data), self._parallel, self._pool)
+
+
+def empty_aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+    """An array that begins with a cache line, as runtimes have them: vectors that cross lines take twice as long."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    found: NDArray[Any] = raw[start : start + size].view(dtype).reshape(shape)
+    return found

@@ -1,0 +1,145 @@
+"""Which of several muGraphs is the fastest on this machine's CPU: all are compiled, and run in turn (Mirage, OSDI'25, section 8)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle
+from math import inf, log, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.terms import Graph, topological
+from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
+from taso_mirage.kernels.codegen.cpu.prepared import layout
+from taso_mirage.operators.ops import traits
+
+FILE = 8
+"""Programs of one C++ file; files are compiled at the same time."""
+TURN = 5
+"""Counted runs of a program in its turn, after one that finds its data in the caches again."""
+CLOSE = 1.2
+"""What takes longer than so many times the fastest is not measured in the second half of the time."""
+LARGE, COLD = 1 << 23, 1 << 27
+"""Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the bytes that no cache holds."""
+EQUAL = 0.03
+"""Times within such a share of each other are one: then fewer kernels are better, and more blocks, which threads share better on a
+machine that others use."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedNative:
+    """A compiled muGraph with the least seconds that a call took: others may use the machine."""
+
+    kernel: NativeKernel
+    seconds: float
+
+
+def tuned_native(
+    graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None
+) -> list[TunedNative]:
+    """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the fastest first. Those that give the same
+    program are one; those without C++ are left out. Raises Unsupported if all are."""
+    made = compiled(different(graphs), threads, folder)
+    calls = _calls(made)
+    quickest = [inf for _ in made]
+    racing = list(range(len(made)))
+    for share in (seconds / 2, seconds / 2):
+        end = time.perf_counter() + share
+        while inf in quickest or time.perf_counter() < end:
+            for i in racing:
+                quickest[i] = min(quickest[i], *_turn(calls[i]))
+        racing = [i for i in racing if quickest[i] <= CLOSE * min(quickest)]
+    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
+
+
+def _rank(tuned: TunedNative) -> tuple[int, int, int, float]:
+    kernels = [n for n in topological(tuned.kernel.graph.outputs) if traits(n).lowering is Lowering.KERNEL]
+    blocks = min((prod(n.attr("grid")) for n in kernels), default=1)
+    return round(log(tuned.seconds) / EQUAL), len(kernels), -blocks, tuned.seconds
+
+
+def different(graphs: Sequence[Graph]) -> list[Graph]:
+    """The first muGraph of each program. Raises Unsupported where none has a program."""
+    found: dict[str, Graph] = {}
+    problem = Unsupported("there is no muGraph to compile; raise the budget of the search")
+    for graph in graphs:
+        try:
+            source = generate_cpp(graph)
+        except Unsupported as error:
+            problem = error
+            continue
+        found.setdefault("\n".join(line for line in source.splitlines() if not line.startswith("//")), graph)
+    if not found:
+        raise problem
+    return list(found.values())
+
+
+def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) -> list[NativeKernel]:
+    """muGraphs as functions of shared libraries, FILE in each."""
+    named = [(f"kernel_{i}", graph) for i, graph in enumerate(graphs)]
+    parts = [named[i : i + FILE] for i in range(0, len(named), FILE)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        libraries = list(pool.map(lambda part: build(generate_all(dict(part)), folder), parts))
+    return [
+        NativeKernel(graph, name, folder, threads=threads, library=library)
+        for part, library in zip(parts, libraries, strict=True)
+        for name, graph in part
+    ]
+
+
+def _calls(kernels: Sequence[NativeKernel]) -> list[Callable[[], None]]:
+    """A call of each on the same random inputs, and on outputs of its own. Inputs that no cache would keep from one run of a model to the
+    next come from memory: there are several copies, which take turns."""
+    rng = np.random.default_rng(0)
+    leaves = kernels[0].graph.inputs
+    inputs = [[_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in leaves]]
+    prepared = {layout(each.graph): [each.prepared(inputs[0])] for each in kernels}
+    read = sum(array.nbytes for array in inputs[0])
+    read += max(sum(array.nbytes for array in made) for (made,) in prepared.values())
+    for _ in range(COLD // read if read >= LARGE else 0):
+        inputs.append([_copied(array) for array in inputs[0]])
+        for copies in prepared.values():
+            copies.append([_copied(array) for array in copies[0]])
+    return [_call(each, inputs, prepared[layout(each.graph)]) for each in kernels]
+
+
+def _call(
+    kernel: NativeKernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
+) -> Callable[[], None]:
+    outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
+    pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
+
+    def call(kept: object = (inputs, outputs, prepared)) -> None:  # pointers do not keep arrays
+        kernel.call(*next(pointers))
+
+    return call
+
+
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
+    found = empty_aligned(array.shape, array.dtype)
+    found[...] = array
+    return found
+
+
+def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    values, found = rng.standard_normal(shape), empty_aligned(shape, dtype)
+    found[...] = values > 0 if dtype == "bool" else values
+    return found
+
+
+def _turn(call: Callable[[], None]) -> Iterator[float]:
+    call()
+    for _ in range(TURN):
+        start = time.perf_counter()
+        call()
+        yield time.perf_counter() - start

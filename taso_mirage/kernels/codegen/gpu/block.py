@@ -1,0 +1,418 @@
+"""One `kernel` term as a Triton function: loads by imap and fmap, the body as lines, accumulators, stores by omap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, loop_phases, overlaps
+from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
+from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
+from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.order import Order, ordered
+from taso_mirage.kernels.codegen.gpu.products import (
+    DEFERRED,
+    LAYOUT,
+    elements,
+    tile_product,
+    vector_dot,
+    vector_products,
+)
+from taso_mirage.kernels.codegen.gpu.program import (
+    RESERVED,
+    LaunchSchedule,
+    Traffic,
+    TritonBuffer,
+    TritonLaunch,
+    guessed,
+)
+from taso_mirage.kernels.codegen.gpu.threads import chain
+from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
+from taso_mirage.meanings.functions import ADD, MAXIMUM
+from taso_mirage.meanings.variance import merged_variance
+from taso_mirage.operators.ops import interpret, interpret_term, traits
+from taso_mirage.operators.work import work
+
+AGAIN = ', eviction_policy="evict_last"'
+"""Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has
+bank conflicts (19.9-fold, measured on an H100). The other policy keeps the compiler from making the two loads one."""
+WAITING = (
+    "if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well",
+    "    tl.extra.cuda.gdc_wait()",
+    "    tl.extra.cuda.gdc_launch_dependents()",
+)
+EARLY = (
+    "if OVERLAP and EARLY:  # the one after may start at once: it waits until this one ends, which waits for the one before",
+    "    tl.extra.cuda.gdc_launch_dependents()",
+    "if OVERLAP:  # loads follow the wait for the kernel before",
+    "    tl.extra.cuda.gdc_wait()",
+    "if OVERLAP and not EARLY:  # to say it twice costs 0.1 us on an H100",
+    "    tl.extra.cuda.gdc_launch_dependents()",
+)
+"""Not of a kernel with a loop, which was up to 1.5 times as slow there. All generated kernels wait, so the end of each is that of all
+before it."""
+Groups = Sequence[Sequence[int]]
+FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of the function, and the buffer behind it."""
+
+    name: str
+    buffer: TritonBuffer
+
+
+class TritonBlock:
+    """The function of one kernel while it is written."""
+
+    def __init__(
+        self, node: Node, name: str, reads: Sequence[TritonBuffer], writes: Sequence[TritonBuffer | None]
+    ) -> None:
+        self.node, self.name = node, name
+        self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
+        self.stage = loop_phases(self.body, node.attr("fmap"), self.loop)
+        self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
+        self.reads, self.writes = reads, writes
+        self.readers = users(self.body)
+        halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
+        self.vectors = vector_products(self.body, self.stage, halves) if self.loop > 1 else {}
+        self.split, self.merged = self._views()
+        self.axes = TileAxes()
+        self.orders: dict[LoopPhase, Order] = {}
+        for _ in range(2):  # what dots demand of axes is known after the first reading
+            self.axes.again()
+            self._read()
+
+    # ------------------------------------------------------------ the body
+
+    def _views(self) -> tuple[dict[Node, Groups], dict[Node, Groups]]:
+        """The terms that cut dims of what is loaded, and those that join dims of what is only stored, with the dims that one in memory has:
+        offsets say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
+        split, merged = dict[Node, Groups](), dict[Node, Groups]()
+        for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
+            x = node.args[0]
+            before, after = (tuple(int(n) for n in y.shape) for y in (x, node))
+            if x in self.body.inputs:
+                found, groups = split, grouped(after, before)
+            else:
+                last = node in self.body.outputs and not self.readers.get(node)
+                found, groups = merged, grouped(before, after) if last else None
+            if groups and max(map(len, groups)) > 1:
+                found[node] = groups
+        return split, merged
+
+    def _read(self) -> None:
+        self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
+        self.tiles = Tiles(self.axes, self.lines, tile_product)
+        self.arguments = [
+            Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
+        ]
+        self.results = [Argument(self.lines.name("out"), b) for b in self.writes if b is not None]
+        self.values: dict[Node, Tile] = {}
+        self.apart: dict[Node, Tile] = {}
+        self.states: dict[Node, tuple[str, str]] = {}
+        self.running: dict[str, tuple[str, str]] = {}
+        self.notes: list[str] = []
+        self.largest, self.in_flight = 1, 0
+        for stage in LoopPhase:
+            for i, leaf in enumerate(self.body.inputs):
+                if self.stage[leaf] is stage:
+                    self.values[leaf] = self._load(i, leaf)
+                    if (
+                        self.loop > 1
+                        and stage is LoopPhase.LOOP
+                        and self.values[leaf].stored in HALF
+                        and self._is_shared(leaf)
+                    ):
+                        self.apart[leaf] = self._load(i, leaf, AGAIN)
+            order = ordered(self.body, self.stage, stage, elements)
+            self.orders[stage] = order
+            for node in order.terms:
+                self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
+        written = iter(self.results)
+        for o, (output, buffer) in enumerate(zip(self.body.outputs, self.writes, strict=True)):
+            if buffer is not None:
+                self._store(o, self.values[output], next(written))
+
+    def _value(self, node: Node) -> Tile:
+        self.tiles.hint = node.op
+        if node in self.split:
+            leaf = self.body.inputs.index(node.args[0])
+            if node.args[0] in self.apart:
+                self.apart[node] = self._load(leaf, node, AGAIN)
+            return self._load(leaf, node)
+        kind = traits(node).lowering
+        if kind in LAYOUT and node.args[0] in self.apart:
+            found = interpret_term(node, self.tiles, [self.apart[node.args[0]]])
+            assert isinstance(found, Tile)
+            self.apart[node] = found
+        of = self.values if kind in (Lowering.CONTRACT, *LAYOUT) else {**self.values, **self.apart}
+        args = [None if a is ABSENT else of[a] for a in node.args]
+        if node in self.vectors:
+            return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
+        if kind is Lowering.RUNNING and self.loop > 1:
+            return self._running(node)
+        if kind is Lowering.ACCUMULATE and self.loop > 1:
+            return self._accumulate(node)
+        whole = chain(node) if kind is Lowering.KERNEL else None
+        if whole is not None:  # the thread level: elementwise chains stay in registers
+            given = [x for x in args if x is not None]
+            (output,) = whole.outputs
+            found = interpret([output], self.tiles, dict(zip(whole.inputs, given, strict=True)))[output]
+        else:
+            found = interpret_term(node, self.tiles, args)
+        if not isinstance(found, Tile):
+            raise Unsupported(f"{node.op} with several results in a kernel")
+        readers = self.readers.get(node, ())
+        if len(readers) != 1 or traits(readers[0]).lowering is not Lowering.ACCUMULATE:
+            found = self.tiles.ready(found)
+        self.largest = max(self.largest, self._lanes(found))
+        return found
+
+    def _running(self, node: Node) -> Tile:
+        x = self.tiles.computed(self.values[node.args[0]])
+        if x.code not in self.running:  # of one value with other dims of size 1 there is one maximum
+            name = self._state("m", x, repr(MAXIMUM_START))
+            new = self.lines.let(LoopPhase.LOOP, f"{name}_new", f"tl.maximum({name}, {x.code})")
+            self.lines.last.append(f"{name} = {new}")
+            self.running[x.code] = (name, new)
+        name, new = self.states[node] = self.running[x.code]
+        return replace(x, code=new, zero=False)
+
+    def _accumulate(self, node: Node) -> Tile:
+        over, x = node.attr("over"), self.values[node.args[0]]
+        if over == "variance":
+            return self._variance(x, self.values[node.args[1]])
+        by_rows = over == "rescaled" and self.values[node.args[1]].present  # of each element it would be a product more
+        late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
+        put_off = x.fold if late else None
+        y = self.tiles.computed(put_off[1] if put_off else x)
+        if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
+            return replace(y, code=self.running[y.code][0], stage=LoopPhase.AFTER, zero=False)
+        name = self._state("acc", y, "-inf" if over == "max" else "0.0")
+        if over == "max":
+            self.lines.write(LoopPhase.LOOP, f"{name} = tl.maximum({name}, {y.code})")
+        elif over == "sum" or not node.attr("degree"):
+            self.lines.write(LoopPhase.LOOP, f"{name} += {y.code}")
+        else:
+            self.lines.write(LoopPhase.LOOP, f"{name} = {name} * {self._rescale(node, x, y)} + {y.code}")
+        found = replace(y, code=name, stage=LoopPhase.AFTER, zero=y.zero and over == "sum")
+        if put_off is None:
+            return found
+        call = folded(put_off[0]).triton
+        self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
+        return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
+
+    def _is_bounded(self, node: Node) -> bool:
+        """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a running maximum is that of all at its end."""
+        bounds = [self.values[a].number for a in node.args] if traits(node).lowering is Lowering.MAXIMUM else []
+        return any(n is not None and n >= MAXIMUM_START for n in bounds)
+
+    def _variance(self, part: Tile, part_mean: Tile) -> Tile:
+        """In one pass: `variance` and `mean` have those of the iterations before this one, of number t."""
+        part, part_mean = self.tiles.computed(part), self.tiles.computed(part_mean)
+        variance, mean = (
+            replace(x, code=self._state(hint, x, "0.0"), stage=LoopPhase.LOOP, zero=False)
+            for hint, x in (("variance", part), ("mean", part_mean))
+        )
+        count = Tile("(t + 1)", (), (), part.dtype, "float32", LoopPhase.LOOP)
+        new = [self.tiles.ready(x) for x in merged_variance(self.tiles, variance, mean, part, part_mean, count)]
+        self.lines.last += [f"{old.code} = {x.code}" for old, x in zip((variance, mean), new, strict=True)]
+        return replace(variance, stage=LoopPhase.AFTER)
+
+    def _rescale(self, node: Node, x: Tile, y: Tile) -> str:
+        """e^(degree (m_old - m_new)), spread over the accumulator's tile."""
+        old, new = self.states[node.args[1]]
+        m, degree = self.values[node.args[1]], node.attr("degree")
+        if degree < 0:
+            raise Unsupported(f"an accumulator rescaled to the power of {degree}; a degree of 0 or more is known")
+        self.tiles.common(x.shape, (x, m))
+        power = f"{old} - {new}" if degree == 1 else f"{float(degree)} * ({old} - {new})"
+        code = self.lines.let(LoopPhase.LOOP, "rescale", f"tl.exp({power})")
+        own = self.tiles.roots(m)
+        marks = [":" if axis in own else "None" for axis in self.tiles.roots(y)]
+        return code if not own or "None" not in marks else f"{code}[{', '.join(marks)}]"
+
+    def _state(self, hint: str, x: Tile, start: str) -> str:
+        """A variable of the loop, in the shape of a tile."""
+        name = self.lines.name(hint)
+        lanes = ", ".join(str(self.axes.lanes(a)) for a in x.present)
+        value = f'float("{start}")' if start == "-inf" else start
+        self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
+        return name
+
+    def _lanes(self, x: Tile) -> int:
+        return math.prod(self.axes.lanes(a) for a in x.present)
+
+    # ------------------------------------------------------------ memory
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether a product and something else read a tile."""
+        return len(set(self._kinds(node))) > 1
+
+    def _kinds(self, node: Node) -> Iterator[bool]:
+        for user in self.readers.get(node, ()):
+            if traits(user).lowering in LAYOUT:
+                yield from self._kinds(user)
+            else:
+                yield traits(user).lowering is Lowering.CONTRACT or user in self.vectors.values()
+
+    def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
+        """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
+        argument, shape = self.arguments[i], tuple(int(n) for n in leaf.shape)
+        groups = self.split.get(leaf) or [[d] for d in range(len(shape))]
+        axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
+        present = [a for a in axes if a is not None]
+        cuts = [
+            *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
+            (self.node.attr("fmap")[i], self.loop, None, "t"),
+        ]
+        place = self._place(argument.buffer, _inner(groups, shape, axes), present, cuts)
+        padded = [a for a in present if self.axes.padded(a)]
+        mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
+        code = f"tl.load({argument.name}{place}{mask}{hint})"
+        stage = self.stage[leaf]
+        name = self.lines.let(stage, f"{argument.name}_tile", code)
+        stored = argument.buffer.dtype
+        if is_float(stored) and stored not in (*HALF, "float32"):
+            raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
+        tile = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
+        if stage is LoopPhase.LOOP and leaf not in self.split:
+            self.in_flight += self._lanes(tile) * numpy_dtype(stored).itemsize
+        self.largest = max(self.largest, self._lanes(tile))
+        return tile
+
+    def _store(self, o: int, x: Tile, argument: Argument) -> None:
+        x = self.tiles.ready(x)
+        groups = self.merged.get(self.body.outputs[o]) or [[d] for d in range(len(x.shape))]
+        axes = tuple(
+            None if n == 1 else a if a is not None else self.axes.fresh(n) for a, n in zip(x.axes, x.shape, strict=True)
+        )
+        present = [a for a in axes if a is not None]
+        cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
+        place = self._place(argument.buffer, _inner(groups, x.shape, axes), present, cuts)
+        padded = [a for a in present if self.axes.padded(a)]
+        mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
+        code = self.tiles.spread(x, axes)
+        alone = [g for axis, n, _, g in cuts if axis < 0 and n > 1]
+        if alone:
+            self.lines.write(
+                LoopPhase.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
+            )
+        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
+
+    def _place(
+        self,
+        buffer: TritonBuffer,
+        axes: Sequence[Sequence[tuple[int, int]]],
+        present: Sequence[int],
+        cuts: Sequence[tuple[int, int, Overlap | None, str]],
+    ) -> str:
+        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride. `axes` are those of
+        each dim in memory, each with how many elements of the dim one step along it is."""
+        found = []
+        for dim in buffer.order:
+            share, parts = buffer.shape[dim], []
+            for cut, count, overlap, variable in cuts:
+                if cut == dim and count > 1:
+                    share = share // count if overlap is None else overlap[1]
+                    start = variable if share == 1 else f"{variable} * {share}"
+                    parts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
+            for axis, step in axes[dim]:
+                parts.append(_times([self.tiles.index(present, axis)], step))
+            found += [_times(parts, buffer.strides[dim])] if parts else []
+        return "".join(f" + {each}" for each in found)
+
+    # ------------------------------------------------------------ the text
+
+    def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
+        names = tuple(a.buffer.name for a in (*self.arguments, *self.results))
+        later = any(buffer.role == "scratch" for buffer in self.reads)
+        guess = guessed(math.prod(self.grid), self.loop, self.largest, self.in_flight, later)
+        return TritonLaunch(self.name, self.grid, self.loop, names, schedule or guess, self._traffic())
+
+    def _traffic(self) -> Traffic:
+        times = {n: self.loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
+        own = [n for n in self.body if n not in self.body.inputs]
+        flops = sum(work(n, {}).flops * times[n] for n in own)
+        tiles = {
+            x: elements(x) * numpy_dtype(b.dtype).itemsize for x, b in zip(self.body.inputs, self.reads, strict=True)
+        }
+        loaded = sum(size * times[x] for x, size in tiles.items())
+        blocks = math.prod(self.grid)
+        stored = sum(a.buffer.bytes for a in self.results)
+        live = max((order.live for order in self.orders.values()), default=0)
+        return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()), live)
+
+    def source(self) -> str:
+        own = "STAGES: tl.constexpr" if self.loop > 1 else "EARLY: tl.constexpr = False"
+        names = [*(a.name for a in (*self.arguments, *self.results)), own, "OVERLAP: tl.constexpr = False"]
+        sections, last = self.lines.swept()
+        waiting = WAITING if self.loop > 1 else EARLY
+        found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
+        if looped := (*sections[LoopPhase.LOOP], *last):
+            found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
+            found += [f"    {line}" for line in looped]
+        found += sections[LoopPhase.AFTER]
+        head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
+        return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
+
+    def _ids(self) -> list[str]:
+        """Which block it is; and of which sample, whose tensors it moves to."""
+        batched = [a for a in (*self.arguments, *self.results) if a.buffer.batched]
+        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1}
+        if not batched:
+            return list(ids.values())
+        first = int(self.grid[0]) if self.grid else 1
+        sample = "tl.program_id(0)"
+        if first > 1:
+            ids[0], sample = f"g0 = tl.program_id(0) % {first}", f"(tl.program_id(0) // {first})"
+        moved = [f"{a.name} += sample * {a.buffer.elements}" for a in batched]
+        return [f"sample = {sample}.to(tl.int64)", *moved, *ids.values()]
+
+    def explained(self) -> list[str]:
+        """Why the function is as it is."""
+        said = []
+        for stage, where in (
+            (LoopPhase.INVARIANT, "before the loop"),
+            (LoopPhase.LOOP, "in the loop"),
+            (LoopPhase.AFTER, "after the loop"),
+        ):
+            order = self.orders[stage]
+            names = [n.op for n in order.terms if n.args]
+            if names:
+                how = "the least of all orders" if order.exact else "as found"
+                where = where if self.loop > 1 else "in one pass"
+                said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
+        if self.loop > 1:
+            said.append(
+                f"loads: {self.in_flight} bytes an iteration, STAGES of them in flight; all else is in registers."
+            )
+        for each in (a.buffer for a in self.results):
+            if each.order != tuple(range(len(each.shape))):
+                said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
+        return [*said, *self.tiles.notes, *self.notes]
+
+
+def _times(parts: Sequence[str], stride: int) -> str:
+    """(a + b) * stride, with no more parentheses and factors than it needs."""
+    total = " + ".join(parts)
+    if stride == 1:
+        return total
+    single = len(parts) == 1 and " * " not in total
+    return f"{total} * {stride}" if single else f"({total}) * {stride}"
+
+
+def _inner(groups: Groups, shape: Sequence[int], axes: Sequence[int | None]) -> list[list[tuple[int, int]]]:
+    """For each group of dims in row order their axes, each with the elements that one step is."""
+    return [
+        [
+            (axis, math.prod(shape[e] for e in group[i + 1 :]))
+            for i, d in enumerate(group)
+            if (axis := axes[d]) is not None
+        ]
+        for group in groups
+    ]

@@ -1,0 +1,218 @@
+"""A muGraph as generated source: the buffers, the launches over them, and how each launch is tuned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import dim_product
+from taso_mirage.ir.mugraph import Batch, Lowering
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
+from taso_mirage.kernels.codegen.gpu.axes import power_of_two
+from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, strides
+from taso_mirage.operators.ops import traits
+from taso_mirage.targets.cuda.device import H100
+
+SHARED = 160 * 1024
+"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it is alone on its processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBuffer:
+    """A dense tensor. `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from the
+    outermost to the innermost, row order but for scratch. With `batched` there is one of this shape for every sample, one behind the
+    other."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    order: tuple[int, ...]
+    batched: bool = False
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return strides(self.shape, self.order)
+
+    @property
+    def elements(self) -> int:
+        """Of one sample, where it is batched."""
+        return int(dim_product(self.shape))
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSchedule:
+    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight (1: no pipelining), and whether its
+    blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load. `early`: the
+    next kernel's may start before that wait, and not only after it; without a loop."""
+
+    warps: int = 4
+    stages: int = 1
+    overlap: bool = False
+    early: bool = False
+
+
+def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
+    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads (`in_flight` bytes an iteration) stay in shared
+    memory, and in a kernel that comes `later` than another, whose blocks are still there. As many loads in flight as fit, beside those of
+    a second block where an H100 has fewer processors than there are blocks."""
+    if loop == 1:
+        return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
+    room = SHARED if blocks <= H100.processors else H100.shared // 2
+    stages = _within(1, room // max(in_flight, 1), min(4, loop))
+    return LaunchSchedule(_within(4, power_of_two(largest // 2048), 8), stages)
+
+
+def _within(low: int, n: int, high: int) -> int:
+    return max(low, min(n, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What all blocks of a launch do together, and what one has in flight."""
+
+    flops: int
+    moved: int
+    """Bytes that blocks load and store; what several load counts several times."""
+    in_flight: int
+    """Bytes that a block loads in one iteration (without a loop: at all)."""
+    live: int = 0
+    """Elements that a block holds at a time, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLaunch:
+    """One kernel: `buffers` names its arguments in order, what it writes last."""
+
+    name: str
+    grid: tuple[int, ...]
+    loop: int
+    buffers: tuple[str, ...]
+    schedule: LaunchSchedule
+    traffic: Traffic
+
+    @property
+    def blocks(self) -> int:
+        return int(dim_product(self.grid))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The function's compile-time arguments."""
+        overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
+        own = {"STAGES": self.schedule.stages} if self.loop > 1 else {}
+        return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is given besides its buffers."""
+        overlap = {"launch_pdl": True} if self.schedule.overlap else {}
+        return {"num_warps": self.schedule.warps} | self.constants | overlap
+
+
+@dataclass(frozen=True, slots=True)
+class TritonProgram:
+    """`source` is a Python module with one function for each launch, and `launch(*inputs)`. With `batch` a launch has its grid once for
+    every sample."""
+
+    source: str
+    buffers: tuple[TritonBuffer, ...]
+    launches: tuple[TritonLaunch, ...]
+    results: tuple[str, ...] = field(default=())
+    batch: Batch | None = None
+
+    def buffer(self, name: str) -> TritonBuffer:
+        return next(b for b in self.buffers if b.name == name)
+
+
+def kernel_terms(graph: Graph) -> list[Node]:
+    """The `kernel` terms of a muGraph, operands first. Raises Unsupported where there is any other operator between them."""
+    found = []
+    for node in graph:
+        if traits(node).lowering is Lowering.KERNEL:
+            found.append(node)
+        elif node.op not in ("item", "input", "weight"):
+            raise Unsupported(f"{node.op} between kernels; only kernels are compiled")
+    return found
+
+
+def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
+    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all batched if anything is."""
+    found: dict[Node, TritonBuffer] = {}
+    taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))}
+    for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
+        found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
+    for node in (*graph, *graph.outputs):
+        made = node.op == "item" or traits(node).lowering is Lowering.KERNEL
+        if not made or node in found or not isinstance(node.type, Tensor):
+            continue
+        role = "output" if node in graph.outputs else "scratch"
+        found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
+        if role == "scratch":
+            order = best_order(found[node].shape, accesses(graph, node), numpy_dtype(found[node].dtype).itemsize)
+            found[node] = replace(found[node], order=order)
+    if batch is None:
+        return found
+    shared = {x for x, free in zip(graph.inputs, batch.inputs, strict=True) if not free}
+    return {n: replace(b, batched=n.op != "weight" and n not in shared) for n, b in found.items()}
+
+
+def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[TritonBuffer | None]:
+    """The buffers of a kernel's outputs, None for one that nobody reads."""
+    if isinstance(node.type, Tensor):
+        yield buffers[node]
+        return
+    items = {n.attr("index"): b for n, b in buffers.items() if n.op == "item" and n.args[0] is node}
+    yield from (items.get(i) for i in range(len(node.type or ())))
+
+
+def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
+    shape = tuple(int(n) for n in node.shape)
+    if int(dim_product(shape)) >= 2**31:
+        raise Unsupported(f"{name} of {shape}: offsets are 32 bits wide")
+    dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
+    return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
+
+
+def _free(hint: str, taken: set[str]) -> str:
+    hint = re.sub(r"\W", "_", hint, flags=re.ASCII)
+    hint = hint if hint.isidentifier() and hint not in RESERVED else f"t_{hint}"
+    name, i = hint, 1
+    while name in taken:
+        i += 1
+        name = f"{hint}_{i}"
+    taken.add(name)
+    return name
+
+
+RESERVED = frozenset(
+    {
+        "torch",
+        "triton",
+        "tl",
+        "launch",
+        "options",
+        "OPTIONS",
+        "float",
+        "t",
+        "g0",
+        "g1",
+        "g2",
+        "sample",
+        "samples",
+        "math",
+        "STAGES",
+        "OVERLAP",
+        "EARLY",
+    }
+) | frozenset(
+    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
+    "nonlocal not or pass raise return try while with yield True False None".split()
+)
+"""Names that generated modules use themselves."""

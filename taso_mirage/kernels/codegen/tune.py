@@ -1,0 +1,418 @@
+"""How fast a generated program is: measured on the GPU that is there, else ranked by an analytic model, and it says which.
+
+A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs, together larger than the L2 cache,
+so that weights come from memory as they do in a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, Protocol
+
+from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
+from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
+from taso_mirage.kernels.codegen.triton import options_text
+from taso_mirage.system.workers import Workers
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.targets.device import Device
+
+RESIDENT = 32
+"""Blocks of a processor at a time, at most."""
+FINALISTS = 4
+"""So many programs, of different grids or loops, get other schedules."""
+DEPTHS = 5
+"""So many numbers of stages are tried for a launch, the deepest that fit."""
+CALLS, SPAN = 64, 5e-3
+"""So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes 5 to 7 microseconds (H100)."""
+REGISTERS = 256
+"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
+LONG = 256
+"""Random inputs with more rows are scaled."""
+OPTIONS = "OPTIONS = ("
+"""Where the schedules are in a program's source."""
+Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+"""Whether results (tensors on the GPU) are right for inputs."""
+Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
+"""Does a `job` in another process (`compilers` makes one); the result is whether the program compiles."""
+LIMIT = 10.0
+"""Seconds for a program, which takes one or two: past that the compiler has lost its way."""
+
+
+def compilers(count: int) -> Workers:
+    """Processes that compile programs into Triton's cache."""
+    return Workers(f"{__name__}:{warmed.__name__}", count, LIMIT, ("torch", "triton"))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves they run."""
+
+    seconds: float
+    resident: int
+    waves: int
+
+
+class Cache(Protocol):
+    """What keeps measurements (`optimize.cache.CostCache` is one)."""
+
+    def get(self, target: str, signature: str) -> float | None: ...
+    def put(self, target: str, signature: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A program and its seconds; infinity where it does not compile, does not fit, or is wrong."""
+
+    program: TritonProgram
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProgram:
+    """The fastest program with its best schedules. `measured` says whether `seconds` are a measurement or the model's; `trials` are all
+    that was looked at."""
+
+    program: TritonProgram
+    seconds: float
+    measured: bool
+    trials: tuple[Trial, ...] = ()
+
+
+def estimated(
+    program: TritonProgram, launch: TritonLaunch, device: Device = H100, shared: int | None = None
+) -> Estimate:
+    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start. `shared`: as compiled, if known."""
+    schedule, traffic = launch.schedule, launch.traffic
+    needed = (
+        traffic.in_flight * schedule.stages if launch.loop > 1 else 0
+    )  # what a loop does not load stays in registers
+    needed = needed if shared is None else shared
+    resident = max(1, min(device.shared // max(needed, 1), device.threads // (32 * schedule.warps), RESIDENT))
+    waves = math.ceil(launch.blocks / (device.processors * resident))
+    busy = min(1.0, launch.blocks / device.processors)
+    flying = min(launch.blocks, device.processors * resident) * traffic.in_flight * schedule.stages
+    fed = min(1.0, flying / (device.bandwidth * device.latency))  # Little's law: bytes in flight = bandwidth * latency
+    unique = sum(program.buffer(name).bytes for name in launch.buffers)
+    tail = waves * min(launch.blocks, device.processors * resident) / launch.blocks
+    longest = max(
+        unique / (device.bandwidth * fed),
+        traffic.moved / (device.cache * busy) * tail,
+        traffic.flops / (device.flops * busy) * tail,
+        device.latency * launch.loop / schedule.stages,
+    )
+    return Estimate(longest + device.launch, resident, waves)
+
+
+def ranked(programs: Iterable[TritonProgram], device: Device = H100) -> list[tuple[float, TritonProgram]]:
+    """Programs with the model's seconds, the fastest first."""
+    found = [(sum(estimated(p, each, device).seconds for each in p.launches), p) for p in programs]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def tuned_program(
+    programs: Sequence[TritonProgram],
+    cache: Cache | None = None,
+    device: Device = H100,
+    compiler: Compiler | None = None,
+    check: Check | None = None,
+    late: Callable[[], bool] = lambda: False,
+) -> TunedProgram:
+    """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
+    the model. What does not compile or fit, or whose results `check` refuses, is passed over;
+    Unsupported is raised where nothing is left.
+
+    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned together, one launch after the other, until
+    it is `late`. Without a `compiler` this process compiles, one program after the other.
+    """
+    try:
+        target = gpu_and_versions()
+    except RuntimeUnavailable:
+        return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, False, late)
+    with TemporaryDirectory() as folder:
+        bench = _Bench(target, Path(folder), cache, compiler, check)
+        overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
+        return _tuned(overlapping, bench.seconds, device, True, late)
+
+
+def _tuned(
+    programs: Sequence[TritonProgram],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
+    device: Device,
+    measured: bool,
+    late: Callable[[], bool],
+) -> TunedProgram:
+    trials = [Trial(*pair) for pair in zip(programs, cost(programs), strict=True)]
+    different: dict[object, Trial] = {}
+    for trial in sorted(trials, key=lambda t: t.seconds):
+        different.setdefault(tuple((x.grid, x.loop) for x in trial.program.launches), trial)
+    finalists = [trial for trial in islice(different.values(), FINALISTS) if math.isfinite(trial.seconds)]
+    count = max((len(trial.program.launches) for trial in finalists), default=0)
+    for i, tries in [(i, tries) for i in range(count) for tries in (schedules, earlier)]:
+        if late():
+            break
+        finalists = _rescheduled(finalists, i, partial(tries, device=device), cost, trials)
+    best = min(trials, key=lambda t: t.seconds)
+    if not math.isfinite(best.seconds):
+        raise Unsupported(f"none of {len(trials)} programs compiles, fits and is right")
+    return TunedProgram(best.program, best.seconds, measured, tuple(trials))
+
+
+def _rescheduled(
+    finalists: Sequence[Trial],
+    i: int,
+    tries: Callable[[TritonLaunch], list[LaunchSchedule]],
+    cost: Callable[[Sequence[TritonProgram]], list[float]],
+    trials: list[Trial],
+) -> list[Trial]:
+    """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`); what was tried is added to `trials`."""
+    tried = [
+        (k, scheduled(trial.program, i, schedule))
+        for k, trial in enumerate(finalists)
+        if i < len(trial.program.launches)
+        for schedule in tries(trial.program.launches[i])[1:]
+    ]
+    found = [Trial(program, seconds) for (_, program), seconds in zip(tried, cost([p for _, p in tried]), strict=True)]
+    trials += found
+    best = list(finalists)
+    for (k, _), trial in zip(tried, found, strict=True):
+        best[k] = min(best[k], trial, key=lambda t: t.seconds)
+    return best
+
+
+def overlapped(program: TritonProgram) -> TritonProgram:
+    """The program whose launches begin while the one before ends."""
+    for i, launch in enumerate(program.launches):
+        program = scheduled(program, i, replace(launch.schedule, overlap=True))
+    return program
+
+
+class _Bench:
+    """The GPU: programs in, seconds out."""
+
+    def __init__(
+        self, target: str, folder: Path, cache: Cache | None, compiler: Compiler | None, check: Check | None
+    ) -> None:
+        self.target, self.folder, self.cache = f"{target} graphs of {CALLS} calls", folder, cache
+        self.compiler, self.check = compiler, check
+        self.modules: dict[str, ModuleType] = {}
+        self.sets: list[list[Any]] = []
+
+    def overlaps(self) -> bool:
+        """Whether a kernel may begin while the one before it ends."""
+        import torch
+
+        return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
+
+    def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
+        """Seconds of each program: from the cache, else compiled and measured one after the other."""
+        names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
+        cache = self.cache if self.check is None else None  # which does not tell whether results were right
+        known = [cache.get(self.target, name) if cache is not None else None for name in names]
+        found = [math.inf if seconds is None else seconds for seconds in known]
+        for i in self._compiled(programs, [i for i, seconds in enumerate(known) if seconds is None]):
+            found[i] = self._measured(programs[i])
+            if self.cache is not None and math.isfinite(found[i]):
+                self.cache.put(self.target, names[i], found[i])
+        return found
+
+    def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[int]:
+        """Those of some programs that compile, each as soon as it is: the others are compiled while it is measured."""
+        if self.compiler is None:
+            yield from which
+            return
+        futures = {self.compiler(job(programs[i])): i for i in which}
+        for future in as_completed(futures):
+            if future.result():
+                yield futures[future]
+
+    def _measured(self, program: TritonProgram) -> float:
+        functions = program.source[: program.source.index(OPTIONS)]
+        if functions not in self.modules:
+            self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
+        self.sets = self.sets or input_sets(program)
+        return _seconds(self.modules[functions], program, self.sets, self.check)
+
+
+def job(program: TritonProgram) -> dict[str, Any]:
+    """What compiling a program takes, as JSON has it."""
+    launches = [
+        [x.name, [program.buffer(b).dtype for b in x.buffers], list(x.grid), x.options] for x in program.launches
+    ]
+    return {"source": program.source, "launches": launches}
+
+
+def warmed(job: Mapping[str, Any]) -> bool:
+    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it can be done."""
+    import torch
+
+    with TemporaryDirectory() as folder:
+        module = load_source(job["source"], Path(folder))
+        for name, dtypes, grid, options in job["launches"]:
+            types = [getattr(torch, dtype) for dtype in dtypes]
+            try:
+                getattr(module, name).warmup(*types, grid=tuple(grid), **options)
+            except Exception as error:
+                if not _is_triton(error):
+                    raise
+                return False
+    return True
+
+
+def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """What is tried for a launch: its own first."""
+    most = min(launch.loop, device.shared // max(launch.traffic.in_flight, 1))
+    depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
+    overlap = launch.schedule.overlap
+    if launch.loop > 1:
+        pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
+    else:
+        pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
+    widest = max(warps for warps, _ in pairs)
+    found = [
+        LaunchSchedule(w, s, overlap) for w, s in pairs if w == widest or launch.traffic.live <= 32 * w * REGISTERS
+    ]
+    return list(dict.fromkeys([launch.schedule, *found]))
+
+
+def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
+    """Its own schedule, and without a loop the same that lets the next kernel in before it waits itself."""
+    own = launch.schedule
+    return [own, replace(own, early=True)] if own.overlap and launch.loop == 1 else [own]
+
+
+def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
+    """The program with another schedule of one launch. The functions are the same; so is the source, but for OPTIONS."""
+    launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
+    old = program.source
+    start, stop = old.index(OPTIONS), old.index("\ndef launch(")
+    return replace(program, launches=launches, source=f"{old[:start]}{options_text(launches)}\n\n{old[stop:]}")
+
+
+def gpu_and_versions() -> str:
+    """The name of the GPU and the versions that a measurement hangs on. Raises RuntimeUnavailable where there is none."""
+    try:
+        import torch
+        import triton
+    except ImportError as error:
+        raise RuntimeUnavailable(f"{error.name} is not installed") from None
+    if not torch.cuda.is_available():
+        raise RuntimeUnavailable("there is no CUDA device to measure on")
+    return f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
+
+
+def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
+    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results are refused."""
+    options = [each.options for each in program.launches]
+
+    def call(*inputs: Any) -> Any:
+        return module.launch(*inputs, options=options)
+
+    try:
+        results = _into_nan(call, sets[0])
+    except Exception as error:
+        if not _is_triton(error):
+            raise
+        return math.inf
+    if check is not None and not check(sets[0], results if isinstance(results, tuple) else (results,)):
+        return math.inf
+    return measured(call, sets)
+
+
+def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The results of a call whose new tensors are full of NaN: what it does not write would else be an earlier program's, and right."""
+    import torch
+
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` imports the compiler of torch: 8 s
+    try:
+        return call(*inputs)
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def _is_triton(error: Exception) -> bool:
+    """Its errors have no common base, and some are plain RuntimeErrors of its passes."""
+    return type(error).__module__.split(".")[0] == "triton" or "PassManager" in str(error)
+
+
+def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
+    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs at least
+    once, and has CALLS calls or as many as take SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for
+    what compiles then."""
+    import torch
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call(*sets[0])
+    torch.cuda.synchronize()
+    rounds = _rounds(call, sets)
+    graph, kept = _captured(call, sets, rounds)
+    times: list[float] = []
+    while len(times) < 5 or (sum(times) < seconds and len(times) < 1000):
+        times.append(_replayed(graph))
+    del kept
+    return sorted(times)[len(times) // 2] / (rounds * len(sets))
+
+
+def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> int:
+    """How often a graph goes round. A round by the GPU's clock tells: a call by itself takes what the host needs to launch it."""
+    if len(sets) >= CALLS:
+        return 1
+    graph, _ = _captured(call, sets, 1)
+    _replayed(graph)
+    each = max(_replayed(graph), 1e-9) / len(sets)
+    return math.ceil(min(CALLS, max(SPAN / each, 1)) / len(sets))
+
+
+def _captured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int) -> tuple[Any, deque[Any]]:
+    """A CUDA graph of calls, and the results of its last round: memory that is free is used again, and stays in the cache."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    kept: deque[Any] = deque(maxlen=len(sets))
+    with torch.cuda.graph(graph):
+        kept.extend(call(*inputs) for _ in range(rounds) for inputs in sets)
+    return graph, kept
+
+
+def _replayed(graph: Any) -> float:
+    """Seconds of a replay."""
+    import torch
+
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop) / 1000)
+
+
+def input_sets(program: TritonProgram) -> list[list[Any]]:
+    """Random inputs on the current GPU, as many sets as take three times its L2 cache, from 2 to 1024."""
+    import torch
+
+    each = sum(b.bytes for b in program.buffers if b.role == "input")
+    cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    count = max(2, min(1024, math.ceil(3 * cache / max(each, 1))))
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    return [[_drawn(b, generator) for b in program.buffers if b.role == "input"] for _ in range(count)]
+
+
+def _drawn(buffer: TritonBuffer, generator: Any) -> Any:
+    import torch
+
+    values = torch.randn(buffer.shape, generator=generator, device="cuda")
+    if len(buffer.shape) > 1 and buffer.shape[-2] > LONG:  # a sum over that many stays in the range of half precision
+        values *= buffer.shape[-2] ** -0.5
+    return (values > 0 if buffer.dtype == "bool" else values).to(getattr(torch, buffer.dtype))

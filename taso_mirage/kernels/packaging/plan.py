@@ -1,0 +1,151 @@
+"""A kernel as the attributes of its node say it: a plan (its format stands in cpp/plan.h), and compiled images."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import dim_product, symbol
+from taso_mirage.ir.terms import Graph, Node, Tensor
+from taso_mirage.kernels.codegen.compile import CompiledKernel
+from taso_mirage.kernels.codegen.cpp import generate_cpp
+from taso_mirage.kernels.codegen.cpu.prepared import prepares
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonProgram
+from taso_mirage.kernels.packaging.register import PLAN_FORMAT
+
+DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """What a node needs to run: `images` are compiled for CUDA; `source` is the C++ that is compiled where the model is loaded, or
+    Triton's, which is only there to be read. `entry` names it."""
+
+    target: str
+    entry: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    plan: str
+    source: str
+    images: tuple[bytes, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether it has sizes that only a run fixes."""
+        return any(not isinstance(n, int) for type in (*self.inputs, *self.outputs) for n in type.shape or ())
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """All are text."""
+        return {"plan": self.plan} | {f"image_{i}": b64encode(x).decode() for i, x in enumerate(self.images)}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelImage:
+    """The code of kernel number `kernel` for one architecture, and how it is launched: machine code, or PTX for this one and later ones.
+
+    `shared` is in bytes, `hidden` counts null pointers behind the arguments."""
+
+    kernel: int
+    capability: int
+    content: bytes
+    symbol: str
+    warps: int
+    shared: int
+    hidden: int
+    overlap: bool
+    ptx: bool = False
+
+    @property
+    def line(self) -> str:
+        """As a plan has it."""
+        kind = "ptx" if self.ptx else "cubin"
+        launch = f"{self.symbol} {self.warps} {self.shared} {self.hidden} {int(self.overlap)}"
+        return (
+            f"image {self.kernel} {self.capability} {kind} {launch} {len(self.content)} {zlib.crc32(self.content):08x}"
+        )
+
+    def with_ptx(self, text: str) -> KernelImage:
+        """The same kernel as PTX, which later architectures compile when they load it (none for sm_90a: start from 80 or 89)."""
+        return replace(self, content=text.encode(), ptx=True)
+
+
+def cpu_kernel(graph: Graph) -> PlannedNode:
+    """A muGraph as C++ that is compiled where it runs. Raises Unsupported where it has no C++, or a size is not fixed."""
+    inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
+    entry = f"kernel_{hashlib.blake2b(generate_cpp(graph).encode(), digest_size=8).hexdigest()}"
+    lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
+    prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
+    said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
+    return PlannedNode("cpu", entry, inputs, outputs, sealed(lines), generate_cpp(graph, entry) + "\n" + said)
+
+
+def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
+    """What `codegen.compile.compiled` made of a program for one capability."""
+    return [
+        KernelImage(i, c.capability, c.cubin, c.symbol, c.warps, c.shared, c.hidden, c.overlap)
+        for i, c in enumerate(compiled)
+    ]
+
+
+def cuda_kernel(program: TritonProgram, images: Sequence[KernelImage]) -> PlannedNode:
+    """A Triton program with its kernels' images: at least one for every launch. The free dims of a batch are named n0, n1, ...
+
+    Raises Unsupported where a result is no kernel's.
+    """
+    inputs = [b for b in program.buffers if b.role == "input"]
+    outputs = [program.buffer(name) for name in program.results]
+    scratch = [b for b in program.buffers if b.role == "scratch"]
+    if len(set(program.results)) < len(outputs) or any(b.role != "output" for b in outputs):
+        raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
+    groups = (("input", "i", inputs), ("output", "o", outputs), ("scratch", "s", scratch))
+    places = {b.name: f"{short}{i}" for _, short, buffers in groups for i, b in enumerate(buffers)}
+    lines = [f"taso_mirage {PLAN_FORMAT} cuda"]
+    free = tuple(f"n{i}" for i in range(program.batch.dims)) if program.batch is not None else ()
+    for word, _, buffers in groups:
+        lines += _lines(word, [_type(b, free) for b in buffers])
+    for launch in program.launches:
+        x, y, z = (*launch.grid, 1, 1, 1)[:3]
+        lines.append(f"kernel {'*'.join([*free, str(x)])} {y} {z} {' '.join(places[b] for b in launch.buffers)}")
+    plan = sealed([*lines, *(image.line for image in images)])
+    key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
+    contents = tuple(image.content for image in images)
+    types = [tuple([_type(b, free) for b in buffers]) for buffers in (inputs, outputs)]
+    return PlannedNode("cuda", f"kernel_{key}", types[0], types[1], plan, program.source, contents)
+
+
+def sealed(lines: Iterable[str]) -> str:
+    """A plan of these lines: the last one is their checksum."""
+    text = "".join(line + "\n" for line in lines)
+    return f"{text}check {zlib.crc32(text.encode()):08x}\n"
+
+
+def _type(buffer: TritonBuffer, free: Sequence[str]) -> Tensor:
+    """In scratch memory the samples are one behind the other, whatever the dims of one are."""
+    if not buffer.batched:
+        return Tensor(buffer.dtype, buffer.shape)
+    names = tuple([symbol(name) for name in free])
+    if buffer.role == "scratch":
+        return Tensor(buffer.dtype, (dim_product((*names, *buffer.shape)),))
+    return Tensor(buffer.dtype, (*names, *buffer.shape[len(names) :]))
+
+
+def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    for node in nodes:
+        if node.dtype not in DTYPES or not all(isinstance(n, int) for n in node.shape):
+            raise Unsupported(f"a kernel for the CPU over {node.type}; its sizes must be fixed")
+    return tuple(node.tensor for node in nodes)
+
+
+def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
+    return [" ".join((word, type.dtype, *map(str, type.shape or ()))) for type in types]
+
+
+def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
+    """As cpp/plan.cpp writes it: what the compiled kernel says of itself, so that a plan cannot give it other tensors."""
+    shown = [" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in inputs]
+    return " ".join([*shown, "->", *(" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in outputs)])

@@ -1,0 +1,60 @@
+"""A region alone in the runtime, as operators and as a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from taso_mirage.ir.model import StoredWeight, Weight, random_array
+from taso_mirage.ir.terms import Graph, Node, substitute, weight
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.measure.child import in_child
+from taso_mirage.measure.target import Target
+from taso_mirage.measure.tasks import in_turn
+from taso_mirage.onnx_io import serialize
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.expressions import is_weight
+
+SECONDS = 0.2
+"""For running it both ways."""
+LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
+"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that none here finds there; and that a file
+has."""
+
+
+def region_seconds(
+    graph: Graph,
+    spot: RegionSite,
+    kernel: PlannedNode,
+    opsets: Mapping[str, int],
+    target: Target,
+    prepares: bool = False,
+) -> tuple[float, float] | None:
+    """What a region takes with its operators and with the kernel in their place; None where its weights are too many for one file.
+
+    Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the region that its weights come from
+    memory, as in a whole model."""
+    known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
+    held, made = (4 * sum(prod(map(int, leaf.shape)) for leaf in leaves) for leaves in (known, graph.outputs))
+    if held > MOST:
+        return None
+    copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]
+    left = tuple([leaf for leaf in graph.inputs if leaf not in known])
+    outputs = tuple([output for copy, _ in copies for output in copy.outputs])
+    before = standalone(Graph(left, outputs), opsets, {k: v for _, arrays in copies for k, v in arrays.items()})
+    after = embed(before, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
+    times = in_child(in_turn, [serialize(before), serialize(after)], target, SECONDS)
+    return times[0] / len(copies), times[1] / len(copies)
+
+
+def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:
+    """The region with weights of its own, random ones, in place of those inputs."""
+    rng = np.random.default_rng(i)
+    made = {leaf: weight(f"{leaf.attr('name')}_{i}", leaf.tensor) for leaf in known}
+    inputs = tuple([made.get(leaf, leaf) for leaf in graph.inputs])
+    arrays: dict[str, Weight] = {made[leaf].attr("name"): StoredWeight(random_array(leaf, rng, {})) for leaf in known}
+    return Graph(inputs, substitute(graph.outputs, made)), arrays

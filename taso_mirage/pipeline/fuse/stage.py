@@ -1,0 +1,389 @@
+"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model, one kind of region after the other.
+
+What is faster than the runtime on the region alone goes into the model, and stays where the whole model was measured faster; the result
+passes the check of every other rewrite. A model with free dims gets kernels of any number of samples, or, where the target has none, for
+its most important sizes, and keeps its operators for all others. Where no rewrite was faster, kernels are tried in the model after the
+passes, in which more of it is in a region: batch normalizations in the weights of convolutions, say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.batches import EqualRegions, equal_regions
+from taso_mirage.kernels.checkpoint import to_json
+from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
+from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.embed import embed
+from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import compare, passes_checker, shown_sizes
+from taso_mirage.measure.cost_cache import cache_path
+from taso_mirage.measure.draws import feed
+from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.session import Session, interleaved
+from taso_mirage.measure.timing import Timing, compared_times
+from taso_mirage.operators.work import size
+from taso_mirage.pipeline.fuse import alone
+from taso_mirage.pipeline.fuse.decomposed import decomposed
+from taso_mirage.pipeline.fuse.searches import Searches
+from taso_mirage.pipeline.fuse.trials import Fused, trials
+from taso_mirage.report.result import PlacedKernels, Result
+from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
+from taso_mirage.search.search import Budget
+from taso_mirage.system.files import write_file
+from taso_mirage.system.toml import read_json
+from taso_mirage.targets.known import TARGETS
+from taso_mirage.targets.lowering import BATCH, Backend, Record, here
+from taso_mirage.version import __version__
+
+CUT = "cut short at"
+"""In the record of a choice: the seconds that it had, where they were not enough."""
+CLEAR = 0.03
+"""A difference of two models that a short look is enough for."""
+KEEP = 1.01
+"""A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
+as fast as the original is the result."""
+
+
+def check_mode(mode: str, measure: bool, target: str = "") -> None:
+    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none; and, if a target is named,
+    RuntimeUnavailable where this machine cannot make kernels for it."""
+    if mode not in KERNELS:
+        raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
+    if mode != OFF and not measure:
+        raise InvalidOption(
+            f"--kernels {mode} and --no-measure exclude each other: a kernel is kept if it was measured faster"
+        )
+    if mode != OFF and target in TARGETS:
+        here(target)
+
+
+def usual_mode(config: Config) -> str:
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here, the model is to be portable, or its
+    target has no kernels."""
+    none = config.target.lowering is None or config.portable or config.scheduler is not None
+    return SEARCH if config.measure and not none else OFF
+
+
+def fused(
+    result: Result,
+    config: Config,
+    mode: str,
+    progress: Progress = quiet,
+    stop: Stop | None = None,
+) -> Result:
+    """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
+
+    `mode`: "search", or "cached" for the regions that were searched on this machine before. Search and choice of the fastest kernels
+    together take the budget of `config`, and no more than what had begun when it ended; `stop` ends them, and what was measured to be
+    faster until then is kept.
+    """
+    check_mode(mode, config.measure)
+    if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
+        return result
+    try:
+        backend = here(result.target.name)
+    except TasoMirageError as error:
+        return result.noted(f"no kernels: {error}")
+    stop = stop or Stop()
+    if stop.asked:
+        return result.noted("interrupted: no kernels were tried")
+    stop.budget = Budget(config.budget)
+    try:
+        return _Stage(result, config, mode, backend, progress, stop.budget).run()
+    finally:
+        stop.budget = None
+
+
+class _Ended(Exception):
+    """An interrupt, in the middle of a search."""
+
+
+class _Stage:
+    def __init__(
+        self, result: Result, config: Config, mode: str, backend: Backend, progress: Progress, budget: Budget
+    ) -> None:
+        self.result, self.config, self.mode, self.progress, self.budget = result, config, mode, progress, budget
+        self.base = result if result.changed or result.normal is None else result.of(result.normal)
+        self.backend, self.target = backend, result.target
+        self.sizes = result.workloads[0][0]
+        self.before = self.base.model
+        self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
+        self.cache = cache_path().parent / "kernels"
+        self.notes: list[str] = []
+        self.made: list[PlacedKernels] = []
+        self.left_out: set[str] = set()
+        self.prepared: dict[Graph, PreparedGoal] = {}
+        self.kinds = self._kinds()
+
+    def run(self) -> Result:
+        with closing(self.backend), closing(self._searches()) as self.searches:
+            model = self._placed(self._worth())
+        if self.left_out:
+            names = ", ".join(sorted(self.left_out))
+            self.notes.append(
+                f"regions with the free dims {names} were left out: a kernel runs at every size where these are the leading dims of all "
+                "results, no sample hangs on another, and all share no more than each has; fix what can be fixed: "
+                "python -m onnxruntime.tools.make_dynamic_shape_fixed"
+            )
+        if self.budget.stop:
+            self.notes.append("interrupted: kernels were tried for a part of the regions")
+        seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
+        self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
+        if model is None:
+            none = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
+            return self.result.noted(*self.notes, none)
+        return self._checked(model)
+
+    # ------------------------------------------------------------ kernels
+
+    def _kinds(self) -> dict[EqualRegions, list[RegionSite]]:
+        """The regions, those that may save most first; or none where looking for them fails."""
+        try:
+            if self.backend.prepared:
+                self.base = replace(self.base, model=decomposed(self.before, self.sizes))
+            found, self.left_out = equal_regions(
+                self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
+            )
+            if self.backend.prepared:
+                made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
+                self.prepared = {goal: each for goal, each in made.items() if each is not None}
+            return dict(sorted(found.items(), key=lambda kind: -self._possible(*kind)))
+        except Exception as error:
+            self._report("the regions", error)
+            return {}
+
+    def _lanes(self, goal: Graph) -> list[FusedGoal]:
+        """The lanes of a goal; one whose kernel prepares weights is one."""
+        if goal in self.prepared:
+            return [FusedGoal(goal, tuple(range(len(goal.inputs))), (0,))]
+        return fused_goals(label(goal))
+
+    def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
+        """Seconds of the starts of operators, of what goes through memory between them, and of what prepared weights may save, in
+        all places together."""
+        inner = [n for n in kind.whole if n.args and n.op != "item"]
+        moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
+        device = self.backend.device
+        made = self.prepared.get(kind.goal)
+        saved = 0.0 if made is None else made.saved(device)
+        return len(spots) * (len(inner) * device.launch + moved / device.bandwidth + saved)
+
+    def _report(self, what: str, error: Exception) -> None:
+        """What has no type at these sizes, or a bug, which must not cost what was found before."""
+        bug = f"internal error, please report it: {type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, TasoMirageError) else bug
+        self.notes.append(f"no kernel for {what}: {said}")
+
+    def _worth(self) -> list[Fused]:
+        """What is faster than the runtime's operators on its own, the largest gain over all places first."""
+        found = []
+        possible = [self._possible(*kind) for kind in self.kinds.items()]
+        for i, (kind, spots) in enumerate(self.kinds.items()):
+            self.progress("kernels", i, len(self.kinds))
+            share = possible[i] / sum(possible[i:])
+            operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
+            try:
+                chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
+                if chosen is None:
+                    continue
+                made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
+                times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
+                before, after = times or (1.0, 1.0)
+                if after < before * (1.0 if made is None else made.slack):
+                    prepares = None if made is None else type(made)
+                    found.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+            except (_Ended, TasoMirageError):
+                continue  # it has no kernel: the operators stay
+            except Exception as error:
+                self._report(" ".join(operators), error)
+        return sorted(found, key=lambda f: -f.saved)
+
+    def _searches(self) -> Searches:
+        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
+        wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
+        ahead = wanted if self.mode == SEARCH else []
+        seconds = self.budget.left() / 3
+        return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
+
+    def _chosen(self, kind: EqualRegions, share: float) -> tuple[Record, PlannedNode] | None:
+        """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
+        parts = self._lanes(kind.goal)
+        for anew in (False, True):
+            goals = dict.fromkeys(lane.graph for lane in parts)
+            known = {goal: self._choice(goal, share / len(goals), anew) for goal in goals}
+            choices = [known[lane.graph] for lane in parts]
+            records = [choice[0] for choice in choices if choice is not None]
+            if len(records) < len(parts):
+                return None
+            try:
+                record = records[0] if len(parts) == 1 else self.backend.joined(kind.goal, parts, records)
+                record = record if kind.batch is None else {**record, BATCH: asdict(kind.batch)}
+                return record, self.backend.kernel(record)
+            except (ValueError, LookupError, TypeError, TasoMirageError):
+                if all(choice[1] for choice in choices if choice is not None):
+                    raise
+        return None  # from damaged files, where nothing is searched
+
+    def _choice(self, graph: Graph, share: float, anew: bool) -> tuple[Record, bool] | None:
+        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk where it was found before, in a time that
+        was enough, or no less than half of that of now."""
+        known = self._record(graph)
+        enough = known is not None and 2 * known.get(CUT, math.inf) >= share
+        if self.mode != SEARCH or share <= 0 or (enough and not anew):
+            return None if known is None or anew else (known, False)
+        searched = self._searched(graph, share)
+        return None if searched is None else (searched, True)
+
+    def _searched(self, graph: Graph, share: float) -> Record | None:
+        end = time.monotonic() + share
+        found = self.searches(graph, share / 2, self._searching)
+        if not found:
+            return None
+        record = dict(self.backend.fastest(graph, found, end))
+        if time.monotonic() > end:
+            record[CUT] = share
+        write_file(self._path(graph), json.dumps(record))
+        return record
+
+    def _record(self, graph: Graph) -> Record | None:
+        """What lies on disk; None where nothing does, or nothing that can be read."""
+        try:
+            found = read_json(self._path(graph))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _path(self, graph: Graph) -> Path:
+        """The file of a choice; its name is what it hangs on: the region's structure and shapes, the machine, and this version."""
+        program = "\n".join(to_json(graph)["program"])
+        said = "\0".join([program, self.target.name, self.backend.key, __version__])
+        return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
+
+    def _searching(self, stage: str, done: int, total: int) -> None:
+        if self.budget.stop:
+            raise _Ended
+
+    # ------------------------------------------------------------ the model
+
+    def _placed(self, worth: Sequence[Fused]) -> Model | None:
+        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does."""
+        kept: list[Fused] = []
+        session = self._opened(self.before) if worth else None
+        tries = trials(worth)
+        for i, trial in enumerate(tries):
+            self.progress("kernels in the model", i, len(tries))
+            if self.budget.stop or session is None:
+                break
+            trial = [kind for kind in trial if kind not in kept]
+            if not trial:
+                continue
+            try:
+                tried = self._opened(self._with([*kept, *trial]))
+                timing = self._compared(session, tried)
+            except TasoMirageError:
+                continue  # a region that cannot be one node
+            if timing.ratio >= KEEP and timing.certain:
+                session = tried
+                kept += trial
+                self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
+            del tried  # a large model is not to be there more often than it must
+        shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
+        return (
+            self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
+        )
+
+    def _with(self, kinds: Sequence[Fused]) -> Model:
+        return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
+
+    def _elsewhere(self, original: Session, without: Session) -> Timing:
+        """The original against the model without the library of kernels; what looks slower at first is looked at again, longer."""
+        first = self._timed(original, without, self.config.seconds / 2)
+        return self._timed(original, without, self.config.seconds) if first.slower else first
+
+    def _opened(self, model: Model) -> Session:
+        return runtime.open_in_child(model, self.target)
+
+    def _inputs(self, sizes: Mapping[str, int]) -> Arrays:
+        return feed(self.result.original, self.config.inputs, sizes)
+
+    def _compared(self, before: Session, after: Session) -> Timing:
+        """A first look, and a longer one where that leaves it open which is faster."""
+        first = self._timed(before, after, self.config.seconds / 8)
+        clear = first.ratio < 1 - CLEAR or (first.ratio > 1 + CLEAR and first.certain)
+        return first if clear else self._timed(before, after, self.config.seconds / 2)
+
+    def _timed(self, before: Session, after: Session, seconds: float) -> Timing:
+        """At every set of sizes, in its share of the time."""
+        return self._judged(self._rounds(before, after, seconds))
+
+    def _rounds(self, before: Session, after: Session, seconds: float) -> list[list[list[float]]]:
+        """Seconds of all runs of both, at every set of sizes."""
+        return [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
+
+    def _whole(self, original: Session, session: Session, model: Model) -> Timing:
+        """The original against the model with kernels. Where that is no faster, though the trials were, runs of new sessions count as well,
+        as luck lasts as long as a session."""
+        times = self._rounds(original, session, self.config.seconds)
+        if self._judged(times).ratio < KEEP and not self.budget.stop:
+            opened = runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)
+            again = self._rounds(*opened, self.config.seconds)
+            times = [[a + b for a, b in zip(*both, strict=True)] for both in zip(times, again, strict=True)]
+        return self._judged(times)
+
+    def _judged(self, times: Sequence[Sequence[Sequence[float]]]) -> Timing:
+        return compared_times(
+            [t[0] for t in times], [t[1] for t in times], [share for _, share in self.result.workloads]
+        )
+
+    def _checked(self, model: Model) -> Result:
+        """The result with the model, if it passes the check and is faster than the original."""
+        result = self.result
+        original = runtime.open_in_child(result.original, self.target, source=True)
+        session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
+        without = runtime.open_in_child(model, self.target, library=False)
+        differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
+        bad = next((d for d in differences if not d.passed), None)
+        if bad is not None:
+            why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
+            return replace(result, failure=why) if result.failure is None else result.noted(str(why))
+        timing = self._whole(original, session, model)
+        if timing.ratio < KEEP:
+            return result.noted(f"no kernels: with them the model is {timing.ratio:.3f} times as fast as the original")
+        there = self._elsewhere(original, without)
+        elsewhere = there.ratio
+        if there.slower:
+            return result.noted(
+                f"no kernels: where their library is not registered the model would be {elsewhere:.3f} times as fast as the original",
+            )
+        self.notes.append(
+            "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
+            f"{elsewhere:.2f} times as fast as the original"
+        )
+        if self.sizes and not self.backend.batched:
+            self.notes.append(
+                f"kernels run at {shown_sizes(self.sizes)}; at all other sizes the model runs its own operators"
+            )
+        made = replace(
+            self.base,
+            model=model,
+            changed=True,
+            kept=None,
+            kernels=tuple(self.made),
+            timing=timing,
+            differences=tuple(differences),
+        )
+        return made.noted(*self.notes)

@@ -1,0 +1,40 @@
+"""Kinds of regions with their kernels, and which of them are tried in the model together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion
+from taso_mirage.kernels.packaging.plan import PlannedNode
+from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.targets.lowering import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A kind of region with its kernel: the seconds that all its places save together, if nothing else changes."""
+
+    operators: tuple[str, ...]
+    spots: tuple[RegionSite, ...]
+    record: Record
+    kernel: PlannedNode
+    saved: float
+    prepares: type | None = None
+    """What the region is, if its kernel prepares weights (`kernels.prepared`)."""
+
+    @property
+    def regions(self) -> list[EmbeddedRegion]:
+        return [EmbeddedRegion(s.inputs, s.outputs, self.kernel) for s in self.spots]
+
+
+def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
+    """The kinds as they are tried in the model: those that prepare weights together first, as no layout is changed between two
+    convolutions, so that all gain more than each alone; then, as the gain of a product or two is small beside a CPU's noise, all that are
+    left; then each."""
+    together: dict[type, list[Fused]] = {}
+    for kind in worth:
+        if kind.prepares is not None:
+            together.setdefault(kind.prepares, []).append(kind)
+    several = [*together.values(), worth] if together else []
+    return [*(kinds for kinds in several if len(kinds) > 1), *([kind] for kind in worth)]

@@ -1,0 +1,141 @@
+"""Cases of a rule: one application cut free of its model, with letters for the sizes that may vary (docs/soundness.md).
+
+The typings of a rule are too many to look at; what its proof depends on is not. A *case* is a typing with everything fixed but sizes:
+dtypes, ranks, which dims are 1, equal or free, attributes, and the constants that the rule reads. Its proof covers every size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from taso_mirage.ir.dims import Dim, Symbolic, bind, symbol, symbols
+from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, Tensor, topological, variable
+from taso_mirage.operators.expressions import Expr, names_in_expression
+from taso_mirage.prove.rules.lift import lift, rebound
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Application
+from taso_mirage.rewriting.text import show_graph
+
+Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Both sides of one application over leaves in place of what its variables stood for. Equal ones are equal objects' tuples."""
+
+    lhs: tuple[Node, ...]
+    rhs: tuple[Node, ...]
+
+    @property
+    def leaves(self) -> tuple[Node, ...]:
+        return tuple(n for n in topological((*self.lhs, *self.rhs)) if n.op in LEAVES)
+
+    @property
+    def letters(self) -> frozenset[str]:
+        """The names of its sizes."""
+        return frozenset(s for n in topological((*self.lhs, *self.rhs)) for d in _dims(n) for s in symbols(d))
+
+    def __str__(self) -> str:
+        leaves = self.leaves
+        return "".join(show_graph(Graph(leaves, side), name) for name, side in (("lhs", self.lhs), ("rhs", self.rhs)))
+
+
+@dataclass(frozen=True)
+class ProofCase:
+    """An instance whose letters stand for every size of at least 1."""
+
+    instance: Instance
+
+    @cached_property
+    def key(self) -> str:
+        """What verdicts are kept under."""
+        return hashlib.sha256(str(self.instance).encode()).hexdigest()[:32]
+
+
+def instance_of(application: Application, concrete: bool = False) -> Instance:
+    """An application over leaves. Constants that the rule asks about stay; all others do too if it is to be `concrete`."""
+    read = constants_read(application.equation)
+    cut: dict[Node, Node] = {}
+    for name, node in application.found.operands.items():
+        if node.op != "constant" or not (concrete or name in read):
+            cut.setdefault(node, variable(name, node.type if isinstance(node.type, Tensor) else None))
+    return cut_free(application.found.outputs, application.results, cut)
+
+
+def cut_free(lhs: Sequence[Node], rhs: Sequence[Node], cut: Mapping[Node, Node]) -> Instance:
+    """Both sides with other terms for some of theirs, below which nothing is looked at."""
+    done = dict(cut)
+    for node in topological((*lhs, *rhs), stop=cut):
+        args = tuple([done[a] for a in node.args])
+        done[node] = node if args == node.args else Node(node.op, args, node.attrs, node.type)
+    return Instance(tuple([done[n] for n in lhs]), tuple([done[n] for n in rhs]))
+
+
+@lru_cache(maxsize=1 << 14)
+def constants_read(equation: Equation) -> frozenset[str]:
+    """The variables whose values the guard or a computed attribute asks for."""
+    sources = [
+        v.source for side in (equation.lhs, equation.rhs) for n in side for _, v in n.attrs if isinstance(v, Expr)
+    ]
+    sources += [equation.where.source] if equation.where is not None else []
+    asked = ("value(", "is_constant(")
+    variables = {n.attr("name") for n in equation.lhs.inputs}
+    return frozenset(n for s in sources if any(a in s for a in asked) for n in names_in_expression(s) & variables)
+
+
+def cases_of(instance: Instance) -> Iterator[ProofCase]:
+    """Cases that the instance is one of, the more general the earlier: sizes vary alone, equal sizes vary together."""
+    seen: set[Instance] = set()
+    for finest in (True, False):
+        lifted = lift(instance.lhs, instance.rhs, finest=finest)
+        if lifted is not None:
+            renamed = lettered(Instance(*lifted))
+            if renamed not in seen:
+                seen.add(renamed)
+                yield ProofCase(renamed)
+
+
+def as_it_is(instance: Instance) -> ProofCase:
+    """The case of these very sizes: letters are only where the model has them."""
+    return ProofCase(lettered(instance))
+
+
+def lettered(instance: Instance) -> Instance:
+    """The same with letters named in the order in which they are met."""
+    order: dict[str, Dim] = {}
+    for node in topological((*instance.lhs, *instance.rhs)):
+        for dim in _dims(node):
+            for name in _in_order(dim):
+                order.setdefault(name, symbol(f"n{len(order)}"))
+    return resized_instance(instance, order) if any(str(v) != k for k, v in order.items()) else instance
+
+
+def resized_instance(instance: Instance, sizes: Mapping[str, Dim]) -> Instance:
+    """The instance with other dims for its letters. Raises what typing raises."""
+    both = rebound((*instance.lhs, *instance.rhs), lambda dim: bind(dim, sizes))
+    return Instance(both[: len(instance.lhs)], both[len(instance.lhs) :])
+
+
+def _dims(node: Node) -> Iterable[Dim]:
+    if node.op in LEAVES and isinstance(node.type, Tensor):
+        yield from node.type.shape or ()
+    for _, value in node.attrs:
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Symbolic):
+                yield part
+
+
+def _in_order(dim: Dim) -> list[str]:
+    """The names in a dim, as its terms have them."""
+    if not isinstance(dim, Symbolic):
+        return []
+    found = [a for monomial, _ in dim.terms for a, _ in monomial if isinstance(a, str)]
+    return [*found, *sorted(symbols(dim) - set(found))]
+
+
+def unranked(instance: Instance) -> bool:
+    """Whether some operand has no known rank: then nothing can be proved."""
+    return any(not isinstance(n.type, Tensor) or n.type.shape is None for n in instance.leaves if n is not ABSENT)

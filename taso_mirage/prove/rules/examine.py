@@ -1,0 +1,193 @@
+"""A rule judged as it is stated: its cases by hostile drawing, a proof or a counterexample for each (docs/soundness.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
+from taso_mirage.meanings.arrays import Array
+from taso_mirage.meanings.reals import EXACT, REALS, Reals
+from taso_mirage.operators.ops import interpret, traits
+from taso_mirage.prove.rules.fuzz import Typing
+from taso_mirage.prove.rules.hostile import RuleStatement, drawn
+from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
+from taso_mirage.rewriting.equation import Match
+from taso_mirage.rewriting.index import Application
+from taso_mirage.rewriting.text import show_graph
+from taso_mirage.verdicts import Counterexample
+
+RANGES = ((0.0, 1.0), (-2.0, 2.0), (1.0, 3.0), (-5.0, 5.0), (1.0, 40.0), (-100.0, 100.0))
+"""Floats are drawn from these; the positive ones keep roots, quotients and logarithms defined."""
+TRIES = 4
+ENOUGH = 24
+"""After so many cases that failed no more are looked at."""
+WORK = 400_000
+"""Steps of proofs after which the cases that were looked at are enough."""
+APART = 1e-6
+ROUNDED = 2e-4
+"""How far two values must be apart, relative to the larger or 1; and where a conversion rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One case of a rule at a typing: its verdict, and numbers that refute it where there are some."""
+
+    typing: Typing
+    verdict: CaseVerdict
+    counterexample: Counterexample | None = None
+
+    @property
+    def status(self) -> str:
+        """`proved`, `bounded`, `refuted` or `unproved`."""
+        if self.verdict:
+            return "bounded" if self.verdict.covers is Coverage.HERE else "proved"
+        return "unproved" if self.counterexample is None else "refuted"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """All cases of a rule that were looked at, each once, and how many typings fell into them."""
+
+    cases: tuple[Judged, ...]
+    typings: int
+
+    def of(self, *status: str) -> list[Judged]:
+        return [c for c in self.cases if c.status in status]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every case is proved, and there is one."""
+        return bool(self.cases) and not self.of("refuted", "unproved")
+
+
+def examine(statement: RuleStatement, proofs: Proofs, seed: int = 0, wanted: int = 512) -> Examined:
+    """Judge the cases of up to `wanted` drawn typings."""
+    found: dict[str, Judged] = {}
+    failed = typings = 0
+    for typing in drawn(statement, seed, wanted):
+        typings += 1
+        verdict = proofs.of(application(statement, typing))
+        known = found.get(verdict.case.key)
+        if known is not None and (known.verdict or known.counterexample is not None):
+            continue
+        wrong = None if verdict else refuted(typing, seed)
+        if known is None or wrong is not None:
+            found[verdict.case.key] = Judged(typing, verdict, wrong)
+            failed += known is None and not verdict
+        if failed >= ENOUGH or proofs.steps > WORK:
+            break
+    return Examined(tuple(found.values()), typings)
+
+
+def application(statement: RuleStatement, typing: Typing) -> Application:
+    """The rule where its variables stand for the leaves of a typing."""
+    variables = [n.attr("name") for n in statement.equation.lhs.inputs]
+    operands = {n: typing.names[n] for n in variables}
+    attributes = {n: v for n, v in typing.names.items() if n not in operands}
+    return Application(statement.equation, Match(typing.lhs, operands, attributes), typing.rhs)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
+    """Inputs on which the sides differ: floats in float64, integers as their machine has them. None where none was found."""
+    leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
+    converts = any(traits(n).converts for n in topological((*typing.lhs, *typing.rhs)))
+    meanings: tuple[tuple[Reals, float], ...] = ((EXACT, APART), (REALS, ROUNDED)) if converts else ((EXACT, APART),)
+    for (low, high), i in product(RANGES, range(TRIES)):
+        rng = Random(f"{seed} {low} {high} {i}")
+        arrays = {n: _array(n, rng, low, high, i) for n in leaves}
+        for meaning, apart in meanings:
+            found = _difference(typing, {n: meaning.load(a) for n, a in arrays.items()}, meaning, apart)
+            if found is not None:
+                inputs = tuple(n for n in leaves if n.op == "input")
+                texts = show_graph(Graph(inputs, typing.lhs)), show_graph(Graph(inputs, typing.rhs))
+                named = tuple((n.attr("name"), a.tolist()) for n, a in arrays.items())
+                output, index, left, right = found
+                return Counterexample(output, *texts, named, index, left, right)
+    return None
+
+
+def _array(node: Node, rng: Random, low: float, high: float, i: int) -> Array:
+    shape = tuple(int(n) for n in node.shape)
+    dtype = numpy_dtype(node.dtype)
+    values = [_value(node.dtype, rng, low, high, i) for _ in range(int(np.prod(shape)))]
+    return np.array(values, np.float64 if is_float(node.dtype) else dtype).astype(dtype).reshape(shape)
+
+
+def _value(dtype: str, rng: Random, low: float, high: float, i: int) -> Any:
+    if dtype == "bool":
+        return rng.random() < 0.5
+    if is_float(dtype):
+        return float(rng.randint(int(low), int(high))) if i < 2 else rng.uniform(low, high)
+    limits = np.iinfo(dtype)
+    if i == 0:
+        return rng.randint(0, 1)  # legal indices of most tables
+    choices = (int(limits.min), int(limits.max), rng.randint(int(limits.min), int(limits.max)), rng.randint(0, 5))
+    return rng.choice(choices) if i == 1 else max(int(limits.min), rng.randint(int(low), int(high)))
+
+
+def _difference(
+    typing: Typing, env: Mapping[Node, Array], meaning: Reals, apart: float
+) -> tuple[int, tuple[int, ...], float, float] | None:
+    try:
+        with np.errstate(all="ignore"):
+            values = interpret([*typing.lhs, *typing.rhs], meaning, env)
+    except (TasoMirageError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
+        return None
+    for i, (left, right) in enumerate(zip(typing.lhs, typing.rhs, strict=True)):
+        a, b = values[left], values[right]
+        pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+        for one, other in pairs:
+            place = _first(np.asarray(one), np.asarray(other), apart)
+            if place is not None:
+                return i, place, float(np.asarray(one)[place]), float(np.asarray(other)[place])
+    return None
+
+
+def _first(a: Array, b: Array, apart: float) -> tuple[int, ...] | None:
+    if a.shape != b.shape:
+        return None
+    if not is_float(a.dtype.name):
+        differ = a != b
+    else:
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(all="ignore"):
+            differ = np.abs(a - b) > apart * np.maximum(1, np.maximum(np.abs(a), np.abs(b)))
+        differ &= np.isfinite(a) & np.isfinite(b)
+    for place in np.argwhere(differ):
+        return tuple(int(k) for k in place)
+    return None
+
+
+def classes(failed: Sequence[Judged]) -> Iterator[tuple[str, Judged]]:
+    """The failed cases by what is special about them, the smallest of each."""
+    best: dict[str, Judged] = {}
+    for each in sorted(failed, key=lambda j: (j.counterexample is None, j.typing.elements)):
+        best.setdefault(_class(each.typing), each)
+    yield from best.items()
+
+
+def _class(typing: Typing) -> str:
+    leaves = [n for n in topological(typing.lhs) if n.op in ("input", "weight")]
+    dtypes = sorted({n.dtype for n in leaves})
+    dims = [d for n in leaves for d in n.shape]
+    marks = [kind for kind, is_there in (("dims of 0", 0 in dims), ("dims of 1", 1 in dims)) if is_there]
+    marks += ["different ranks"] if len({len(n.shape) for n in leaves}) > 1 else []
+    negative = [n for n, v in typing.names.items() if not isinstance(v, Node) and _negative(v)]
+    marks += [f"negative {', '.join(negative)}"] if negative else []
+    return ", ".join([*dtypes, *marks])
+
+
+def _negative(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_negative, value))
+    return isinstance(value, int | float) and value < 0

@@ -1,0 +1,210 @@
+"""Proofs of cases, found once and kept: what a rule needs before it applies (docs/soundness.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import Symbolic, dim_product
+from taso_mirage.ir.terms import Node, Tensor, topological
+from taso_mirage.operators.ops import data_folder
+from taso_mirage.prove.bounded import prove_bounded
+from taso_mirage.prove.rules.cases import (
+    Instance,
+    ProofCase,
+    as_it_is,
+    cases_of,
+    instance_of,
+    resized_instance,
+    unranked,
+)
+from taso_mirage.prove.symbolic import Proved, prove_symbolic, unproved
+from taso_mirage.rewriting.index import Application
+from taso_mirage.system.store import Store
+from taso_mirage.verdicts import Failure
+
+PROVED_WHERE_APPLIED = ("law", "library")
+"""The evidence of equations that apply only in cases that are proved; mutants, whose boxes are verified, have another."""
+BUDGET = 40_000
+"""Steps of one proof at an application."""
+ELEMENTS = 512
+"""Larger terms are not proved element by element."""
+ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
+
+
+class Coverage(Enum):
+    """The sizes that a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
+
+    EVERY = "every size"
+    HERE = "these sizes"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseVerdict:
+    """Whether a case is proved: what the proof covers, or why there is none."""
+
+    case: ProofCase
+    covers: Coverage | Failure
+
+    @property
+    def why(self) -> str:
+        """Why there is no proof; empty where there is one."""
+        return self.covers.reason if isinstance(self.covers, Failure) else ""
+
+    def __bool__(self) -> bool:
+        return bool(self.covers)
+
+
+class Proofs:
+    """Verdicts on applications of rules. Each case is proved once: in this process, and where `path` is given on this machine.
+
+    Calling it says whether an application is proved; it is what `Rules` keeps. Equations that are neither laws nor of the library
+    (mutants, whose boxes are verified as they are made) pass.
+    """
+
+    def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
+        self.budget = budget
+        self.asked = self.proofs = self.steps = 0
+        """How many different instances were asked about, how many proofs were tried for them, and the work of them."""
+        self._kept = _Kept(path)
+        self._verdicts: dict[Instance, CaseVerdict] = {}
+
+    def __call__(self, application: Application) -> bool:
+        if application.equation.evidence not in PROVED_WHERE_APPLIED:
+            return True
+        return bool(self.of(application))
+
+    def of(self, application: Application) -> CaseVerdict:
+        """The verdict on one application; constants are looked at only where it needs their values."""
+        verdict = self.judge(instance_of(application))
+        if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
+            return self.judge(instance_of(application, concrete=True))
+        return verdict
+
+    def judge(self, instance: Instance) -> CaseVerdict:
+        """The verdict on an instance, and on what it becomes where a size that only the run fixes is 0."""
+        known = self._verdicts.get(instance)
+        if known is None:
+            self.asked += 1
+            known = self.of_sizes(instance)
+            empty = next((e for e in emptied(instance) if known and not self.of_sizes(e)), None)
+            if empty is not None:
+                known = CaseVerdict(known.case, unproved("not proved where a size is 0"))
+            self._verdicts[instance] = known
+        return known
+
+    def of_sizes(self, instance: Instance) -> CaseVerdict:
+        """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a run may make 0."""
+        if unranked(instance):
+            return CaseVerdict(ProofCase(instance), unproved("an operand has no known rank"))
+        last = as_it_is(instance)
+        for case in cases_of(instance):
+            last = case
+            if self._proved(case):
+                return CaseVerdict(case, Coverage.EVERY)
+        here = as_it_is(instance)
+        fixed = last is not here and any(isinstance(d, int) and d > 1 for n in instance.leaves for d in n.shape)
+        if self._proved(here, spelled_out=not here.instance.letters):
+            bounded = fixed and last.instance != here.instance
+            return CaseVerdict(here, Coverage.HERE if bounded else Coverage.EVERY)
+        return CaseVerdict(last, unproved("no proof was found"))
+
+    def _proved(self, case: ProofCase, spelled_out: bool = False) -> bool:
+        known = self._kept.get(case.key)
+        if known is None:
+            self.proofs += 1
+            known, steps = _proof_of(case, self.budget, spelled_out)
+            self.steps += steps
+            self._kept.put(case.key, known)
+        return known
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+_FOUND: dict[tuple[str, int, bool], tuple[bool, int]] = {}
+"""What was proved in this process, whoever asked: a verdict hangs on the case alone."""
+
+
+def _proof_of(case: ProofCase, budget: int, bounded: bool) -> tuple[bool, int]:
+    key = (case.key, budget, bounded)
+    if key not in _FOUND:
+        _FOUND[key] = proof(case.instance, budget, bounded)
+    return _FOUND[key]
+
+
+def proof(instance: Instance, budget: int, bounded: bool) -> tuple[bool, int]:
+    """Whether there is a proof for all sizes of the letters, where there are none also one element by element; and the work."""
+    if all(_empty(n) for n in instance.lhs) or instance.lhs == instance.rhs:
+        return True, 1
+    found = prove_symbolic(instance.lhs, instance.rhs, budget)
+    if isinstance(found, Proved) or not bounded or not _small(instance):
+        return isinstance(found, Proved), found.steps
+    here = prove_bounded(instance.lhs, instance.rhs, budget)
+    return isinstance(here, Proved), found.steps + here.steps
+
+
+def _small(instance: Instance) -> bool:
+    return all(_elements(n) <= ELEMENTS for n in topological((*instance.lhs, *instance.rhs)))
+
+
+def _empty(node: Node) -> bool:
+    return isinstance(node.type, Tensor) and 0 in (node.type.shape or ())
+
+
+def _elements(node: Node) -> int:
+    size = dim_product(node.type.shape or ()) if isinstance(node.type, Tensor) else 1
+    return 1 << 30 if isinstance(size, Symbolic) else size
+
+
+def emptied(instance: Instance) -> Iterator[Instance]:
+    """The instance with each of its letters at 0, where that has a type: a dynamic dim may be empty."""
+    for name in sorted(instance.letters):
+        try:
+            yield resized_instance(instance, {name: 0})
+        except ILLEGAL:
+            continue
+
+
+class _Kept:
+    """Verdicts by a case's key, in SQLite beside the measured costs; those of another prover are never read."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._memory: dict[str, bool] = {}
+        self._store = Store(path, "verdict", ("prover TEXT", "key TEXT", "proved INT"), 2)
+        self._memory = {str(key): bool(found) for _, key, found in self._store.rows(prover())}
+
+    def get(self, key: str) -> bool | None:
+        return self._memory.get(key)
+
+    def put(self, key: str, found: bool) -> None:
+        self._memory[key] = found
+        self._store.put(prover(), key, int(found))
+
+    def close(self) -> None:
+        self._store.close()
+
+
+PROVER = ("ir", "meanings", "operators", "rewriting", "prove")
+"""The rooms that a proof hangs on."""
+
+
+def prover_files() -> list[Path]:
+    """The files that a proof hangs on, in an order that is the same wherever the package lies."""
+    package = Path(__file__).parents[2]
+    files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
+    return [package / "verdicts.py", *files, *sorted(data_folder("op_specs").glob("*.py"))]
+
+
+@cache
+def prover() -> str:
+    """A digest of all that a proof hangs on: the meanings, the prover, and the operators' definitions."""
+    digest = hashlib.sha256()
+    for file in prover_files():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,221 @@
+"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions verify` does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from textwrap import indent
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.rewriting.library import PROOF_KINDS, Rule, parse_attributes, parse_given
+from taso_mirage.rewriting.text import law_typing, laws, show_equation
+from taso_mirage.system.workers import process_pool
+from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Failure, FailureKind
+
+if TYPE_CHECKING:
+    from taso_mirage.prove.rules.examine import Examined
+
+
+@dataclass(frozen=True, slots=True)
+class RuleVerdict:
+    """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the evidence if it holds as it is stated,
+    else why not: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
+
+    name: str
+    found: Evidence | Failure
+    seconds: float
+    cases: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is known of it; nothing where it failed."""
+        return NO_EVIDENCE if isinstance(self.found, Failure) else self.found
+
+    @property
+    def problem(self) -> str:
+        """Why it failed; empty where it holds."""
+        return self.found.reason if isinstance(self.found, Failure) else ""
+
+    @property
+    def kind(self) -> str:
+        return self.evidence.proof.kind if self.evidence.proof is not None else "failed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as JSON data."""
+        found = self.evidence
+        bound = found.proof.bound if found.proof is not None else None
+        return {
+            "name": self.name,
+            "proof": self.kind,
+            "bound": bound,
+            "cases": dict(self.cases),
+            "typings": found.typings,
+            "problem": self.problem or None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def recheck_rules(
+    rules: Sequence[Rule],
+    seed: int,
+    typings: int,
+    workers: int,
+    progress: Callable[[RuleVerdict], None] = lambda v: None,
+) -> Iterator[RuleVerdict]:
+    """A verdict for every rule, in their order; the same for every number of workers."""
+    if workers == 1 or len(rules) < 2:
+        for rule in rules:
+            verdict = verdict_of(rule, seed, typings)
+            progress(verdict)
+            yield verdict
+        return
+    size = max(1, min(8, len(rules) // (4 * workers)))
+    with process_pool(min(workers, len(rules))) as processes:
+        parts = [processes.submit(_verdicts, rules[i : i + size], seed, typings) for i in range(0, len(rules), size)]
+        try:
+            for part in parts:
+                for verdict in part.result():
+                    progress(verdict)
+                    yield verdict
+        except BrokenExecutor:
+            raise TasoMirageError("a worker process ended (out of memory?); try fewer --workers") from None
+
+
+def _verdicts(rules: Sequence[Rule], seed: int, typings: int) -> list[RuleVerdict]:
+    return [verdict_of(rule, seed, typings) for rule in rules]
+
+
+def verdict_of(rule: Rule, seed: int, typings: int) -> RuleVerdict:
+    """Judge one rule as it is stated. One without a proof of every case has failed."""
+    from taso_mirage.prove.rules.ladder import evidence, examined, excludes
+    from taso_mirage.prove.rules.proofs import Proofs
+
+    start, proofs = time.perf_counter(), Proofs()
+    try:
+        found = examined(rule, proofs, seed, typings)
+        cases = dict(Counter(c.status for c in found.cases))
+        if rule.evidence.excluded and excludes(found):
+            cases = {"proved": cases.get("proved", 0), "bounded": cases.get("bounded", 0)}
+            cases["excluded"] = len(found.cases) - cases["proved"] - cases["bounded"]
+            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
+        if found.holds:
+            return RuleVerdict(rule.name, evidence(found, proofs), _since(start), cases)
+        return RuleVerdict(rule.name, _failed(rule, found), _since(start), cases)
+    except (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        why = f"cannot be verified: {type(error).__name__}: {error}"
+        return RuleVerdict(rule.name, Failure(FailureKind.EXCLUDED, why), _since(start))
+
+
+def _failed(rule: Rule, found: Examined) -> Failure:
+    return Failure(FailureKind.REFUTED if found.of("refuted") else FailureKind.UNPROVED, problem(rule, found))
+
+
+def _since(start: float) -> float:
+    return time.perf_counter() - start
+
+
+def problem(rule: Rule, found: Examined) -> str:
+    """Why a rule does not hold as it is stated: its cases, one counterexample for each class, the guard that would be right."""
+    from taso_mirage.prove.rules.examine import classes
+    from taso_mirage.prove.rules.guards import guarded
+    from taso_mirage.prove.rules.ladder import missing_guard
+
+    if not found.cases:
+        return "has no proof: no legal typing was found"
+    counts = Counter(c.status for c in found.cases)
+    shown = ", ".join(
+        f"{counts[status]} {status}" for status in ("proved", "bounded", "refuted", "unproved") if counts[status]
+    )
+    lines = [f"{'is wrong' if counts['refuted'] else 'has no proof'} as it is stated; of its cases {shown}"]
+    for kind, each in islice(classes(found.of("refuted", "unproved")), CLASSES):
+        lines.append(f"{each.status} ({kind})")
+        if each.counterexample is None:
+            lines.append(indent(f"{each.verdict.why}, and no counterexample\n{each.verdict.case.instance}", "  "))
+        else:
+            lines.append(indent("\n".join(f"{k}: {v}" for k, v in each.counterexample.fields().items()), "  "))
+    chosen = missing_guard(rule, found)
+    if chosen is None:
+        lines.append("no guard was found under which all cases hold")
+    else:
+        right = guarded(rule.equation, chosen)
+        lines.append(f"on what was drawn it holds under: {show_equation(right)}")
+    return "\n".join(lines)
+
+
+CLASSES = 6
+"""So many classes of cases are shown, the smallest case of each."""
+
+
+def law_rules() -> list[Rule]:
+    """The laws beside the operators, with the typings that are stated below them."""
+    found = []
+    for law in laws():
+        given, _, attributes = law_typing(law.name).partition("|")
+        found.append(Rule(law.name, 0, parse_given(given), parse_attributes(attributes), law))
+    return found
+
+
+def failures(verdicts: Sequence[RuleVerdict]) -> list[RuleVerdict]:
+    return [v for v in verdicts if isinstance(v.found, Failure)]
+
+
+def verdict_table(verdicts: Sequence[RuleVerdict]) -> str:
+    """Counts by family and kind of proof, and the time that rules took."""
+    counts = Counter((v.name.partition(".")[0], v.kind) for v in verdicts)
+    kinds = (*PROOF_KINDS, "failed")
+    rows = [["family", *kinds, "rules"]]
+    for family in sorted({f for f, _ in counts}):
+        row = [counts[family, kind] for kind in kinds]
+        rows.append([family, *map(str, row), str(sum(row))])
+    totals = [sum(counts[f, kind] for f in {f for f, _ in counts}) for kind in kinds]
+    rows.append(["all", *map(str, totals), str(sum(totals))])
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{row[0]:{width}}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows]
+    cases: Counter[str] = Counter()
+    for verdict in verdicts:
+        cases.update(verdict.cases)
+    words = {"proved": "proved for every size"}
+    lines.append("cases: " + ", ".join(f"{n} {words.get(status, status)}" for status, n in cases.most_common()))
+    seconds = [v.seconds for v in verdicts]
+    lines.append(f"median {median(seconds):.3f} s, slowest {max(seconds):.2f} s, all {sum(seconds):.1f} s")
+    return "\n".join(lines)
+
+
+class RecheckBar:
+    """A bar on stderr with the rules done; silent when stderr is no terminal."""
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        from taso_mirage.system.console import Console
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
+        self.task = self.bar.add_task("rules", total=total)
+
+    def __enter__(self) -> RecheckBar:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, verdict: RuleVerdict) -> None:
+        self.bar.update(self.task, advance=1)
