@@ -1,10 +1,12 @@
-"""How well two sessions on one model are told to be equal: with the pause before every turn that the optimizer makes, and without.
+"""How well two sessions on one model are told to be equal: with the pause before every turn that
+the optimizer makes, and without.
 
     python bench/clocks.py [NAME ...] [--models DIR] [--seconds 6]
 
-Prints and writes bench/results/clocks-cpuN.json: lower quartiles in microseconds and the quartiles of the ratio of both sessions round
-by round, which would all be 1 on a machine without noise. ONNX Runtime's threads spin for a while after a run. `child` compares runs in
-the process of its own, where the optimizer takes its times, with runs in this one: what the way there adds.
+Prints and writes bench/results/clocks-cpuN.json: lower quartiles in microseconds and the quartiles
+of the ratio of both sessions round by round, which would all be 1 on a machine without noise. ONNX
+Runtime's threads spin for a while after a run. `child` compares runs in the process of its own,
+where the optimizer takes its times, with runs in this one: what the way there adds.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(model: Model, inputs: Arrays, seconds: float) -> dict[str, Any]:
-    """The same runs in the process of its own, where the optimizer takes its times, and in this one, turn by turn."""
+    """The same runs in the process of its own, where the optimizer takes its times, and in this
+    one, turn by turn."""
     here = CPU.open(serialize(model, source=True), False, False, {})
     both = [runtime.open_in_child(model, CPU, source=True), here]
     first, second = (np.asarray(t) for t in runtime.interleaved(both, inputs, seconds))

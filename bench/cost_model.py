@@ -1,9 +1,12 @@
-"""How well the cost model predicts: predicted against measured seconds of parts of models and of their rewritten variants.
+"""How well the cost model predicts: predicted against measured seconds of parts of models and of
+their rewritten variants.
 
-    python bench/cost_model.py [--models DIR] [--parts 5] [--variants 5] [--seconds 240] [--cache FILE] [-o FILE]
+    python bench/cost_model.py [--models DIR] [--parts 5] [--variants 5] [--seconds 240] [--cache
+    FILE] [-o FILE]
 
-Prints rank correlations (over all graphs, and within the variants of a part, which is what the search needs) and what is predicted
-worst, and writes bench/results/cost_model-cpu2.json. Models exported from torch need the extra `models`; DIR adds prebuilt ones.
+Prints rank correlations (over all graphs, and within the variants of a part, which is what the
+search needs) and what is predicted worst, and writes bench/results/cost_model-cpu2.json. Models
+exported from torch need the extra `models`; DIR adds prebuilt ones.
 """
 
 from __future__ import annotations
@@ -53,14 +56,16 @@ MEDIUM = ("light_squeezenet", "light_shufflenet", "light_densenet121")
 WALK = 3
 """At most so many equations lead from a part to a variant."""
 DIFFERENT = 1.05
-"""Two variants are asked which is faster where every measurement of one is so many times that of the other."""
+"""Two variants are asked which is faster where every measurement of one is so many times that of
+the other."""
 TURNS = 0.06
 """Seconds of measuring for every graph."""
 
 
 @dataclass
 class Sample:
-    """One graph: the model and part that it comes from, and its seconds, predicted (also by operator), measured, and measured again."""
+    """One graph: the model and part that it comes from, and its seconds, predicted (also by
+    operator), measured, and measured again."""
 
     model: str
     part: int
@@ -100,7 +105,8 @@ def sources(folder: Path | None) -> Iterator[tuple[str, Model]]:
 def variants(
     start: SearchState, every: Rules, eager: Rules, context: Context, count: int, rng: random.Random
 ) -> list[Any]:
-    """Up to `count` distinct states that random equations lead to from a part, each with the equations on the way."""
+    """Up to `count` distinct states that random equations lead to from a part, each with the
+    equations on the way."""
     found: dict[SearchState, tuple[str, ...]] = {start: ()}
     reached: dict[SearchState, list[Any]] = {}
     for _ in range(2 * count):
@@ -199,7 +205,8 @@ def summary(found: Sequence[Sample]) -> dict[str, Any]:
 
 
 def show(found: Sequence[Sample], worst: int = 12) -> None:
-    """The graphs that are predicted worst, and the mean error of those that one operator dominates."""
+    """The graphs that are predicted worst, and the mean error of those that one operator
+    dominates."""
     print(
         f"{'model':22} {'part':>4} {'terms':>5} {'predicted us':>12} {'measured us':>12} {'ratio':>6}  by operator, us"
     )

@@ -1,4 +1,5 @@
-"""What the end-to-end benchmarks share: models at a size, the three stages, peers, figures, floors, and the file of rows."""
+"""What the end-to-end benchmarks share: models at a size, the three stages, peers, figures, floors,
+and the file of rows."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def build(cases: Iterable[Case], folder: Path, small: bool) -> None:
 def stages(
     model: Model, config: Config, mode: str, budget: float
 ) -> tuple[dict[str, Result], dict[str, float], list[str]]:
-    """The results after the substitutions and after the kernels (`budget` is theirs), the seconds that each took, and what went wrong.
+    """The results after the substitutions and after the kernels (`budget` is theirs), the seconds
+    that each took, and what went wrong.
 
     Where the kernels' stage fails, its result is that of the substitutions.
     """
@@ -123,9 +125,11 @@ def stages(
 def opened(
     model: Model, config: Config, found: Mapping[str, Result]
 ) -> tuple[dict[str, runtime.Session], dict[str, str]]:
-    """A session on the original and on every result that differs from those before; and for the others, the one they are equal to.
+    """A session on the original and on every result that differs from those before; and for the
+    others, the one they are equal to.
 
-    A graph timed against itself would show noise as a gain or a loss."""
+    A graph timed against itself would show noise as a gain or a loss.
+    """
     sessions = {ALONE: runtime.open_in_child(model, config.target, source=True)}
     known = {(model.graph, config.target): ALONE}
     same: dict[str, str] = {}
@@ -197,7 +201,8 @@ def present(peers: Mapping[str, Peer], inputs: native.Arrays) -> tuple[dict[str,
 
 
 def figures(times: Mapping[str, Sequence[float]], same: Mapping[str, str]) -> dict[str, Any]:
-    """Lower quartiles in microseconds (others use the machine too), and each one's ratio over ONNX Runtime alone.
+    """Lower quartiles in microseconds (others use the machine too), and each one's ratio over ONNX
+    Runtime alone.
 
     A ratio is of lower quartiles; its quartiles are those of the rounds, in which all ran in turn.
     """
@@ -227,14 +232,16 @@ def _ratio(alone: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes a second that memory was measured to give, and operations a second of the best matrix product."""
+    """Bytes a second that memory was measured to give, and operations a second of the best matrix
+    product."""
 
     bandwidth: float
     flops: float
 
 
 def demands(model: Model) -> tuple[int, int]:
-    """Bytes that a run must move, and its operations: every weight, input and output once; of a table only the rows that are read."""
+    """Bytes that a run must move, and its operations: every weight, input and output once; of a
+    table only the rows that are read."""
     order = model.nodes()
     uses = users(order)
     weights = [n for n in order if n.op in ("weight", "constant")]
@@ -259,7 +266,8 @@ def _flops(node: Node) -> int:
 
 
 def floor(model: Model, machine: Machine, taken: float) -> dict[str, Any]:
-    """The microseconds below which no program on this machine can come (a roofline), and how many times that `taken` is."""
+    """The microseconds below which no program on this machine can come (a roofline), and how many
+    times that `taken` is."""
     moved, flops = demands(model)
     least = max(moved / machine.bandwidth, flops / machine.flops) * 1e6
     found = {"us": round(least, 2), "distance": round(taken / least, 3), "bytes": moved, "flops": flops}
@@ -286,7 +294,8 @@ Left = Callable[[Result, runtime.Session, native.Arrays, float], dict[str, Any]]
 def measured(
     model: Model, config: Config, options: argparse.Namespace, peers: Mapping[str, Peer], machine: Machine, left: Left
 ) -> dict[str, Any]:
-    """A model's row: its stages, then all in turn on the same inputs, each time that they are opened anew in its share of the seconds."""
+    """A model's row: its stages, then all in turn on the same inputs, each time that they are
+    opened anew in its share of the seconds."""
     found, took, wrong = stages(model, config, options.kernels, options.kernel_budget)
     inputs = random_inputs(model, 0)
     there, absent = present(peers, inputs)
@@ -321,7 +330,8 @@ Measure = Callable[[Case], dict[str, Any]]
 
 
 def setting(bench: str, device: str, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """What all rows of a file have in common: `extra` names packages besides ours and the runtime."""
+    """What all rows of a file have in common: `extra` names packages besides ours and the
+    runtime."""
     from importlib import metadata
 
     versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
@@ -343,7 +353,8 @@ def kept(path: Path, common: Mapping[str, Any], key: str = "case") -> dict[str, 
 
 
 def means(rows: Iterable[Mapping[str, Any]], without: Collection[str] = ()) -> dict[str, Any]:
-    """Geometric means at batch 1, and the least ratio of all rows, but those of the models `without`."""
+    """Geometric means at batch 1, and the least ratio of all rows, but those of the models
+    `without`."""
     timed = [r for r in rows if "failed" not in r and r["case"].split()[0] not in without]
     first = [r for r in timed if r["case"].endswith(" b1")]
     found: dict[str, Any] = {}
@@ -365,7 +376,10 @@ def run(
     append: bool,
     without: Collection[str] = (),
 ) -> None:
-    """Every case in turn; the file is written after each. A case that fails is a row that says by what."""
+    """Every case in turn; the file is written after each.
+
+    A case that fails is a row that says by what.
+    """
     done = kept(path, common) if append else {}
     for case in cases:
         try:

@@ -1,13 +1,17 @@
-"""Whole models on ONNX Runtime's CPU provider, fp32: alone, after the substitutions, with the kernels too; torch.compile as a peer.
+"""Whole models on ONNX Runtime's CPU provider, fp32: alone, after the substitutions, with the
+kernels too; torch.compile as a peer.
 
-    python bench/end_to_end_cpu.py [NAME ...] [--batch 1 8] [--seconds 6] [--budget 20] [--append] [--models DIR]
+    python bench/end_to_end_cpu.py [NAME ...] [--batch 1 8] [--seconds 6] [--budget 20] [--append]
+    [--models DIR]
 
-Prints a line for each model and writes bench/results/end_to_end_cpu-cpu2.json after it (microseconds). All run in turn in one
-process on the same inputs. `prefill` is at 128 tokens, which here takes as long as anyone wants to wait; `prefill_512` and
-`decode_bfloat16`, whose weights are numbers of that format as if from such a checkpoint, are run when they are named. `floor` is a
-roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the rate of the best matrix product, both
-measured here just before. Sessions are opened three times, as how fast memory is differs from one to the next. `left` is what
-ONNX Runtime's profiler says of our result, by operator.
+Prints a line for each model and writes bench/results/end_to_end_cpu-cpu2.json after it
+(microseconds). All run in turn in one process on the same inputs. `prefill` is at 128 tokens, which
+here takes as long as anyone wants to wait; `prefill_512` and `decode_bfloat16`, whose weights are
+numbers of that format as if from such a checkpoint, are run when they are named. `floor` is a
+roofline: the bytes that a run must move over the bandwidth of memory, or its operations over the
+rate of the best matrix product, both measured here just before. Sessions are opened three times, as
+how fast memory is differs from one to the next. `left` is what ONNX Runtime's profiler says of our
+result, by operator.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ PROFILED, KINDS = 5, 8
 
 
 def machine() -> Machine:
-    """This machine, with as many threads as there are cores: the faster of two ways to read memory, and of some products."""
+    """This machine, with as many threads as there are cores: the faster of two ways to read memory,
+    and of some products."""
     parts = np.array_split(np.ones(STREAMED // 4, np.float32), cores())
     with ThreadPoolExecutor(cores()) as pool:
         read = common.fastest(lambda: list(pool.map(np.max, parts)), 20)

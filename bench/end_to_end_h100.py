@@ -1,13 +1,17 @@
-"""Whole models in half precision on one NVIDIA GPU, with CUDA graphs everywhere: onnxruntime-gpu alone, after the substitutions, with
-the kernels too; torch.compile (max-autotune) and TensorRT as peers.
+"""Whole models in half precision on one NVIDIA GPU, with CUDA graphs everywhere: onnxruntime-gpu
+alone, after the substitutions, with the kernels too; torch.compile (max-autotune) and TensorRT as
+peers.
 
-    python bench/end_to_end_h100.py [NAME ...] [--batch 1 8] [--models DIR] [--no-compile] [--no-tensorrt] [--append]
+    python bench/end_to_end_h100.py [NAME ...] [--batch 1 8] [--models DIR] [--no-compile]
+    [--no-tensorrt] [--append]
 
-Prints a line for each model and writes bench/results/end_to_end_h100-DEVICE.json after it (microseconds). A model is built, or read
-from DIR/NAME-bBATCH.onnx (`--build DIR` writes those); half precision is onnxruntime's own conversion. A peer that is not there has no
-figure; `absent` says why. `floor` is a roofline: the bytes that a run must move over the bandwidth of a copy, or its operations over
-the rate of a large product, both measured just before. `left` is the time on the GPU by kernel, and the share in which none runs: less
-than nothing where kernels run beside each other, or begin while the one before ends, and the time that they wait is theirs too.
+Prints a line for each model and writes bench/results/end_to_end_h100-DEVICE.json after it
+(microseconds). A model is built, or read from DIR/NAME-bBATCH.onnx (`--build DIR` writes those);
+half precision is onnxruntime's own conversion. A peer that is not there has no figure; `absent`
+says why. `floor` is a roofline: the bytes that a run must move over the bandwidth of a copy, or its
+operations over the rate of a large product, both measured just before. `left` is the time on the
+GPU by kernel, and the share in which none runs: less than nothing where kernels run beside each
+other, or begin while the one before ends, and the time that they wait is theirs too.
 """
 
 from __future__ import annotations
@@ -142,7 +146,8 @@ def _fastest(run: Callable[[], Any]) -> float:
 
 
 def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:
-    """The kernels that take most of a run with their shares, the share in which none runs, and how many there are."""
+    """The kernels that take most of a run with their shares, the share in which none runs, and how
+    many there are."""
     try:
         import torch
         from torch.profiler import ProfilerActivity, profile
@@ -158,7 +163,8 @@ def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken:
 
 
 def shares(events: list[tuple[str, float, int]], taken: float) -> dict[str, Any]:
-    """Of the kernels' names, microseconds and counts in all runs together, the shares of a run that takes `taken`."""
+    """Of the kernels' names, microseconds and counts in all runs together, the shares of a run that
+    takes `taken`."""
     spent: Counter[str] = Counter()
     for name, microseconds, _ in events:
         spent[named(name)] += microseconds
@@ -179,7 +185,8 @@ def named(kernel: str) -> str:
 
 
 def row(case: Case, options: argparse.Namespace, known: Machine, target: Target) -> dict[str, Any]:
-    """One model at one batch size in half precision; on the CPU target as it is, without peers that need a GPU."""
+    """One model at one batch size in half precision; on the CPU target as it is, without peers that
+    need a GPU."""
     proto = common.proto(case, options.models, options.small)
     model = common.imported(common.halved(proto) if target.gpu else proto)
     del proto
@@ -198,7 +205,10 @@ def peers(case: Case, model: Model, options: argparse.Namespace, target: Target)
 
 
 def main(given: list[str] | None = None, target: Target = CUDA) -> None:
-    """Run the command line. On another target than CUDA it shows that all works, and measures nothing of interest."""
+    """Run the command line.
+
+    On another target than CUDA it shows that all works, and measures nothing of interest.
+    """
     parser = common.arguments(__doc__ or "", list(MODELS), list(MODELS))
     parser.add_argument("--no-tensorrt", action="store_true", help="without TensorRT")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
@@ -223,5 +233,6 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    # Torch's profiler leaves CUPTI a callback that it calls when torch is gone: a usual exit aborts (free(): invalid pointer).
+    # Torch's profiler leaves CUPTI a callback that it calls when torch is gone: a usual exit aborts
+    # (free(): invalid pointer).
     os._exit(0)

@@ -1,10 +1,12 @@
-"""Extraction from an e-graph as an integer program (Tensat, MLSys'21, section 4.3), solved by HiGHS; `extraction.py` compares ours with it.
+"""Extraction from an e-graph as an integer program (Tensat, MLSys'21, section 4.3), solved by
+HiGHS; `extraction.py` compares ours with it.
 
-A binary column says that a class takes an option. A class that is needed takes one; where classes may need each other, depths keep
-cycles out, and so does what logic programs call a loop formula: of classes that need each other, one takes an option that needs none of
-them. Without these formulas the relaxation pays nothing for a cycle, and its bound says little. The roots are not required but earn a
-prize, what a graph may cost: so the solver starts from a solution, the empty one, and what costs more is cut. The next cheapest graphs
-are found by leaving out those that are known.
+A binary column says that a class takes an option. A class that is needed takes one; where classes
+may need each other, depths keep cycles out, and so does what logic programs call a loop formula: of
+classes that need each other, one takes an option that needs none of them. Without these formulas
+the relaxation pays nothing for a cycle, and its bound says little. The roots are not required but
+earn a prize, what a graph may cost: so the solver starts from a solution, the empty one, and what
+costs more is cut. The next cheapest graphs are found by leaving out those that are known.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def extract(
     slack: float = 1.0,
     seconds: float = math.inf,
 ) -> Extraction:
-    """What `taso_mirage.search.extract.extract` gives, within some seconds; its steps are the integer programs solved."""
+    """What `taso_mirage.search.extract.extract` gives, within some seconds; its steps are the
+    integer programs solved."""
     end = time.monotonic() + seconds
     prices = tree_costs(options)
     if any(root not in prices for root in roots):
@@ -87,7 +90,8 @@ class _Program:
             self._acyclic(cycle, needing)
 
     def solve(self, prize: float, seconds: float) -> tuple[int, ChosenOptions, float]:
-        """How it ended, the cheapest graph that costs less than the prize, empty if none was found, and what none costs less than."""
+        """How it ended, the cheapest graph that costs less than the prize, empty if none was found,
+        and what none costs less than."""
         if prize <= 0:
             return OPTIMAL, {}, 0.0
         entries = [(i, j, v) for i, (row, _, _) in enumerate(self.rows) for j, v in row.items()]
@@ -143,7 +147,8 @@ class _Program:
         return [classes for classes in found.values() if len(classes) > 1]
 
     def _acyclic(self, classes: list[int], needing: Mapping[int, Mapping[int, list[int]]]) -> None:
-        """Depths, and loop formulas for all of the classes and for each two that need each other."""
+        """Depths, and loop formulas for all of the classes and for each two that need each
+        other."""
         depth = {c: self._new(len(classes) - 1.0) for c in classes}
         self._loop(classes)
         for each in classes:
@@ -155,7 +160,8 @@ class _Program:
                         self._loop([each, needed])
 
     def _loop(self, classes: list[int]) -> None:
-        """None of the classes is taken unless one of them takes an option that needs none of them."""
+        """None of the classes is taken unless one of them takes an option that needs none of
+        them."""
         inside = set(classes)
         ways = [self.column[c, i] for c in classes for i, o in self.options[c].items() if inside.isdisjoint(o.needs)]
         outside = self._new(float(len(ways)))

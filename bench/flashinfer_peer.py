@@ -1,13 +1,17 @@
-"""FlashInfer's attention kernels as peers of `kernels_h100.py` (https://github.com/flashinfer-ai/flashinfer, 0.7.2).
+"""FlashInfer's attention kernels as peers of `kernels_h100.py`
+(https://github.com/flashinfer-ai/flashinfer, 0.7.2).
 
-Its prefill kernels (FlashAttention-2 and -3, and the batch kernel, whose plan is made ahead of time) take queries and keys as (rows,
-heads, width) with any strides; its decode kernels take keys with their rows or their heads outermost, and the batch kernel pages of them.
-An addend of the scores is none of its arguments: the masked row is a variant of its own prefill kernel, in the form that it documents.
+Its prefill kernels (FlashAttention-2 and -3, and the batch kernel, whose plan is made ahead of
+time) take queries and keys as (rows, heads, width) with any strides; its decode kernels take keys
+with their rows or their heads outermost, and the batch kernel pages of them. An addend of the
+scores is none of its arguments: the masked row is a variant of its own prefill kernel, in the form
+that it documents.
 
     FLASHINFER_CUDA_ARCH_LIST=9.0a python bench/flashinfer_peer.py
 
-builds the libraries of all rows where there may be no GPU (ten minutes on two cores; nvcc, the CUDA runtime and the headers of cuRAND)
-and prints them: as data/aot/NAME/NAME.so inside the package they are loaded without being built.
+builds the libraries of all rows where there may be no GPU (ten minutes on two cores; nvcc, the CUDA
+runtime and the headers of cuRAND) and prints them: as data/aot/NAME/NAME.so inside the package they
+are loaded without being built.
 """
 
 from __future__ import annotations
@@ -46,9 +50,11 @@ struct Biased : AttentionVariantBase {
 
 
 def kinds(name: str, sets: Sequence[Sequence[Any]], prepare: Function | None) -> Iterator[Kind]:
-    """The calls that compute a row, each with its label and its inputs; a call gives (heads, queries, width).
+    """The calls that compute a row, each with its label and its inputs; a call gives (heads,
+    queries, width).
 
-    `sets` has inputs as SDPA takes them, (heads, rows, width); `prepare` makes the queries, keys and values from them in the call.
+    `sets` has inputs as SDPA takes them, (heads, rows, width); `prepare` makes the queries, keys
+    and values from them in the call.
     """
     import torch
 
@@ -69,7 +75,8 @@ def _chained(form: Function, view: Function, kernel: Function) -> Function:
 
 
 def _layouts(sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Function, list[list[Any]]]]:
-    """Inputs with their rows outermost and with their heads, and how they are seen as (rows, heads, width)."""
+    """Inputs with their rows outermost and with their heads, and how they are seen as (rows, heads,
+    width)."""
     rows = [[x[:, None] if x.dim() == 2 else x.transpose(0, 1).contiguous() for x in inputs] for inputs in sets]
     yield "NHD", lambda x: x, rows
     yield "HND", lambda x: x.transpose(0, 1) if x.dim() == 3 else x, [list(inputs) for inputs in sets]
@@ -107,7 +114,8 @@ def _masked() -> dict[str, Function]:
 
 
 def biased_spec(width: int) -> Any:
-    """What FlashInfer builds `BIASED` from; scores are scaled by its last argument, then the one before is added."""
+    """What FlashInfer builds `BIASED` from; scores are scaled by its last argument, then the one
+    before is added."""
     import torch
     from flashinfer.jit.attention.modules import gen_customize_single_prefill_module
 
@@ -141,14 +149,16 @@ def _decode(sets: Sequence[Sequence[Any]]) -> Iterator[Kind]:
 
 
 def _cached(sets: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[list[Any]]]]:
-    """Queries as (heads, width); keys and values as (rows, heads, width) and as (heads, rows, width)."""
+    """Queries as (heads, width); keys and values as (rows, heads, width) and as (heads, rows,
+    width)."""
     queries = [q.reshape(-1, q.shape[-1]) for q, _, _ in sets]
     yield "NHD", [[q, *(x.transpose(0, 1).contiguous() for x in kv)] for q, (_, *kv) in zip(queries, sets, strict=True)]
     yield "HND", [[q, *kv] for q, (_, *kv) in zip(queries, sets, strict=True)]
 
 
 def _pages(x: Any, layout: str) -> Any:
-    """(pages, rows, heads, width) of (rows, heads, width), or (pages, heads, rows, width) of (heads, rows, width)"""
+    """(pages, rows, heads, width) of (rows, heads, width), or (pages, heads, rows, width) of
+    (heads, rows, width)"""
     if layout == "NHD":
         return x.unflatten(0, (-1, PAGE))
     return x.unflatten(1, (-1, PAGE)).transpose(0, 1).contiguous()
@@ -174,8 +184,9 @@ def _workspace() -> Any:
 
 
 def specs() -> list[Any]:
-    """What FlashInfer 0.7.2 builds the kernels of all rows from: queries, keys and values in half precision of width 64 and 128 (pages of
-    keys and decoding: 128 alone). The kernels of batches have no public name there."""
+    """What FlashInfer 0.7.2 builds the kernels of all rows from: queries, keys and values in half
+    precision of width 64 and 128 (pages of keys and decoding: 128 alone). The kernels of batches
+    have no public name there."""
     import torch
     from flashinfer.jit.attention import modules
 

@@ -1,11 +1,11 @@
-"""The generator and the verifier: seconds and memory of family `taso` before proofs, of all families with proofs, and of verifying the
-shipped library.
+"""The generator and the verifier: seconds and memory of family `taso` before proofs, of all
+families with proofs, and of verifying the shipped library.
 
     python bench/generate.py [--ops 3 4] [--workers 2] [--whole DIR] [--no-verify]
 
-Prints a table and writes bench/results/generate-cpu2.json; the unit is seconds. Every row runs in a fresh process; peak memory
-is that process's. The baseline is TASO's own generator (public C++ code, one thread,
-measured once: 249 s and 7.1 GB for 3 operators; it cannot do 4).
+Prints a table and writes bench/results/generate-cpu2.json; the unit is seconds. Every row runs in a
+fresh process; peak memory is that process's. The baseline is TASO's own generator (public C++ code,
+one thread, measured once: 249 s and 7.1 GB for 3 operators; it cannot do 4).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def digest(folder: Path) -> str:
 
 
 def verified(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """`taso-mirage substitutions verify` on the whole library; and single proofs, each of a rule at its own typing."""
+    """`taso-mirage substitutions verify` on the whole library; and single proofs, each of a rule at
+    its own typing."""
     files = [str(f) for f in sorted(folder.glob("*.toml")) if f.name != "rejected.toml"]
     start = time.perf_counter()
     done = subprocess.run([*CLI, "verify", *files, "--workers", str(workers)], cwd=ROOT, capture_output=True, text=True)

@@ -1,16 +1,21 @@
-"""The kernel search: seconds until the best muGraphs of a workload are found and verified, on one core; code generation is not in it.
+"""The kernel search: seconds until the best muGraphs of a workload are found and verified, on one
+core; code generation is not in it.
 
-    python bench/kernel_search.py [NAME ...] [--runs 3] [--best 8] [--ablation] [--compile N] [--out FILE]
+    python bench/kernel_search.py [NAME ...] [--runs 3] [--best 8] [--ablation] [--compile N] [--out
+    FILE]
 
-Prints a table and writes bench/results/kernel_search-cpu2.json; the unit is seconds. Every run is a fresh process with one
-thread, its imports not counted; the best of the runs counts, for the machine is shared. Classes and edges are those of all closures of a
-search (the goal, and the goal with each long reduction split), pruned terms those of the first. Tested: structures, each with 8 tests
-in the field and the cases in numbers; verified: muGraphs returned. `--ablation` closes every goal without pruning, cut short at CAP
-classes. The baselines are Mirage's published times (OSDI'25) for the same program.
+Prints a table and writes bench/results/kernel_search-cpu2.json; the unit is seconds. Every run is a
+fresh process with one thread, its imports not counted; the best of the runs counts, for the machine
+is shared. Classes and edges are those of all closures of a search (the goal, and the goal with each
+long reduction split), pruned terms those of the first. Tested: structures, each with 8 tests in the
+field and the cases in numbers; verified: muGraphs returned. `--ablation` closes every goal without
+pruning, cut short at CAP classes. The baselines are Mirage's published times (OSDI'25) for the same
+program.
 
-`--compile N` measures something else, and leaves the rest of the file as it is: the N best of each workload are found, written as Triton
-programs, and compiled to cubins for sm_90 on all cores (no GPU is needed, and Triton's cache is empty). Fits: the shared memory
-of every kernel is within an H100's.
+`--compile N` measures something else, and leaves the rest of the file as it is: the N best of each
+workload are found, written as Triton programs, and compiled to cubins for sm_90 on all cores (no
+GPU is needed, and Triton's cache is empty). Fits: the shared memory of every kernel is within an
+H100's.
 """
 
 from __future__ import annotations
@@ -132,7 +137,8 @@ def ablated(name: str) -> dict[str, Any]:
 
 
 def built(graph: Any) -> dict[str, Any]:
-    """One muGraph as cubins: the most bytes of shared memory that a kernel of it wants, or why there are none."""
+    """One muGraph as cubins: the most bytes of shared memory that a kernel of it wants, or why
+    there are none."""
     from taso_mirage.errors import TasoMirageError
     from taso_mirage.kernels.checkpoint import from_json
     from taso_mirage.kernels.codegen import triton

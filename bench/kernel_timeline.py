@@ -1,8 +1,9 @@
-"""Where the time of a call goes: generated kernels that note, for every block, when it enters, may load, ends its loop and has issued
-its stores.
+"""Where the time of a call goes: generated kernels that note, for every block, when it enters, may
+load, ends its loop and has issued its stores.
 
-`kernels_h100.py` writes it beside each row. The blocks read the GPU's global timer (32 ns steps on an H100); the calls follow each other
-in a CUDA graph that goes round all sets of inputs, as they do when they are timed, and figures are of one in the middle.
+`kernels_h100.py` writes it beside each row. The blocks read the GPU's global timer (32 ns steps on
+an H100); the calls follow each other in a CUDA graph that goes round all sets of inputs, as they do
+when they are timed, and figures are of one in the middle.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ BLOCK = "tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_prog
 
 
 def stamped(source: str) -> str:
-    """A generated module whose functions take a tensor to note times in before their other arguments, `launch` one for each of them."""
+    """A generated module whose functions take a tensor to note times in before their other
+    arguments, `launch` one for each of them."""
     return "\n".join(_stamped(source.split("\n")))
 
 
@@ -68,8 +70,9 @@ def _noted(loops: bool) -> Iterator[str]:
 
 
 def timeline(program: TritonProgram, sets: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Microseconds: `call` from the end of one call to the end of the next; for every launch its phases, as the least, median and largest
-    of its blocks, from the end of the call before; and how many processors had how many of its blocks."""
+    """Microseconds: `call` from the end of one call to the end of the next; for every launch its
+    phases, as the least, median and largest of its blocks, from the end of the call before; and how
+    many processors had how many of its blocks."""
     import torch
 
     with TemporaryDirectory() as folder:
@@ -96,7 +99,8 @@ def timeline(program: TritonProgram, sets: Sequence[Sequence[Any]]) -> dict[str,
 
 
 def phases(noted: Any, start: int) -> dict[str, Any]:
-    """What the blocks of a launch noted, in microseconds from `start`: the least, the median and the largest of every phase."""
+    """What the blocks of a launch noted, in microseconds from `start`: the least, the median and
+    the largest of every phase."""
     found: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         values = sorted((noted[:, i] - start).tolist())

@@ -1,14 +1,16 @@
-"""Generated C++ kernels against ONNX Runtime on the same fragments, fp32, on as many threads as there are cores.
+"""Generated C++ kernels against ONNX Runtime on the same fragments, fp32, on as many threads as
+there are cores.
 
     python bench/kernels_cpu.py [NAME ...] [--seconds 4]
 
-Prints a table and writes bench/results/kernels_cpu-cpu2.json after each row (microseconds; rows of fragments that are not named
-stay). `superoptimize` finds the muGraphs ("source": "search"): the CANDIDATES best by its model are compiled and run in turn, and
-the fastest is the row's. One that the search cannot label is written by hand below ("source": "written"). The peers are ONNX Runtime
-with all optimizations on the fragment as exporters write it (`onnxruntime`), and on ONNX's own operator for it where there is one
-(`onnxruntime_operator`); both have weights as initializers, and inputs and outputs bound in place. What a call that does nothing
-takes is taken off each.
-`ratio` is over the first, `ratio_best` over the better of both. All run in turn in one process.
+Prints a table and writes bench/results/kernels_cpu-cpu2.json after each row (microseconds; rows of
+fragments that are not named stay). `superoptimize` finds the muGraphs ("source": "search"): the
+CANDIDATES best by its model are compiled and run in turn, and the fastest is the row's. One that
+the search cannot label is written by hand below ("source": "written"). The peers are ONNX Runtime
+with all optimizations on the fragment as exporters write it (`onnxruntime`), and on ONNX's own
+operator for it where there is one (`onnxruntime_operator`); both have weights as initializers, and
+inputs and outputs bound in place. What a call that does nothing takes is taken off each. `ratio` is
+over the first, `ratio_best` over the better of both. All run in turn in one process.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from taso_mirage.meanings.reals import EXACT  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import serialize  # noqa: E402
 from taso_mirage.onnx_io.build import standalone  # noqa: E402
-from taso_mirage.operators.ops import interpret, term  # noqa: E402
+from taso_mirage.operators.interpret import interpret  # noqa: E402
+from taso_mirage.operators.ops import term  # noqa: E402
 from taso_mirage.targets.cpu.device import CPU_DEVICE  # noqa: E402
 
 ALONE, OPERATOR = "onnxruntime", "onnxruntime_operator"
@@ -58,8 +61,8 @@ def number(value: float) -> Node:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A fragment as exporters write it and as one ONNX operator; `weights` are inputs that a model knows. `mugraph` is written by hand
-    where the search has no labels for what is written."""
+    """A fragment as exporters write it and as one ONNX operator; `weights` are inputs that a model
+    knows. `mugraph` is written by hand where the search has no labels for what is written."""
 
     inputs: tuple[Node, ...]
     written: Node
@@ -102,7 +105,8 @@ def rotary(heads: int = 16, rows: int = 256, width: int = 64) -> Fragment:
 
 
 def turning(x: Node, cos: Node, sin: Node, heads: int, parts: int) -> Node:
-    """Rotary embedding as a kernel of heads * parts blocks; concatenations and slices have no labels yet."""
+    """Rotary embedding as a kernel of heads * parts blocks; concatenations and slices have no
+    labels yet."""
     grid, imap = (heads, parts), ((1, 2), (-1, 2), (-1, 2))
     tiles = tuple(
         variable(n.attr("name"), tile(n.tensor, grid, m, -1, 1)) for n, m in zip((x, cos, sin), imap, strict=True)
@@ -226,7 +230,8 @@ def generated(fragment: Fragment, threads: int) -> tuple[NativeKernel, dict[str,
 
 
 def nothing(threads: int) -> tuple[float, float]:
-    """Seconds of a session and of a generated kernel that do next to nothing: what a call costs from Python."""
+    """Seconds of a session and of a generated kernel that do next to nothing: what a call costs
+    from Python."""
     x = leaf("x", 1)
     graph, given = Graph((x,), (term("relu", x),)), {"x": np.ones(1, np.float32)}
     calls = Ours(NativeKernel(graph, threads=threads)), session(graph.inputs, graph.outputs[0], {}, (), 17)
@@ -261,7 +266,8 @@ def row(name: str, seconds: float, threads: int, empty: tuple[float, float]) -> 
 
 
 def figures(times: Mapping[str, list[float]], empty: tuple[float, float]) -> dict[str, Any]:
-    """Lower quartiles in microseconds (others use the machine too), and the ratios of those and of medians."""
+    """Lower quartiles in microseconds (others use the machine too), and the ratios of those and of
+    medians."""
     spent = {k: np.asarray(t) - empty[k == "ours"] for k, t in times.items()}
     quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in spent.items()} for q in (25, 50))
     low, high = (float(v) for v in np.percentile(spent[ALONE] / spent["ours"], (25, 75)))

@@ -1,13 +1,16 @@
-"""Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile max-autotune, and SDPA) and FlashInfer.
+"""Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile
+max-autotune, and SDPA) and FlashInfer.
 
     python bench/kernels_h100.py [ROW ...] [--no-peers] [--programs 50] [--workers N] [--append]
 
-Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything starts from the goal: the search
-(with verification) and the compilers run in worker processes, the programs are measured in this one. Method: CUDA graphs of 64 calls
-or more (of slow calls as many as take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are
-compared with the goal in float64 at the real size before anything is timed. Peers get their inputs in the layout that they like best,
-made ahead of time, and the best of them counts. `--trials FILE` writes all measurements with what the analytic model said, `--sources
-DIR` the fastest programs (for a profiler, say).
+Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything
+starts from the goal: the search (with verification) and the compilers run in worker processes, the
+programs are measured in this one. Method: CUDA graphs of 64 calls or more (of slow calls as many as
+take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are
+compared with the goal in float64 at the real size before anything is timed. Peers get their inputs
+in the layout that they like best, made ahead of time, and the best of them counts. `--trials FILE`
+writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for
+a profiler, say).
 """
 
 from __future__ import annotations
@@ -272,8 +275,9 @@ def least(*runs: Mapping[str, float]) -> dict[str, float]:
 
 
 def ranking(best: tune.TunedProgram, count: int) -> dict[str, float]:
-    """How well the search's order is that of the measurements (rank correlation), and how much slower than the best of all programs, with
-    the schedules that were guessed, the best of the first eight is."""
+    """How well the search's order is that of the measurements (rank correlation), and how much
+    slower than the best of all programs, with the schedules that were guessed, the best of the
+    first eight is."""
     times = np.array([trial.seconds for trial in best.trials[:count]])
     fine = np.isfinite(times)
     place, rank = np.flatnonzero(fine), times[fine].argsort().argsort()
@@ -340,7 +344,8 @@ def read_options() -> argparse.Namespace:
 
 
 def merged(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """A row with what the file has of its peers: their least times, and those in graphs of fewer calls (`before`, until 2026-11-23)."""
+    """A row with what the file has of its peers: their least times, and those in graphs of fewer
+    calls (`before`, until 2026-11-23)."""
     peers = least(found["baselines"], earlier["baselines"]) if "calls" in earlier else found["baselines"]
     return found | {"baselines": peers} | {k: v for k, v in earlier.items() if k == "before"}
 

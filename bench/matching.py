@@ -1,10 +1,12 @@
-"""How matching, the passes and the search grow with a model: layers in a row with tiny weights, up to more than 5,000 ONNX nodes.
+"""How matching, the passes and the search grow with a model: layers in a row with tiny weights, up
+to more than 5,000 ONNX nodes.
 
     python bench/matching.py [--quick] [--profile FILE.onnx]
 
-Prints a table and writes bench/results/matching-cpu2.json; the unit is seconds. Every model runs in a fresh process; peak memory is
-that process's. All laws and rules of the library are matched, in both directions; costs are the roofline's, so nothing is measured
-on a runtime. `--profile` prints where the time goes for one model instead.
+Prints a table and writes bench/results/matching-cpu2.json; the unit is seconds. Every model runs in
+a fresh process; peak memory is that process's. All laws and rules of the library are matched, in
+both directions; costs are the roofline's, so nothing is measured on a runtime. `--profile` prints
+where the time goes for one model instead.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def built(name: str, layers: int) -> onnx.ModelProto:
 
 
 def unrolled(model: onnx.ModelProto, times: int) -> onnx.ModelProto:
-    """A language model so many times in a row: the likeliest tokens of one are the input of the next."""
+    """A language model so many times in a row: the likeliest tokens of one are the input of the
+    next."""
     parts = [onnx.compose.add_prefix(model, f"{i}.") for i in range(times)]
     whole = parts[0]
     for i, part in enumerate(parts[1:], 1):
@@ -124,7 +127,8 @@ def measured(path: Path, nodes: int) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had; a child's `getrusage` would begin with what its parent had."""
+    """The most memory that this process had; a child's `getrusage` would begin with what its parent
+    had."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
@@ -140,7 +144,8 @@ def passed(model: Model, passes: list[Rules], context: Context, timed: Timer) ->
 
 
 def matching(model: Model, every: Rules, timed: Timer) -> dict[str, Any]:
-    """One match of all equations over a model, and those after one rewrite near its end and near its beginning."""
+    """One match of all equations over a model, and those after one rewrite near its end and near
+    its beginning."""
     outputs = model.graph.outputs
     order = topological(outputs)
     roots = Counter(e.roots[0] for e in every.equations)
@@ -158,7 +163,8 @@ def matching(model: Model, every: Rules, timed: Timer) -> dict[str, Any]:
 
 
 def matched(outputs: tuple[Node, ...], every: Rules, timed: Callable[[Callable[[], int]], int]) -> dict[str, int]:
-    """What matching a graph finds, and what it looks at that it did not know yet; equations with several outputs apart."""
+    """What matching a graph finds, and what it looks at that it did not know yet; equations with
+    several outputs apart."""
     order = topological(outputs)
     used_by = users(order)
     terms, surroundings, trials = *every.matched, every.trials

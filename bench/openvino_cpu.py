@@ -1,10 +1,13 @@
-"""Original against optimized in OpenVINO, on a CPU, with ONNX Runtime's time of the original beside it (extra `openvino`).
+"""Original against optimized in OpenVINO, on a CPU, with ONNX Runtime's time of the original beside
+it (extra `openvino`).
 
-    python bench/openvino_cpu.py [NAME ...] [--models DIR] [--small] [--seconds 12] [--sessions 3] [--budget 40]
+    python bench/openvino_cpu.py [NAME ...] [--models DIR] [--small] [--seconds 12] [--sessions 3]
+    [--budget 40]
 
-Prints a line and writes bench/results/openvino-cpu2.json after each row (microseconds; rows of models that are not named stay).
-Ours is what `taso-mirage optimize --target openvino` gives: substitutions in standard ONNX, chosen by measurements in OpenVINO, and
-checked there. All sessions run in turn and are opened `--sessions` times. (A file `openvino.py` here would hide the package.)
+Prints a line and writes bench/results/openvino-cpu2.json after each row (microseconds; rows of
+models that are not named stay). Ours is what `taso-mirage optimize --target openvino` gives:
+substitutions in standard ONNX, chosen by measurements in OpenVINO, and checked there. All sessions
+run in turn and are opened `--sessions` times. (A file `openvino.py` here would hide the package.)
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ RATIOS = ("ratio", "median_ratio")
 
 
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One model: optimized for OpenVINO with an empty cache, and timed beside the original there and in ONNX Runtime."""
+    """One model: optimized for OpenVINO with an empty cache, and timed beside the original there
+    and in ONNX Runtime."""
     content = loaded(name, options.models, options.small)
     model = from_ir(ir.from_proto(onnx.load_from_string(content)))
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
@@ -81,7 +85,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Lower quartiles and medians in microseconds, and the ratios of OpenVINO alone over ours, also round by round."""
+    """Lower quartiles and medians in microseconds, and the ratios of OpenVINO alone over ours, also
+    round by round."""
     quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in times.items()} for q in (25, 50))
     own = OURS if OURS in times else PEER
     rounds = np.asarray(times[PEER]) / np.asarray(times[own])

@@ -1,13 +1,17 @@
-"""Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU provider at ORT_ENABLE_ALL.
+"""Original against optimized and against what other tools make of it, all on ONNX Runtime's CPU
+provider at ORT_ENABLE_ALL.
 
-    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--sessions 3] [--budget 60] [--again 30]
+    python bench/optimize.py [NAME ...] [--models DIR] [--small] [--seconds 6] [--sessions 3]
+    [--budget 60] [--again 30]
 
-Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of models that are not named
-stay). A model is read from DIR/NAME.onnx where that exists, else built (extra `models`). The peers are ONNX Runtime alone, and
-after onnxslim, onnxsim and onnxscript's `optimize_for_ort`, where they are installed. Every result, ours and the peers', goes
-through the check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions` times, as luck
-(where memory lies) lasts as long as one. Ours is what `taso-mirage optimize` gives: with kernels where the model is faster so;
-what substitutions alone give is timed beside it. Kernels that were searched on this machine before are not searched again.
+Prints a table and writes bench/results/optimize-cpu2.json after each row (microseconds; rows of
+models that are not named stay). A model is read from DIR/NAME.onnx where that exists, else built
+(extra `models`). The peers are ONNX Runtime alone, and after onnxslim, onnxsim and onnxscript's
+`optimize_for_ort`, where they are installed. Every result, ours and the peers', goes through the
+check; a wrong one has no time. All sessions run in turn in one process, and are opened `--sessions`
+times, as luck (where memory lies) lasts as long as one. Ours is what `taso-mirage optimize` gives:
+with kernels where the model is faster so; what substitutions alone give is timed beside it. Kernels
+that were searched on this machine before are not searched again.
 """
 
 from __future__ import annotations
@@ -69,7 +73,8 @@ SEQUENCE = {False: 128, True: 16}
 ALONE, OURS, PLAIN = "onnxruntime", "ours", "substitutions"
 RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
 PEER_CASES = 2
-"""Input sets on which a peer's result is checked: float64 evaluations of a large model take their time."""
+"""Input sets on which a peer's result is checked: float64 evaluations of a large model take their
+time."""
 PROFILED_RUNS, PROFILED_KINDS = 5, 6
 
 
@@ -137,7 +142,8 @@ def loaded(name: str, folder: Path | None, small: bool) -> bytes:
 
 
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One model: search it twice, cold and with the costs measured then, and time the first result against the peers."""
+    """One model: search it twice, cold and with the costs measured then, and time the first result
+    against the peers."""
     content = loaded(name, options.models, options.small)
     model = from_ir(ir.from_proto(onnx.load_from_string(content)))
     sizes = {"batch": 1, "sequence": SEQUENCE[options.small]}
@@ -181,7 +187,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[str, Any]]:
-    """The result with an empty cost cache, and seconds of the search and of the whole job, cold and warm: then the budget is `again`."""
+    """The result with an empty cost cache, and seconds of the search and of the whole job, cold and
+    warm: then the budget is `again`."""
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, cache=Path(folder) / "costs.sqlite")
         whole, search = [], []
@@ -195,7 +202,8 @@ def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[s
 
 
 def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Lower quartiles and medians in microseconds, and the ratios: over ONNX Runtime alone, and over the best peer."""
+    """Lower quartiles and medians in microseconds, and the ratios: over ONNX Runtime alone, and
+    over the best peer."""
     quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in times.items()} for q in (25, 50))
     own = next(k for k in (OURS, PLAIN, ALONE) if k in times)
     rounds = np.asarray(times[ALONE]) / np.asarray(times[own])
@@ -219,7 +227,8 @@ def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def shares(content: bytes, inputs: native.Arrays) -> dict[str, float]:
-    """The operators that take most of the time of a run, with their shares, by ONNX Runtime's own profiler."""
+    """The operators that take most of the time of a run, with their shares, by ONNX Runtime's own
+    profiler."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -280,7 +289,8 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def earlier(path: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The rows that the file has from a run in the same setting: models that are not named again keep theirs."""
+    """The rows that the file has from a run in the same setting: models that are not named again
+    keep theirs."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text())

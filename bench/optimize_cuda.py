@@ -1,10 +1,13 @@
-"""Original against optimized on one NVIDIA GPU: ONNX Runtime's CUDA provider with CUDA graphs on both sides, and torch.compile.
+"""Original against optimized on one NVIDIA GPU: ONNX Runtime's CUDA provider with CUDA graphs on
+both sides, and torch.compile.
 
-    python bench/optimize_cuda.py [NAME ...] [--dtype float16 float32] [--batch 1 16] [--models DIR] [--no-compile | --only-compile]
+    python bench/optimize_cuda.py [NAME ...] [--dtype float16 float32] [--batch 1 16] [--models DIR]
+    [--no-compile | --only-compile]
 
-Prints a table and writes bench/results/optimize_cuda-DEVICE.json (microseconds). Needs the extras `cuda` and `models`. A model
-is built, or read from DIR/NAME-bBATCH.onnx; half precision is onnxruntime's own conversion of it. `onnxruntime, OPTIONS`
-is the original with options of the provider: a peer that costs its user one line. Every result went through the check.
+Prints a table and writes bench/results/optimize_cuda-DEVICE.json (microseconds). Needs the extras
+`cuda` and `models`. A model is built, or read from DIR/NAME-bBATCH.onnx; half precision is
+onnxruntime's own conversion of it. `onnxruntime, OPTIONS` is the original with options of the
+provider: a peer that costs its user one line. Every result went through the check.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def loaded(name: str, dtype: str, batch: int, folder: Path | None) -> Model:
 
 
 def compiled(name: str, dtype: str, batch: int) -> float | None:
-    """Microseconds of a call of torch.compile's result with CUDA graphs, weights and inputs on the device."""
+    """Microseconds of a call of torch.compile's result with CUDA graphs, weights and inputs on the
+    device."""
     import torch
 
     if name not in models.EXPORTED:

@@ -1,11 +1,14 @@
-"""What partially equivalent mutants with corrections gain (PET, OSDI'21, section 8): the paper's programs, and whole models.
+"""What partially equivalent mutants with corrections gain (PET, OSDI'21, section 8): the paper's
+programs, and whole models.
 
-    python bench/partial.py [NAME ...] [--target cpu] [--dtype float32] [--batch 1 16] [--models DIR] [--parts | --whole]
+    python bench/partial.py [NAME ...] [--target cpu] [--dtype float32] [--batch 1 16] [--models
+    DIR] [--parts | --whole]
 
-Parts: every mutant of a program, with its corrections, is timed beside the program in one run, whatever the cost model says of
-it; a result that differs does not count. Whole models: `optimize_model` without mutants and with them, the same budget and cache for
-both, then the original and both results in turn, a second time with what the first left on disk (warm). Prints tables and writes
-bench/results/partial-DEVICE.json (microseconds).
+Parts: every mutant of a program, with its corrections, is timed beside the program in one run,
+whatever the cost model says of it; a result that differs does not count. Whole models:
+`optimize_model` without mutants and with them, the same budget and cache for both, then the
+original and both results in turn, a second time with what the first left on disk (warm). Prints
+tables and writes bench/results/partial-DEVICE.json (microseconds).
 """
 
 from __future__ import annotations
@@ -131,7 +134,8 @@ def rounds(session: Session, inputs: Arrays) -> int:
 
 
 def part_row(name: str, batch: int, options: argparse.Namespace, where: Target) -> dict[str, Any]:
-    """Every mutant of a program beside it: the best that is right as it is, and the best with corrections."""
+    """Every mutant of a program beside it: the best that is right as it is, and the best with
+    corrections."""
     graph = program(name, batch, options.dtype)
     start = time.perf_counter()
     made = list(candidates(graph))
@@ -200,7 +204,8 @@ def _us(times: Sequence[float]) -> float:
 
 
 def loaded(name: str, batch: int, options: argparse.Namespace) -> Model:
-    """The model in full size, from DIR/NAME-bBATCH.onnx or built; half precision is onnxruntime's own conversion."""
+    """The model in full size, from DIR/NAME-bBATCH.onnx or built; half precision is onnxruntime's
+    own conversion."""
     file = None if options.models is None else options.models / f"{name}-b{batch}.onnx"
     proto = onnx.load(file) if file is not None and file.exists() else models.build(name, small=False, batch=batch)
     if options.dtype == "float16":

@@ -1,10 +1,13 @@
-"""Kernels that prepare weights (products, and convolutions by minimal filtering) in ONNX Runtime, against its own operators, fp32.
+"""Kernels that prepare weights (products, and convolutions by minimal filtering) in ONNX Runtime,
+against its own operators, fp32.
 
     python bench/prepared_cpu.py [NAME ...] [--rounds 5]
 
-Each case is a model of so many copies that their weights come from memory, as in a whole model: the fastest kernel, as `optimize` chooses
-it, in place of the operators, and the operators, run in turn. Prints a table and writes bench/results/prepared_cpu-cpu2.json after each row
-(microseconds of one copy; rows that are not named stay): medians of the rounds, and the least and the largest ratio of a round.
+Each case is a model of so many copies that their weights come from memory, as in a whole model: the
+fastest kernel, as `optimize` chooses it, in place of the operators, and the operators, run in turn.
+Prints a table and writes bench/results/prepared_cpu-cpu2.json after each row (microseconds of one
+copy; rows that are not named stay): medians of the rounds, and the least and the largest ratio of a
+round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The file of a benchmark's rows: written after each row; rows of an earlier run in the same setting stay."""
+"""The file of a benchmark's rows: written after each row; rows of an earlier run in the same
+setting stay."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Rows:
         self._rows = {row["case"]: row for row in earlier["rows"]} if same and earlier else {}
 
     def keep(self, row: dict[str, Any]) -> None:
-        """Put the row at the end, in the place of an earlier one of its case, and write the file."""
+        """Put the row at the end, in the place of an earlier one of its case, and write the
+        file."""
         self._rows.pop(row["case"], None)
         self._rows[row["case"]] = row
         self.path.write_text(json.dumps({**self.head, "rows": list(self._rows.values())}, indent=1) + "\n")

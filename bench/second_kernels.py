@@ -1,10 +1,12 @@
-"""Tilings of the kernels that combine parts, one by one on an NVIDIA GPU, and which of them the analytic model chooses.
+"""Tilings of the kernels that combine parts, one by one on an NVIDIA GPU, and which of them the
+analytic model chooses.
 
     python bench/second_kernels.py [--measure]
 
-Without options: for every first kernel of bench/results/second_kernels-H100.json, how far the model's choice of the second one is behind
-the best that was measured (and the best of its first three). `--measure` writes that file anew: behind the first kernel of each row of
-two in bench/results/kernels_h100-H100.json, tilings of the second one by 1 to 8 warps, in CUDA graphs.
+Without options: for every first kernel of bench/results/second_kernels-H100.json, how far the
+model's choice of the second one is behind the best that was measured (and the best of its first
+three). `--measure` writes that file anew: behind the first kernel of each row of two in
+bench/results/kernels_h100-H100.json, tilings of the second one by 1 to 8 warps, in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ RESULTS = ROOT / "bench" / "results"
 WIDTH = 2
 """Bytes of an element of the workloads."""
 SLOWER, MOST = 1.35, 30
-"""Tilings are measured that the model holds to be at most so much slower than its first, and at most so many of a kernel."""
+"""Tilings are measured that the model holds to be at most so much slower than its first, and at
+most so many of a kernel."""
 WARPS = (1, 2, 4, 8)
 
 
 def found(case: str, grid: Sequence[int], loop: int) -> tuple[Search, TiledPlan]:
-    """The first muGraph of two kernels for a row such as 'gqa batch=8' whose first kernel has this grid and loop."""
+    """The first muGraph of two kernels for a row such as 'gqa batch=8' whose first kernel has this
+    grid and loop."""
     name, *sizes = case.split()
     workload = {**PAPER, **BEYOND}[name](**{k: int(v) for k, v in (each.split("=") for each in sizes)})
     search = Search(workload.graph(), SearchOptions())
@@ -60,7 +64,8 @@ def choices(candidate: TiledPlan) -> list[Tiled]:
 
 
 def behind(row: dict[str, Any]) -> tuple[float, float]:
-    """How many times as long as the best the model's choice takes, and the best of its first three; each with its best warps."""
+    """How many times as long as the best the model's choice takes, and the best of its first three;
+    each with its best warps."""
     measured = {tuple(sorted(t["tiles"].items())): min(t["us"].values()) for t in row["tilings"]}
     _, candidate = found(row["case"], row["grid"], row["loop"])
     times = [measured[key] for each in choices(candidate) if (key := tuple(sorted(each.tiles.items()))) in measured]

@@ -1,9 +1,10 @@
-"""Hostile input and accidents by the thousand, through the command line: `python bench/soak.py -o bench/results/soak-cpu2.json`.
+"""Hostile input and accidents by the thousand, through the command line: `python bench/soak.py -o
+bench/results/soak-cpu2.json`.
 
-Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered caches and checkpoints, and
-broken texts (rules, certificates, plans). Each case
-has a seed; `--only KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang, read, write or start
-what it should not, leave a process behind, or compute something else.
+Mutated and hostile models, random graphs with both strategies, interrupts at any moment, tampered
+caches and checkpoints, and broken texts (rules, certificates, plans). Each case has a seed; `--only
+KIND --first SEED --count 1` runs one again. Nothing may end in a traceback, a crash or a hang,
+read, write or start what it should not, leave a process behind, or compute something else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FIRST = ("onnx", "numpy", "taso_mirage.cli", "fuzz.judge")
 
 
 def soak(counts: dict[str, int], first: int, workers: int) -> dict[str, Any]:
-    """The summary of so many cases of each kind: how they ended, the slowest, and what was wrong."""
+    """The summary of so many cases of each kind: how they ended, the slowest, and what was
+    wrong."""
     start = time.monotonic()
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []

@@ -1,10 +1,12 @@
-"""What proofs cost and what they take away: the models of `bench/optimize.py`, searched with proofs and without, in one run.
+"""What proofs cost and what they take away: the models of `bench/optimize.py`, searched with proofs
+and without, in one run.
 
     python bench/soundness.py [NAME ...] [--budget 20] [--small]
 
-Each model is searched with every rule that matches, with proofs of every application from nothing, and once more with the verdicts of
-the run before; costs are a roofline, so that the searches do the same work. Then the certificate is written and followed. A rewrite is
-lost where the predicted cost with proofs is higher. Prints a table and writes bench/results/soundness-cpu2.json after each row.
+Each model is searched with every rule that matches, with proofs of every application from nothing,
+and once more with the verdicts of the run before; costs are a roofline, so that the searches do the
+same work. Then the certificate is written and followed. A rewrite is lost where the predicted cost
+with proofs is higher. Prints a table and writes bench/results/soundness-cpu2.json after each row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a user waits for before anything happens: `--help`, and the import of the package, against an empty Python.
+"""What a user waits for before anything happens: `--help`, and the import of the package, against
+an empty Python.
 
     python bench/startup.py [--runs 15]
 

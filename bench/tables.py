@@ -1,4 +1,5 @@
-"""Writes the tables of README.md and bench/README.md from bench/results: `python bench/tables.py` (--check: fail if they differ)."""
+"""Writes the tables of README.md and bench/README.md from bench/results: `python bench/tables.py`
+(--check: fail if they differ)."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def _whole(row: dict[str, Any], peers: list[str]) -> str:
 
 
 def tensorrt_engine(found: dict[str, Any]) -> list[str]:
-    """Microseconds of each model's engines, and whether all of them compute what ONNX Runtime does."""
+    """Microseconds of each model's engines, and whether all of them compute what ONNX Runtime
+    does."""
     lines = [
         "| model, us | the original | our graph | our graph, kernels as plugins | over the original | over our graph | outputs right |",
         "|---|---:|---:|---:|---:|---:|---|",
@@ -225,7 +227,8 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
 
 
 def _peers(row: dict[str, Any]) -> dict[str, float]:
-    """The least time of every peer; of what was measured in graphs of few calls without the longest start of a graph."""
+    """The least time of every peer; of what was measured in graphs of few calls without the longest
+    start of a graph."""
     before = row.get("before", {"calls": 1, "baselines": {}})
     earlier = {k: v - START / before["calls"] for k, v in before["baselines"].items()}
     return {k: min(d[k] for d in (row["baselines"], earlier) if k in d) for k in {**row["baselines"], **earlier}}

@@ -1,14 +1,18 @@
 """An optimized model's kernels inside a real TensorRT engine, next to TensorRT without them.
 
-    python bench/tensorrt_engine.py NAME=OPTIMIZED.onnx,ORIGINAL.onnx ... --libraries DIR --include DIR [--append]
+    python bench/tensorrt_engine.py NAME=OPTIMIZED.onnx,ORIGINAL.onnx ... --libraries DIR --include
+    DIR [--append]
 
-OPTIMIZED is what `taso-mirage optimize ORIGINAL.onnx --target cuda --portable --kernels search` wrote. For each model the plugin is
-exported and built as its README says, and bench/tensorrt_engine.cpp builds engines of `model.onnx` (kernels as plugins), `reference.onnx`
-(the same graph without them) and the original; each is serialised, read back, captured as a CUDA graph, and timed in turns. The outputs
-of all are checked by the export's own check_samples.py. Writes bench/results/tensorrt_engine-DEVICE.json (microseconds).
+OPTIMIZED is what `taso-mirage optimize ORIGINAL.onnx --target cuda --portable --kernels search`
+wrote. For each model the plugin is exported and built as its README says, and
+bench/tensorrt_engine.cpp builds engines of `model.onnx` (kernels as plugins), `reference.onnx` (the
+same graph without them) and the original; each is serialised, read back, captured as a CUDA graph,
+and timed in turns. The outputs of all are checked by the export's own check_samples.py. Writes
+bench/results/tensorrt_engine-DEVICE.json (microseconds).
 
-DIR of --libraries has libnvinfer.so.8 and libnvonnxparser.so.8 of the wheel tensorrt==8.6.0, that of --include the public headers with
-NvOnnxParser.h. cuBLAS 12 and cuDNN 8, which the wheel's parser names, are not needed: TensorRT's own kernels are used, on all sides.
+DIR of --libraries has libnvinfer.so.8 and libnvonnxparser.so.8 of the wheel tensorrt==8.6.0, that
+of --include the public headers with NvOnnxParser.h. cuBLAS 12 and cuDNN 8, which the wheel's parser
+names, are not needed: TensorRT's own kernels are used, on all sides.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ def run(*command: str | Path, **options: Any) -> str:
 
 
 def stand_ins(folder: Path) -> None:
-    """Empty libraries of the names, and with the symbol versions, that TensorRT 8.6's own libraries ask for and do not call here."""
+    """Empty libraries of the names, and with the symbol versions, that TensorRT 8.6's own libraries
+    ask for and do not call here."""
     (folder / "empty.c").write_text("")
     for name in STAND_INS:
         script = folder / f"{name}.map"
@@ -79,7 +84,8 @@ def built(name: str, made: Exported, folder: Path, options: argparse.Namespace) 
 
 
 def measured(library: Path, made: Exported, models: Mapping[str, Path], out: Path, libraries: Path) -> dict[str, Any]:
-    """What the program says of the engines of some models, by their keys: those that could be built."""
+    """What the program says of the engines of some models, by their keys: those that could be
+    built."""
     index = json.loads((made.folder / "samples" / "samples.json").read_text())["inputs"]
     inputs = ",".join(f"{key}:{made.folder / 'samples' / each['raw']}" for key, each in index.items())
     env = os.environ | {"LD_LIBRARY_PATH": f"{libraries}:{out.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}

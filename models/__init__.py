@@ -1,4 +1,5 @@
-"""Real architectures with seeded random weights, built without downloads: `build(name)`, and `inputs(model)` for it."""
+"""Real architectures with seeded random weights, built without downloads: `build(name)`, and
+`inputs(model)` for it."""
 
 import importlib
 import inspect
@@ -36,10 +37,11 @@ UNKNOWN_SIZE = 2
 def build(
     name: str, *, small: bool = True, seed: int = 0, checkpoint: str | None = None, **options: Any
 ) -> onnx.ModelProto:
-    """The model `name`; `options` are the keyword arguments of its builder, such as `batch` or `dynamic`.
+    """The model `name`; `options` are the keyword arguments of its builder, such as `batch` or
+    `dynamic`.
 
-    `checkpoint` is a dtype, "bfloat16" or "float16": the matrices have its numbers, as those of a model that was exported from such a
-    checkpoint in float32.
+    `checkpoint` is a dtype, "bfloat16" or "float16": the matrices have its numbers, as those of a
+    model that was exported from such a checkpoint in float32.
     """
     model = _built(name, small, seed, options)
     return model if checkpoint is None else weights.from_checkpoint(model, checkpoint)
@@ -59,7 +61,8 @@ def _built(name: str, small: bool, seed: int, options: Mapping[str, Any]) -> onn
 
 
 def module(name: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """The torch module behind an exported model, and its inputs by name; `options` are those of `build`."""
+    """The torch module behind an exported model, and its inputs by name; `options` are those of
+    `build`."""
     if name not in EXPORTED:
         raise ValueError(f"{name!r} has no torch module; those that have one are {', '.join(EXPORTED)}")
     try:

@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(model: onnx.ModelProto, path: Path) -> int:
-    """Write the model, its weights in a second file where one file would be too large; the result is its bytes."""
+    """Write the model, its weights in a second file where one file would be too large; the result
+    is its bytes."""
     size = int(model.ByteSize())
     if size <= EXTERNAL_DATA_BYTES:
         path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,4 +1,5 @@
-"""ResNet-18 (He et al., 2015) and its form for clips, ResNet3D-18 (Tran et al., 2018), as stacks of basic blocks."""
+"""ResNet-18 (He et al., 2015) and its form for clips, ResNet3D-18 (Tran et al., 2018), as stacks of
+basic blocks."""
 
 from collections.abc import Sequence
 
@@ -15,14 +16,16 @@ POOL = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
 def conv_norm(
     axes: int, channels: int, out: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1
 ) -> list[nn.Module]:
-    """A convolution over so many axes without bias, which keeps the size at stride one, and its batch norm."""
+    """A convolution over so many axes without bias, which keeps the size at stride one, and its
+    batch norm."""
     sizes = (kernel,) * axes if isinstance(kernel, int) else tuple(kernel)
     padding = tuple(k // 2 for k in sizes)
     return [CONV[axes](channels, out, sizes, stride, padding, bias=False), NORM[axes](out, eps=1e-3)]
 
 
 class Basic(nn.Module):
-    """Two convolutions of size 3 around a shortcut, which is a convolution where the shape changes."""
+    """Two convolutions of size 3 around a shortcut, which is a convolution where the shape
+    changes."""
 
     def __init__(self, axes: int, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +40,8 @@ class Basic(nn.Module):
 
 
 def network(axes: int, depths: Sequence[int], width: int, classes: int) -> nn.Sequential:
-    """The stem (with a pool over images, without one over clips), then one stage a depth at twice the channels of the last."""
+    """The stem (with a pool over images, without one over clips), then one stage a depth at twice
+    the channels of the last."""
     if axes == 2:
         layers = [*conv_norm(2, 3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     else:
@@ -58,6 +62,7 @@ def resnet18(*, small: bool = True, seed: int = 0, batch: int = 1, keep_norms: b
 
 
 def resnet3d18(*, small: bool = True, seed: int = 0, batch: int = 1, keep_norms: bool = True) -> onnx.ModelProto:
-    """ResNet3D-18 over clips of 16 frames at 112, or two stages of one block, 8 channels at the stem, over 4 frames at 16."""
+    """ResNet3D-18 over clips of 16 frames at 112, or two stages of one block, 8 channels at the
+    stem, over 4 frames at 16."""
     module = network(3, (1, 1), 8, 10) if small else network(3, (2, 2, 2, 2), 64, 400)
     return blocks.to_onnx(module, (3, 4, 16, 16) if small else (3, 16, 112, 112), batch, seed, keep_norms)

@@ -1,4 +1,5 @@
-"""The parts that the convolutional networks share: convolution with batch norm, parallel branches, and the export."""
+"""The parts that the convolutional networks share: convolution with batch norm, parallel branches,
+and the export."""
 
 from collections.abc import Sequence
 
@@ -38,8 +39,10 @@ def head(channels: int, classes: int) -> list[nn.Module]:
 
 
 def to_onnx(module: nn.Module, image: Sequence[int], batch: int, seed: int, keep_norms: bool) -> onnx.ModelProto:
-    """The network with seeded weights and settled norms, exported for a batch of images of shape (channels, h, w)."""
+    """The network with seeded weights and settled norms, exported for a batch of images of shape
+    (channels, h, w)."""
     exporter.randomize(module, seed)
-    # A small network ends in a single pixel, of which it takes many images to know the mean and variance.
+    # A small network ends in a single pixel, of which it takes many images to know the mean and
+    # variance.
     exporter.settle_norms(module, (4 if min(image[1:]) >= 128 else 32, *image), seed)
     return exporter.export(module, {"input": torch.zeros(batch, *image)}, LOGITS, keep_norms=keep_norms)

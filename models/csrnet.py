@@ -1,4 +1,5 @@
-"""CSRNet (Li et al., 2018): the first ten layers of VGG-16, six dilated convolutions, and a density map."""
+"""CSRNet (Li et al., 2018): the first ten layers of VGG-16, six dilated convolutions, and a density
+map."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ AFTER_RELU = math.sqrt(1 / (0.5 - 0.5 / math.pi))
 
 
 def layers(channels: int, widths: Sequence[int], dilation: int) -> list[nn.Module]:
-    """Convolutions of size 3 that keep the image's size, with their activations, and pools between them."""
+    """Convolutions of size 3 that keep the image's size, with their activations, and pools between
+    them."""
     found: list[nn.Module] = []
     for width in widths:
         if width == POOL:

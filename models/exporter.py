@@ -1,4 +1,5 @@
-"""From a torch module to an ONNX model by torch's dynamo exporter: quiet, seeded and the same on every run."""
+"""From a torch module to an ONNX model by torch's dynamo exporter: quiet, seeded and the same on
+every run."""
 
 import contextlib
 import contextvars
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHATTY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "transformers")
-# Where the exporter ran, not what the model is: file paths and line numbers, which differ from machine to machine.
+# Where the exporter ran, not what the model is: file paths and line numbers, which differ from
+# machine to machine.
 PLACES = ("pkg.torch.onnx.stack_trace",)
 
 
@@ -63,8 +65,9 @@ def export(
 ) -> onnx.ModelProto:
     """The module in evaluation mode as an ONNX model, at the exporter's default opset.
 
-    `arguments` are the inputs by name; `dynamic` names their dynamic dimensions. The exporter's own optimizer folds
-    BatchNormalization into Conv; with `keep_norms` the model goes through the same clean-up without that step.
+    `arguments` are the inputs by name; `dynamic` names their dynamic dimensions. The exporter's own
+    optimizer folds BatchNormalization into Conv; with `keep_norms` the model goes through the same
+    clean-up without that step.
     """
     torch = require("torch")
     if _intercepting.get():
@@ -89,7 +92,8 @@ def export(
 
 
 def _clean(model: Any) -> None:
-    """What the exporter's optimizer does, except for the rules that fold a normalization into a convolution."""
+    """What the exporter's optimizer does, except for the rules that fold a normalization into a
+    convolution."""
     passes = require("onnx_ir.passes.common")
     optimizer = require("onnxscript.optimizer")
     rewriter = require("onnxscript.rewriter")
@@ -109,8 +113,9 @@ def _clean(model: Any) -> None:
 def randomize(module: "nn.Module", seed: int) -> None:
     """Give every parameter of the module a seeded random value, by its layer and shape.
 
-    Linear maps and convolutions keep the mean square of their input, embeddings are standard normal, norms scale by
-    about one, and nothing is zero. numpy draws the values, since its streams are the same on every machine.
+    Linear maps and convolutions keep the mean square of their input, embeddings are standard
+    normal, norms scale by about one, and nothing is zero. numpy draws the values, since its streams
+    are the same on every machine.
     """
     torch = require("torch")
     generator = np.random.default_rng(seed)
@@ -128,7 +133,8 @@ def randomize(module: "nn.Module", seed: int) -> None:
 
 
 def settle_norms(module: "nn.Module", shape: Sequence[int], seed: int) -> None:
-    """Set the running statistics of all batch norms to what they see on random images, as training would leave them."""
+    """Set the running statistics of all batch norms to what they see on random images, as training
+    would leave them."""
     torch = require("torch")
     generator = np.random.default_rng(seed)
     norms = [part for part in module.modules() if isinstance(part, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d))]
@@ -145,7 +151,8 @@ def settle_norms(module: "nn.Module", shape: Sequence[int], seed: int) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's warnings, log lines and prints, which are about itself, away from the caller."""
+    """Keep the exporter's warnings, log lines and prints, which are about itself, away from the
+    caller."""
     loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

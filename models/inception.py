@@ -1,4 +1,5 @@
-"""Inception-v3 (Szegedy et al., 2015) without its auxiliary classifier, as a table of parallel branches."""
+"""Inception-v3 (Szegedy et al., 2015) without its auxiliary classifier, as a table of parallel
+branches."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +14,8 @@ ROW, COLUMN = (1, 7), (7, 1)
 
 
 def chain(channels: int, layers: Iterable[Layer], stride: int = 1) -> nn.Sequential:
-    """Convolutions with norm and ReLU; a stride above one belongs to the last, which then does not pad."""
+    """Convolutions with norm and ReLU; a stride above one belongs to the last, which then does not
+    pad."""
     layers = list(layers)
     parts: list[nn.Module] = []
     for index, (out, kernel) in enumerate(layers):
@@ -95,7 +97,8 @@ def stem(scale: Callable[[int], int]) -> list[nn.Module]:
 
 
 def network(divisor: int, pools: tuple[int, ...], inners: tuple[int, ...], last: int, classes: int) -> nn.Sequential:
-    """Channels divided by `divisor`; a block A for each of `pools`, a C for each of `inners`, `last` blocks E."""
+    """Channels divided by `divisor`; a block A for each of `pools`, a C for each of `inners`,
+    `last` blocks E."""
 
     def scale(channels: int) -> int:
         return channels // divisor

@@ -1,4 +1,5 @@
-"""NASNet-A (Zoph et al., 2017), mobile form: normal and reduction cells of separable convolutions."""
+"""NASNet-A (Zoph et al., 2017), mobile form: normal and reduction cells of separable
+convolutions."""
 
 import onnx
 import torch
@@ -10,7 +11,8 @@ Images = tuple[Tensor, Tensor]
 
 
 def separable(channels: int, out: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Twice ReLU, depthwise and pointwise convolution, batch norm; the first time with the stride."""
+    """Twice ReLU, depthwise and pointwise convolution, batch norm; the first time with the
+    stride."""
     parts: list[nn.Module] = []
     for source, step in ((channels, stride), (out, 1)):
         parts += [
@@ -30,7 +32,8 @@ def project(channels: int, out: int) -> nn.Sequential:
 
 
 class HalfSize(nn.Module):
-    """Half the image's size from its even and its odd pixels, half of the channels from each (factorized reduction)."""
+    """Half the image's size from its even and its odd pixels, half of the channels from each
+    (factorized reduction)."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -47,7 +50,8 @@ class HalfSize(nn.Module):
 
 
 class NormalCell(nn.Module):
-    """Five sums of pairs and the older input, concatenated: (previous, current) -> six times `width` channels."""
+    """Five sums of pairs and the older input, concatenated: (previous, current) -> six times
+    `width` channels."""
 
     def __init__(self, previous: nn.Module, current: nn.Module, width: int) -> None:
         super().__init__()
@@ -72,7 +76,8 @@ class NormalCell(nn.Module):
 
 
 class ReductionCell(nn.Module):
-    """Five sums of pairs at half the image's size: (previous, current) -> four times `width` channels."""
+    """Five sums of pairs at half the image's size: (previous, current) -> four times `width`
+    channels."""
 
     def __init__(self, previous: nn.Module, current: nn.Module, old_channels: int, width: int) -> None:
         super().__init__()
@@ -97,7 +102,8 @@ class ReductionCell(nn.Module):
 
 
 class NasNet(nn.Module):
-    """Stem and two stem cells, then three groups of `depth` normal cells with a reduction cell between groups."""
+    """Stem and two stem cells, then three groups of `depth` normal cells with a reduction cell
+    between groups."""
 
     def __init__(self, depth: int, stem: int, width: int, classes: int) -> None:
         super().__init__()

@@ -12,7 +12,8 @@ EXPANSION = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Blocks a stage, channels of the stem, groups of the 3x3 convolutions and their width a group at 64 channels."""
+    """Blocks a stage, channels of the stem, groups of the 3x3 convolutions and their width a group
+    at 64 channels."""
 
     depths: tuple[int, ...]
     stem: int
@@ -23,7 +24,8 @@ class Sizes:
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (grouped), 1x1 convolutions around a shortcut, which is a convolution where the shape changes."""
+    """1x1, 3x3 (grouped), 1x1 convolutions around a shortcut, which is a convolution where the
+    shape changes."""
 
     def __init__(self, channels: int, inner: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -44,7 +46,8 @@ class Bottleneck(nn.Module):
 
 
 def network(sizes: Sizes) -> nn.Sequential:
-    """The stem, then one stage a depth, each at twice the channels and half the image of the last."""
+    """The stem, then one stage a depth, each at twice the channels and half the image of the
+    last."""
     layers = [*blocks.conv_norm(3, sizes.stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = sizes.stem
     for stage, depth in enumerate(sizes.depths):

@@ -1,4 +1,5 @@
-"""Transformers of the `transformers` library with seeded random weights: BERT, Llama with grouped queries and with adapters, ViT."""
+"""Transformers of the `transformers` library with seeded random weights: BERT, Llama with grouped
+queries and with adapters, ViT."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from models import exporter
 
 TOKENS = {"batch": 0, "sequence": 1}
 RANK, SCALE = 16, 0.25
-"""Of the LoRA adapters (Hu et al., 2021): their inner size, and alpha / rank; small, so that attention stays as wide as without them."""
+"""Of the LoRA adapters (Hu et al., 2021): their inner size, and alpha / rank; small, so that
+attention stays as wide as without them."""
 
 
 def bert(
@@ -54,7 +56,8 @@ def llama(
     sequence: int | None = None,
     configuration: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
-    """LlamaForCausalLM without a cache, four queries a key: 8 layers of 1024 at 128 tokens, or two of 64 at 16.
+    """LlamaForCausalLM without a cache, four queries a key: 8 layers of 1024 at 128 tokens, or two
+    of 64 at 16.
 
     `configuration` overrides fields of LlamaConfig.
     """
@@ -76,9 +79,10 @@ def llama_decode(
 ) -> onnx.ModelProto:
     """One token of the `llama` model after `past` cached positions: 128, or 16.
 
-    Inputs are `input_ids` (batch, 1), `attention_mask` (batch, past + 1), and for each layer i `past_key_i` and `past_value_i`
-    (batch, key heads, past, head size); outputs are `logits` and each layer's `present_key_i` and `present_value_i`, one
-    position longer. `configuration` overrides fields of LlamaConfig.
+    Inputs are `input_ids` (batch, 1), `attention_mask` (batch, past + 1), and for each layer i
+    `past_key_i` and `past_value_i` (batch, key heads, past, head size); outputs are `logits` and
+    each layer's `present_key_i` and `present_value_i`, one position longer. `configuration`
+    overrides fields of LlamaConfig.
     """
     past = past or (16 if small else 128)
     model = _cached_llama(small, past, configuration)
@@ -95,7 +99,8 @@ def llama_lora(
     rank: int = RANK,
     configuration: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
-    """`llama_decode` with a LoRA adapter at every linear map of its layers, kept apart: x W + SCALE (x A) B."""
+    """`llama_decode` with a LoRA adapter at every linear map of its layers, kept apart: x W + SCALE
+    (x A) B."""
     past = past or (16 if small else 128)
     model = _cached_llama(small, past, configuration)
     _adapt(model.model.layers, rank)
@@ -111,7 +116,9 @@ def vit(
     batch: int = 1,
     configuration: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
-    """ViTModel without its pooler: ViT-base on images of 224, or two layers of 64 on images of 32. `dynamic` frees the batch.
+    """ViTModel without its pooler: ViT-base on images of 224, or two layers of 64 on images of 32.
+
+    `dynamic` frees the batch.
 
     `configuration` overrides fields of ViTConfig.
     """
@@ -139,7 +146,8 @@ def vit(
 
 
 def mini_transformer(*, small: bool = True, seed: int = 0) -> onnx.ModelProto:
-    """The encoder kept in this repository: seven BERT layers of 64 at 16 tokens; `small` makes no difference here."""
+    """The encoder kept in this repository: seven BERT layers of 64 at 16 tokens; `small` makes no
+    difference here."""
     del small
     sizes = {"hidden_size": 64, "num_hidden_layers": 7, "intermediate_size": 256}
     return bert(seed=seed, sequence=16, configuration=sizes)
@@ -198,7 +206,8 @@ def _one_token(model: Any, batch: int, past: int) -> onnx.ModelProto:
 
 
 def _cached(model: Any) -> Any:
-    """The model as a function of tensors: keys and values of the layers in turn, before and after."""
+    """The model as a function of tensors: keys and values of the layers in turn, before and
+    after."""
     torch = exporter.require("torch")
     cache = exporter.require("transformers").DynamicCache
 
@@ -210,7 +219,8 @@ def _cached(model: Any) -> Any:
         def forward(self, input_ids: Any, attention_mask: Any, **past: Any) -> tuple[Any, ...]:
             tensors = list(past.values())
             given = cache(list(zip(tensors[::2], tensors[1::2], strict=True)))
-            # By its place: releases of transformers differ in the argument's name. The model extends `given` itself.
+            # By its place: releases of transformers differ in the argument's name. The model
+            # extends `given` itself.
             logits = self.model(input_ids, attention_mask, None, given, use_cache=True).logits
             return logits, *(t for layer in given.layers for t in (layer.keys, layer.values))
 

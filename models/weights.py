@@ -31,7 +31,8 @@ def variance(generator: np.random.Generator, shape: Sequence[int]) -> Weights:
 
 
 def from_checkpoint(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
-    """The model in float32 as if its matrices came from a checkpoint in `dtype`, "bfloat16" or "float16": rounded to its numbers."""
+    """The model in float32 as if its matrices came from a checkpoint in `dtype`, "bfloat16" or
+    "float16": rounded to its numbers."""
     kinds = {"bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}
     if dtype not in kinds:
         raise ValueError(f"a checkpoint in {dtype!r}; it is one of {', '.join(kinds)}")

@@ -1,1 +1,2 @@
-"""Operator specifications: one file per operator or tight family, each with ONNX mapping, definition, laws and examples."""
+"""Operator specifications: one file per operator or tight family, each with ONNX mapping,
+definition, laws and examples."""

@@ -34,10 +34,12 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ):
-    """(b,h,s,d), (b,g,t,d), (b,g,t,e) -> (b,h,s,e), or (b,s,h*d), ... -> (b,s,h*e): softmax(scale * q k' + mask) v
+    """(b,h,s,d), (b,g,t,d), (b,g,t,e) -> (b,h,s,e), or (b,s,h*d), ... -> (b,s,h*e): softmax(scale *
+    q k' + mask) v
 
-    Heads of k and v serve h/g neighbouring heads of q. A mask is boolean (true: attend) or is added; a query that may
-    attend nothing gives 0. Causal: query i sees the past and the keys up to i.
+    Heads of k and v serve h/g neighbouring heads of q. A mask is boolean (true: attend) or is
+    added; a query that may attend nothing gives 0. Causal: query i sees the past and the keys up to
+    i.
     """
     heads = (q_num_heads, kv_num_heads)
     options = (is_causal, heads, scale, softcap, softmax_precision)
@@ -85,7 +87,8 @@ def attention_traced(
     softmax_precision: int | None = None,
     qk_matmul_output_mode: int = 0,
 ):
-    """attention_cached that also returns the scores: scaled, after softcap (1), after the mask (2), after softmax (3)"""
+    """attention_cached that also returns the scores: scaled, after softcap (1), after the mask (2),
+    after softmax (3)"""
     heads = (q_num_heads, kv_num_heads)
     options = (is_causal, heads, scale, softcap, softmax_precision)
     return _attend(xp, q, k, v, mask, past_key, past_value, options, qk_matmul_output_mode)
@@ -146,7 +149,8 @@ def _capped(xp, scores, softcap):
 
 
 def bias(xp, scores, mask, causal, past):
-    """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if nothing is."""
+    """What is added to the scores (b,h,s,t): 0 or minus infinity, or a mask of numbers; None if
+    nothing is."""
     least, zero = xp.literal(-math.inf, scores), xp.literal(0, scores)
     if mask is not None and xp.shape(mask)[-1:] != xp.shape(scores)[-1:]:
         raise IllTyped(f"a mask of shape {xp.shape(mask)} for scores of shape {xp.shape(scores)}")
@@ -162,7 +166,8 @@ def bias(xp, scores, mask, causal, past):
 
 
 def _weights(xp, scores, added, mask, precision):
-    """The scores after the mask, and their softmax; a row that is masked throughout has weights 0."""
+    """The scores after the mask, and their softmax; a row that is masked throughout has weights
+    0."""
     if added is None:
         return scores, _softmax(xp, scores, precision)
     masked = add(xp, scores, added)

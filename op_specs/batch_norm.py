@@ -9,7 +9,8 @@ from taso_mirage.operators.ops import Call, op
 
 @op(onnx="BatchNormalization", since=7, layout=True)
 def batch_norm(xp, x, scale, bias, mean, variance, *, epsilon: float = 1e-5):
-    """(n,c,...), (c), (c), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel"""
+    """(n,c,...), (c), (c), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias, per
+    channel"""
     for values in (scale, bias, mean, variance):
         check_channels(xp, values, x)
     factor = div(xp, scale, sqrt(xp, add(xp, variance, xp.literal(epsilon, variance))))

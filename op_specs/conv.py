@@ -10,7 +10,8 @@ from taso_mirage.operators.slicing import cut, needed, padded_term, sizes, whole
 
 @op(onnx="Conv", since=1, windowed=True, kernel=1, layout=True)
 def conv(xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, group: int = 1):
-    """(n,g*c,h,w), (g*o,c,i,j), (g*o) -> (n,g*o,h',w'); one to three axes; pads are (low..., high...)"""
+    """(n,g*c,h,w), (g*o,c,i,j), (g*o) -> (n,g*o,h',w'); one to three axes; pads are (low...,
+    high...)"""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "group": group}
     spatial = xp.rank(x) - 2
     if b is not None:
@@ -105,7 +106,8 @@ def _(node, data, margin):
 
 @conv.traits.restriction
 def _(inner, node, box):
-    """Pads become an explicit `pad` of what is cut, so that corrections at different borders have one shape."""
+    """Pads become an explicit `pad` of what is cut, so that corrections at different borders have
+    one shape."""
     x, w, *bias = node.args
     groups, rows = node.attr("group"), box[1]
     out, each = sizes(w)[0] // groups, sizes(w)[1]
@@ -208,7 +210,8 @@ conv.laws("""
         == conv(x, w, *b, pads=plus(q, p[2:rank(x)] + p[rank(x) + 2:]), **a) \
         where p[:2] == (0, 0) and p[rank(x):rank(x) + 2] == (0, 0) and min(p) >= 0
 
-    # one kernel for several outputs; false for groups, whose concatenated weights would meet other channels
+    # one kernel for several outputs; false for groups, whose concatenated weights would meet other
+    # channels
     (conv(x, v, c, group=1, **a), conv(x, w, d, group=1, **a)) \
         == (item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), axis=1, split=(dim(v, 0), \
             dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), concat(c, d, axis=0), group=1, **a), \
@@ -265,7 +268,8 @@ conv.laws("""
             2) * dim(x, 3)))), shape=(dim(x, 0), dim(w, 0), dim(x, 2), dim(x, 3))) \
         where shape(w)[2:] == (1, 1)
 
-    # pairs of groups as one, with zeros where a group would see the other's channels; PET, section 3
+    # pairs of groups as one, with zeros where a group would see the other's channels; PET, section
+    # 3
     conv(x, w, *b, group=g, **a) \
         == conv(x, reshape(concat(pad(slice(reshape(w, shape=(g // 2, 2, dim(w, 0) // g) + shape(w)[1:]), starts=(0,), \
             ends=(1,), axes=(1,), steps=(1,)), pads=(0,) * (rank(w) + 5) + (dim(w, 1),) + (0,) * (rank(w) - 2)), \

@@ -97,8 +97,11 @@ def _into_batch(x: Node, f: int, axis: int) -> Node:
 
 
 def _batch_into_space(axis: int, node: Node) -> Iterator[Node]:
-    """Images beside each other along an axis, all of the batch or in twos. Wrong at the seams if a window reaches over them; with zeros
-    between the images it reaches nothing."""
+    """Images beside each other along an axis, all of the batch or in twos.
+
+    Wrong at the seams if a window reaches over them; with zeros between the images it reaches
+    nothing.
+    """
     for conv in _convs(node):
         n, at = conv.out[0], axis - 2
         if at >= len(conv.kernel):
@@ -114,7 +117,8 @@ def _batch_into_space(axis: int, node: Node) -> Iterator[Node]:
 
 
 def _space_into_batch(axis: int, node: Node) -> Iterator[Node]:
-    """An image as two or four tiles: with pads of their own they are wrong at the seams, cut with what their windows see they overlap."""
+    """An image as two or four tiles: with pads of their own they are wrong at the seams, cut with
+    what their windows see they overlap."""
     for conv in _convs(node):
         at = axis - 2
         for f in (2, 4) if at < len(conv.kernel) else ():
@@ -183,7 +187,8 @@ def _every(x: Node, steps: Sequence[int]) -> Node:
 
 @convolution.traits.mutant("space to depth")
 def _(node: Node) -> Iterator[Node]:
-    """A strided convolution as a dense one over as many channels as a step has positions; odd sizes are padded."""
+    """A strided convolution as a dense one over as many channels as a step has positions; odd sizes
+    are padded."""
     conv = next(_convs(node, 2), None)
     if conv is None or conv.strides == (1, 1) or conv.dilations != (1, 1):
         return
@@ -245,7 +250,8 @@ def _(node: Node) -> Iterator[Node]:
 
 @concat.traits.mutant("parallel to grouped", of=convolution.name)
 def _(node: Node) -> Iterator[Node]:
-    """Convolutions beside each other as one with groups, or dense over one input; smaller kernels have zeros around them."""
+    """Convolutions beside each other as one with groups, or dense over one input; smaller kernels
+    have zeros around them."""
     if node.attr("axis") != 1:
         return
     convs = [c for c in map(Conv.of, node.args) if c is not None]
@@ -264,7 +270,8 @@ def _(node: Node) -> Iterator[Node]:
 
 
 def _widened(conv: Conv, other: Conv) -> Node | None:
-    """The kernel with zeros around it, as large as another's and with its pads; None if that cannot be."""
+    """The kernel with zeros around it, as large as another's and with its pads; None if that cannot
+    be."""
     around = [q - p for p, q in zip(conv.pads, other.pads, strict=True)]
     fits = all(k + a + b == m for k, a, b, m in zip(conv.kernel, around[:2], around[2:], other.kernel, strict=True))
     if min(around) < 0 or not fits or conv.dilations != other.dilations:

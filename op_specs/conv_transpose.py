@@ -11,7 +11,8 @@ from taso_mirage.operators.ops import Call, Ints, op
 def conv_transpose(
     xp, x, w, b=None, *, strides: Ints, pads: Ints, dilations: Ints, output_padding: Ints, group: int = 1
 ):
-    """(n,g*c,h,w), (g*c,o,i,j), (g*o) -> (n,g*o,h',w'), h' = (h-1)*stride + (i-1)*dilation + 1 - pads + output_padding
+    """(n,g*c,h,w), (g*c,o,i,j), (g*o) -> (n,g*o,h',w'), h' = (h-1)*stride + (i-1)*dilation + 1 -
+    pads + output_padding
 
     A convolution with the flipped kernel over the data with stride - 1 zeros between neighbours.
     """
@@ -55,7 +56,8 @@ def _(call: Call):
 
 
 def _pads(call: Call, sizes, kernel, strides, dilations, extra) -> tuple[Ints, Ints]:
-    """Pads and output_padding: as given, or so that the result has the shape that auto_pad or output_shape asks for."""
+    """Pads and output_padding: as given, or so that the result has the shape that auto_pad or
+    output_shape asks for."""
     auto = call.attrs.get("auto_pad", "NOTSET")
     auto = auto.decode() if isinstance(auto, bytes) else auto
     wanted, none = call.attrs.get("output_shape"), (0,) * (2 * len(kernel))

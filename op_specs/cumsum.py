@@ -8,7 +8,8 @@ from taso_mirage.operators.ops import Call, extents, op
 
 @op(onnx="CumSum", since=11)
 def cumsum(xp, x, *, axis: int, exclusive: int = 0, reverse: int = 0):
-    """x -> sums of all elements up to each along `axis`; without itself if `exclusive`, from the end if `reverse`"""
+    """x -> sums of all elements up to each along `axis`; without itself if `exclusive`, from the
+    end if `reverse`"""
     total = xp.cumulate(np.add, _reversed(xp, x, axis) if reverse else x, axis)
     if exclusive:
         before, nothing = [int(i == axis) for i in range(xp.rank(x))], [0] * xp.rank(x)

@@ -9,7 +9,8 @@ from taso_mirage.operators.ops import Call, op
 
 @op(onnx="DepthToSpace", since=1, layout=True)
 def depth_to_space(xp, x, *, blocksize: int, mode: str = "DCR"):
-    """(n,b*b*c,h,w) -> (n,c,b*h,b*w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode CRD"""
+    """(n,b*b*c,h,w) -> (n,c,b*h,b*w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode
+    CRD"""
     n, channels, h, w = xp.shape(x)
     b = blocksize
     c = channels // (b * b)
@@ -38,7 +39,8 @@ depth_to_space.example("float32[1,9,1,2]", blocksize=3, mode="CRD")
 
 @op(onnx="SpaceToDepth", since=1, layout=True)
 def space_to_depth(xp, x, *, blocksize: int, mode: str = "DCR"):
-    """(n,c,b*h,b*w) -> (n,b*b*c,h,w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode CRD"""
+    """(n,c,b*h,b*w) -> (n,b*b*c,h,w); the channels are (b,b,c) in the mode DCR, (c,b,b) in the mode
+    CRD"""
     n, c, height, width = xp.shape(x)
     b = blocksize
     h, w = height // b, width // b

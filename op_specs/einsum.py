@@ -33,7 +33,8 @@ def _(call: Call) -> Node:
 
 
 def _spelled_out(equation: str) -> str:
-    """Without blanks, and with the result that is meant when none is given: the letters that occur once, sorted."""
+    """Without blanks, and with the result that is meant when none is given: the letters that occur
+    once, sorted."""
     equation = equation.replace(" ", "")
     if "->" in equation:
         return equation

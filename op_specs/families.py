@@ -1,4 +1,5 @@
-"""Families of operators that the laws of the layout operators speak of (no operators of its own)."""
+"""Families of operators that the laws of the layout operators speak of (no operators of its
+own)."""
 
 ELEMENTWISE = ("relu", "sigmoid", "tanh", "erf", "gelu", "exp", "sqrt", "neg", "leaky_relu", "softplus", "hard_swish")
 """Functions of one operand, element by element; their attributes, if any, are captured by `**a`."""

@@ -22,7 +22,8 @@ def _scaled(node: Node) -> dict[str, Any]:
 def multi_head_attention(
     xp, q, k, v, bias=None, mask=None, *, num_heads: int, scale: float | None = None, unidirectional: int = 0
 ):
-    """(b,s,n*d), (b,t,n*d), (b,t,n*e), (2*n*d + n*e), (b,n,s,t) -> (b,s,n*e): biases are added, then attention"""
+    """(b,s,n*d), (b,t,n*d), (b,t,n*e), (2*n*d + n*e), (b,n,s,t) -> (b,s,n*e): biases are added,
+    then attention"""
     if any(xp.rank(x) != 3 for x in (q, k, v)):
         raise IllTyped(f"data of ranks {[xp.rank(x) for x in (q, k, v)]}; all three are 3")
     if bias is not None:
@@ -58,7 +59,8 @@ def _(node: Node, opset: int) -> Call:
 
 @op(onnx="Attention", domain="com.microsoft", since=1)
 def packed_attention(xp, x, w, b, mask=None, *, num_heads: int, scale: float | None = None):
-    """(b,s,k), (k,3*n*d), (3*n*d), (b,n,s,s) -> (b,s,n*d): self-attention of x w + b, split in three"""
+    """(b,s,k), (k,3*n*d), (3*n*d), (b,n,s,s) -> (b,s,n*d): self-attention of x w + b, split in
+    three"""
     if xp.rank(x) != 3 or xp.rank(w) != 2 or xp.shape(b) != xp.shape(w)[1:]:
         raise IllTyped(f"weights {xp.shape(w)} and bias {xp.shape(b)} for data {xp.shape(x)}")
     width = xp.shape(w)[1] // 3
@@ -129,8 +131,9 @@ multi_head_attention.example(
 add.example("float32[2,3,8]", "float32[8]")
 matmul.example("float32[2,3,8]", "float32[8,8]")
 
-# Torch exports attention in many spellings: the scale behind the product or on both sides of it, a mask or none, softmax guarded against
-# rows that are not a number, and fewer key and value heads, each repeated (GQA). The laws are put together from their pieces.
+# Torch exports attention in many spellings: the scale behind the product or on both sides of it, a
+# mask or none, softmax guarded against rows that are not a number, and fewer key and value heads,
+# each repeated (GQA). The laws are put together from their pieces.
 QUERY = "transpose(reshape(q, shape=s), perm=(0, 2, 1, 3))"
 KEYS = "transpose(reshape(k, shape=t), perm=(0, 2, 3, 1))"
 VALUES = "transpose(reshape(v, shape=u), perm=(0, 2, 1, 3))"
@@ -176,9 +179,10 @@ def _law(scores: str, values: str, operands: str, scale: str, guard: str, given:
 def _masked(scores: str, guarded: bool) -> tuple[str, str, str, str]:
     """The softmax of masked scores, the mask, its guard and its typing.
 
-    Where the softmax is guarded against rows that are not a number, the mask is zero or a finite number: then scores plus mask are finite
-    reals, and there are no such rows. With minus infinity there would be: a row that is masked whole. The fused kernels add the mask in
-    single precision, so that half precision does not overflow to it.
+    Where the softmax is guarded against rows that are not a number, the mask is zero or a finite
+    number: then scores plus mask are finite reals, and there are no such rows. With minus infinity
+    there would be: a row that is masked whole. The fused kernels add the mask in single precision,
+    so that half precision does not overflow to it.
     """
     mask = "where(m, 0, b)" if guarded else "*m"
     soft = f"softmax(add({scores}, {mask}), axis=3)"

@@ -9,7 +9,8 @@ from taso_mirage.operators.ops import Call, op
 
 @op(onnx="Gather", since=1)
 def gather(xp, x, indices, *, axis: int = 0):
-    """(a..., n, b...), (i...) -> (a..., i..., b...): x[..., indices, ...]; an index below 0 counts from the end"""
+    """(a..., n, b...), (i...) -> (a..., i..., b...): x[..., indices, ...]; an index below 0 counts
+    from the end"""
     _integers(xp, indices)
     return xp.take(x, indices, axis)
 
@@ -35,7 +36,8 @@ gather.example("float32[5,2]", "int32[2,2]", axis=0)
 
 @op(onnx="GatherElements", since=11)
 def gather_elements(xp, x, indices, *, axis: int = 0):
-    """x, i of equal rank -> x[p, i[p, q], q] at each [p, q] of i; other axes of i may be shorter than those of x"""
+    """x, i of equal rank -> x[p, i[p, q], q] at each [p, q] of i; other axes of i may be shorter
+    than those of x"""
     _integers(xp, indices)
     for i, n in enumerate(xp.shape(indices)):
         if i != axis:
@@ -57,7 +59,8 @@ gather_elements.example("int64[5,2]", "int64[2,2]", axis=0)
 
 @op(onnx="GatherND", since=11)
 def gather_nd(xp, x, indices, *, batch_dims: int = 0):
-    """(b..., n..., r...), (b..., i..., k) -> (b..., i..., r...): the last axis of the indices is a position in k axes"""
+    """(b..., n..., r...), (b..., i..., k) -> (b..., i..., r...): the last axis of the indices is a
+    position in k axes"""
     _integers(xp, indices)
     if batch_dims:
         raise IllTyped("batch_dims is not supported")

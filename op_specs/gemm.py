@@ -11,7 +11,8 @@ from taso_mirage.operators.ops import Call, op
 
 @op(onnx="Gemm", since=7)
 def gemm(xp, a, b, c=None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0):
-    """(m,k), (k,n), (m,n) -> alpha * a b + beta * c, with a or b transposed first; c broadcasts to (m,n)"""
+    """(m,k), (k,n), (m,n) -> alpha * a b + beta * c, with a or b transposed first; c broadcasts to
+    (m,n)"""
     if xp.rank(a) != 2 or xp.rank(b) != 2:
         raise IllTyped(f"operands of rank {xp.rank(a)} and {xp.rank(b)}; gemm takes matrices")
     left = transpose(xp, a, perm=(1, 0)) if transA else a

@@ -12,14 +12,16 @@ from taso_mirage.operators.ops import op
 
 @op(onnx="InstanceNormalization", since=6)
 def instance_norm(xp, x, scale, bias, *, epsilon: float = 1e-5):
-    """(n,c,...), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes after the channels"""
+    """(n,c,...), (c), (c) -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes
+    after the channels"""
     normal = _normalised(xp, x, tuple(range(2, xp.rank(x))), epsilon)
     return add(xp, mul(xp, normal, per_channel(xp, scale, x)), per_channel(xp, bias, x))
 
 
 @op(onnx="GroupNormalization", since=21)
 def group_norm(xp, x, scale, bias, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1):
-    """(n,c,...), (c), (c) -> the same over all of a group of c / num_groups neighbouring channels"""
+    """(n,c,...), (c), (c) -> the same over all of a group of c / num_groups neighbouring
+    channels"""
     shape = xp.shape(x)
     if shape[1] % num_groups != 0:
         raise IllTyped(f"{shape[1]} channels in {num_groups} groups")

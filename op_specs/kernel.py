@@ -1,7 +1,9 @@
-"""muGraph kernels and what only their bodies use (Mirage, OSDI'25, section 3; online softmax: Neptune, PLDI'26).
+"""muGraph kernels and what only their bodies use (Mirage, OSDI'25, section 3; online softmax:
+Neptune, PLDI'26).
 
-A `kernel` is defined by slicing its operands, running the body for every block and iteration, accumulating, and stitching the
-blocks' outputs. All blocks, and all iterations, have equal parts, so a meaning of types looks at one of each (`Meaning.each`).
+A `kernel` is defined by slicing its operands, running the body for every block and iteration,
+accumulating, and stitching the blocks' outputs. All blocks, and all iterations, have equal parts,
+so a meaning of types looks at one of each (`Meaning.each`).
 """
 
 from functools import partial, reduce
@@ -16,7 +18,8 @@ from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, loop_phases, over
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged_variance
-from taso_mirage.operators.ops import Ints, Maps, interpret_term, op
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import Ints, Maps, op
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
 """What an accumulator takes, and its second operand."""
@@ -24,10 +27,10 @@ SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance":
 
 @op(lowering=Lowering.ACCUMULATE)
 def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
-    """x -> what x is over all iterations: the "sum", the "max", "rescaled" by a `running_max` m, which is
-    sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t are the variance and the mean of those of one
-    iteration (Chan, Golub and LeVeque 1979: one pass, and no difference of large squares). Outside of a kernel there is one
-    iteration, and it is x."""
+    """x -> what x is over all iterations: the "sum", the "max", "rescaled" by a `running_max` m,
+    which is sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t
+    are the variance and the mean of those of one iteration (Chan, Golub and LeVeque 1979: one pass,
+    and no difference of large squares). Outside of a kernel there is one iteration, and it is x."""
     if over not in SECOND:
         raise IllTyped(f"accumulate over {over!r}; it is {', '.join(SECOND)}")
     if (m is not None) != (SECOND[over] is not None):
@@ -47,10 +50,12 @@ def running_max(xp, x):
 def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps):
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
 
-    `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of operand i that grid dim g
-    and then the loop cut into equal parts, -1 for none; along a dim that a grid dim alone cuts the body may take larger tiles, of
-    which the last block's begins earlier (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g
-    stand, -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in a body is the thread level.
+    `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of
+    operand i that grid dim g and then the loop cut into equal parts, -1 for none; along a dim that
+    a grid dim alone cuts the body may take larger tiles, of which the last block's begins earlier
+    (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g stand,
+    -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in
+    a body is the thread level.
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)

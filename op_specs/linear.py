@@ -11,8 +11,9 @@ from taso_mirage.operators.ops import Ints, op
 def linear(xp, x, w, b=None, z=None, *, block: Ints = (16, 8, 1)):
     """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
 
-    `block`: the columns that lie side by side in the prepared weights, the rows of a tile at most, and into how many parts the rows are
-    cut, which changes nothing."""
+    `block`: the columns that lie side by side in the prepared weights, the rows of a tile at most,
+    and into how many parts the rows are cut, which changes nothing.
+    """
     if xp.rank(w) != 2 or xp.rank(x) < 2:
         raise IllTyped(f"linear of {xp.shape(x)} with {xp.shape(w)}")
     y = matmul(xp, x, w)

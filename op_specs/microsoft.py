@@ -1,4 +1,5 @@
-"""Fused operators that ONNX Runtime adds to ONNX (its `com.microsoft` domain): targets for fusing transformers."""
+"""Fused operators that ONNX Runtime adds to ONNX (its `com.microsoft` domain): targets for fusing
+transformers."""
 
 from op_specs.activations import gelu, sigmoid
 from op_specs.arithmetic import add, mul
@@ -59,7 +60,8 @@ def skip_rms_norm_sum(xp, x, skip, scale, bias=None, *, epsilon: float = 1e-12):
 
 
 def _with_sum(op_: Op) -> None:
-    """Reading and writing the form whose first and fourth outputs are used; the two between are for training."""
+    """Reading and writing the form whose first and fourth outputs are used; the two between are for
+    training."""
 
     @op_.importer
     def _(call: Call) -> Node:
@@ -77,7 +79,10 @@ _with_sum(skip_rms_norm_sum)
 
 
 def _skip(xp, x, skip, bias, *scales):
-    """x + skip + bias. The runtime takes ranks 2 and 3, and scales, offset and bias of the last axis only."""
+    """x + skip + bias.
+
+    The runtime takes ranks 2 and 3, and scales, offset and bias of the last axis only.
+    """
     if xp.rank(x) not in (2, 3):
         raise IllTyped(f"data of rank {xp.rank(x)}; the runtime takes 2 and 3")
     if xp.shape(skip) != xp.shape(x):

@@ -1,6 +1,8 @@
-"""Convolution with channels last: the operator by which a part of a model takes that layout on a GPU (`com.microsoft` domain).
+"""Convolution with channels last: the operator by which a part of a model takes that layout on a
+GPU (`com.microsoft` domain).
 
-ONNX Runtime's CUDA provider has it. As a target's option (`prefer_nhwc`) the layout is one for all convolutions of a model.
+ONNX Runtime's CUDA provider has it. As a target's option (`prefer_nhwc`) the layout is one for all
+convolutions of a model.
 """
 
 from op_specs.conv import check_window, conv, windows
@@ -61,7 +63,8 @@ for _bias in ((), ("float16[4]",)):  # uses in half precision, for the laws belo
     conv.example("float16[1,2,6,5]", "float16[4,2,3,3]", *_bias, **_AT_ONE)
     conv.example("float16[1,3,4,4]", "float16[4,3,1,1]", *_bias, strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1))
 
-# What was measured on an H100 (bench/README.md): in single precision, and for groups, channels last is slower by itself.
+# What was measured on an H100 (bench/README.md): in single precision, and for groups, channels last
+# is slower by itself.
 nhwc_conv.laws("""
     conv(x, w, *b, group=1, **a) \
         == transpose(nhwc_conv(transpose(x, perm=(0, 2, 3, 1)), transpose(w, perm=(0, 2, 3, 1)), *b, group=1, **a), \

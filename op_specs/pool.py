@@ -53,7 +53,8 @@ def _plus(xs: Ints, ys: Ints) -> Ints:
 
 
 def _attributes(call: Call) -> dict[str, Ints]:
-    """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches beyond the padding."""
+    """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches
+    beyond the padding."""
     kernel = tuple(call.attrs["kernel_shape"])
     sizes = call.arg(0).shape[2:]
     attrs = {"kernel": kernel, **windows(call, sizes, kernel)}
@@ -127,9 +128,11 @@ def average_pool(
     extra: Ints,
     count_include_pad: int = 0,
 ):
-    """(n,c,h,w) -> (n,c,h',w'), the mean of each window without its padding, or with it if count_include_pad
+    """(n,c,h,w) -> (n,c,h',w'), the mean of each window without its padding, or with it if
+    count_include_pad
 
-    `extra` is how far the windows reach beyond the high padding (ONNX's ceil_mode); that never counts.
+    `extra` is how far the windows reach beyond the high padding (ONNX's ceil_mode); that never
+    counts.
     """
     spatial = len(kernel)
     around = pads[:spatial] + _plus(pads[spatial:], extra)
@@ -181,7 +184,8 @@ def _(inner, node, box):
 
 @average_pool.traits.mutant("pool to convolution")
 def _(node):
-    """A mean as a convolution of every channel with equal weights; wrong at a border that does not count."""
+    """A mean as a convolution of every channel with equal weights; wrong at a border that does not
+    count."""
     if any(node.attr("extra")):
         return
     (x,), kernel = node.args, node.attr("kernel")
@@ -325,7 +329,8 @@ average_pool.laws(f"""
         | p: (1, 1, 0, 1), a: {{kernel: (2, 3), strides: (1, 1), dilations: (1, 1), extra: (0, 0)}}, \
         b: {{dilations: (1, 1), group: 2}}
 
-    # the part of each window that is in the image does not hang on the image; the sum itself could overflow in half precision
+    # the part of each window that is in the image does not hang on the image; the sum itself could
+    # overflow in half precision
     average_pool(x, kernel=k, strides=s, pads=p, dilations=d, extra=(0, 0), count_include_pad=0) \
         == mul(conv(x, expand({SHARE}, shape=(dim(x, 1), 1) + k), strides=s, pads=p, dilations=d, group=dim(x, 1)), \
             div(1, conv(expand(1, shape=(1, 1) + shape(x)[2:]), expand({SHARE}, shape=(1, 1) + k), strides=s, pads=p, \

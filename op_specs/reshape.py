@@ -29,7 +29,8 @@ def _(call: Call):
 
 
 def _resolve(have: Dims, want: Dims, allowzero: bool) -> Dims:
-    """The result's dims: 0 copies the operand's dim (unless `allowzero`), one -1 is what is left."""
+    """The result's dims: 0 copies the operand's dim (unless `allowzero`), one -1 is what is
+    left."""
     if not allowzero and any(n == 0 and i >= len(have) for i, n in enumerate(want)):
         raise IllTyped(f"reshape to {want} copies a dim that {have} does not have")
     shape = tuple(have[i] if n == 0 and not allowzero else n for i, n in enumerate(want))
@@ -53,7 +54,8 @@ def _(node, opset: int) -> Call:
 
 
 def _written(have: Dims, want: Dims) -> Dims:
-    """`want` without computed sizes where ONNX can copy a dim (0) or work out the only other one (-1)."""
+    """`want` without computed sizes where ONNX can copy a dim (0) or work out the only other one
+    (-1)."""
     written = tuple(0 if isinstance(n, Symbolic) and have[i : i + 1] == (n,) else n for i, n in enumerate(want))
     if sum(isinstance(n, Symbolic) for n in written) > 1:
         return want
@@ -62,8 +64,9 @@ def _written(have: Dims, want: Dims) -> Dims:
 
 @reshape.traits.restriction
 def _(inner, node, box):
-    """The smallest boxes of both shapes that hold the same elements; what is too much is cut away from the result. A range that crosses
-    rows of the operand is its first row, whole rows and its last row, beside each other."""
+    """The smallest boxes of both shapes that hold the same elements; what is too much is cut away
+    from the result. A range that crosses rows of the operand is its first row, whole rows and its
+    last row, beside each other."""
     (x,) = node.args
     around, result = list(whole(x)), list(box)
     for old, new in regrouped_runs(sizes(x), sizes(node)):
@@ -82,7 +85,8 @@ def _(inner, node, box):
 
 
 def _rows(old: Sequence[int], new: Sequence[int], box: Sequence[TraitInterval]) -> Iterator[tuple[int, list[int]]]:
-    """For dims whose interval crosses rows of the other shape, the longest rows first: where the first ends and the last begins."""
+    """For dims whose interval crosses rows of the other shape, the longest rows first: where the
+    first ends and the last begins."""
     for row in (prod(old[i:]) for i in range(1, len(old))):
         for at, (a, b) in enumerate(box):
             step, rest = divmod(row, prod(new[at + 1 :]))
@@ -118,7 +122,8 @@ def _(attrs, old, new, names):
 
 
 def _regrouped(have: tuple[Dim, ...], lifted: tuple[Dim, ...], want: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided among the new ones."""
+    """The dims of a reshape's result, run by run of equal products: kept, multiplied, or divided
+    among the new ones."""
     result: list[Dim] = list(want)
     i = j = 0
     while i < len(have) or j < len(want):

@@ -1,4 +1,5 @@
-"""Enlarging by whole factors, each element repeated (ONNX's Resize and Upsample of mode nearest)."""
+"""Enlarging by whole factors, each element repeated (ONNX's Resize and Upsample of mode
+nearest)."""
 
 import math
 

@@ -14,9 +14,11 @@ from taso_mirage.operators.ops import Call, op
 def rotary_embedding(
     xp, x, cos, sin, positions=None, *, interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0
 ):
-    """(b,h,s,d) or (b,s,h*d), (p,r/2), (p,r/2), (b,s) -> x, its first r of d elements turned by its position's angles
+    """(b,h,s,d) or (b,s,h*d), (p,r/2), (p,r/2), (b,s) -> x, its first r of d elements turned by its
+    position's angles
 
-    The pairs that turn are the halves, or neighbours if `interleaved`; without positions cos and sin are (b,s,r/2).
+    The pairs that turn are the halves, or neighbours if `interleaved`; without positions cos and
+    sin are (b,s,r/2).
     """
     if positions is not None and xp.rank(positions) != 2:
         raise IllTyped(f"positions of rank {xp.rank(positions)}, expected one a sequence and token")
@@ -47,7 +49,10 @@ def _rotary(xp, x, cos, sin, positions, interleaved: int, num_heads: int, rotary
 
 
 def _at(xp, table, positions, wanted, heads_axis):
-    """The rows of a table, with an axis of 1 for the heads. The runtime takes no sequence longer than the table."""
+    """The rows of a table, with an axis of 1 for the heads.
+
+    The runtime takes no sequence longer than the table.
+    """
     if positions is None:
         rows = table
     elif xp.rank(positions) == 1:

@@ -196,7 +196,8 @@ trilu.example("int64[3,3]", upper=0)
 
 @op(onnx="OneHot", since=9)
 def one_hot(xp, indices, values, *, depth: Dim, axis: int):
-    """(i...), (2,) -> (i..., depth, ...): values[1] where the position along `axis` is the index, else values[0]"""
+    """(i...), (2,) -> (i..., depth, ...): values[1] where the position along `axis` is the index,
+    else values[0]"""
     index = xp.cast(indices, "int64")
     index = xp.map(np.where, xp.map(np.less, index, xp.literal(0, index)), xp.add(index, _size(xp, depth)), index)
     shape = xp.shape(index)

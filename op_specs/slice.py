@@ -7,15 +7,16 @@ from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
 from taso_mirage.operators.slicing import whole
 
 UNBOUNDED = 10**9
-"""What exporters write for "to the end" is this or more: no tensor that a model slices has so many positions along a free dim."""
+"""What exporters write for "to the end" is this or more: no tensor that a model slices has so many
+positions along a free dim."""
 
 
 @op(onnx="Slice", since=1)
 def slice_(xp, x, *, starts: Dims, ends: Dims, axes: Ints, steps: Ints):
     """x[..., start:end:step, ...] at each of `axes`
 
-    Canonical: axes ascend, no whole ranges, 0 <= start, end <= the dim; where a step is negative, an end of -1 means
-    that the first element is included.
+    Canonical: axes ascend, no whole ranges, 0 <= start, end <= the dim; where a step is negative,
+    an end of -1 means that the first element is included.
     """
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         x = xp.slice(x, axis, start, end, step)
@@ -62,10 +63,12 @@ def _bounds(n, start, end, step):
 
 
 def _position(n, at):
-    """`at` counted from the front, where it is known to lie within a dim `n` whose size, or which itself, is not fixed.
+    """`at` counted from the front, where it is known to lie within a dim `n` whose size, or which
+    itself, is not fixed.
 
-    An int from the end, as in x[:-2], is n - 2: sizes below 2 would make a dim negative. A symbolic position within a
-    dim of fixed size (a table of positions cut to the length) is taken to be legal; so would be what uses it.
+    An int from the end, as in x[:-2], is n - 2: sizes below 2 would make a dim negative. A symbolic
+    position within a dim of fixed size (a table of positions cut to the length) is taken to be
+    legal; so would be what uses it.
     """
     if isinstance(at, int) and abs(at) >= UNBOUNDED:
         return n if at > 0 else 0
@@ -81,7 +84,8 @@ def _negative(dim) -> bool:
 
 
 def _at_least(dim, bound: int) -> bool:
-    """Whether a dim is surely that large; its symbols are sizes of at least 1, its quotients are not negative."""
+    """Whether a dim is surely that large; its symbols are sizes of at least 1, its quotients are
+    not negative."""
     if isinstance(dim, int):
         return dim >= bound
     lowest = sum(c * all(isinstance(atom, str) for atom, _ in m) for m, c in dim.terms)
@@ -106,7 +110,8 @@ def _(node, opset: int) -> Call:
 
 
 def _written(n, at):
-    """A position without computed sizes where it can be counted from the end of a dim `n` that is not fixed."""
+    """A position without computed sizes where it can be counted from the end of a dim `n` that is
+    not fixed."""
     if not isinstance(n, Symbolic) or not isinstance(at, Symbolic) or not isinstance(n - at, int):
         return at
     return at - n if n != at else 2**63 - 1

@@ -9,7 +9,8 @@ from taso_mirage.operators.ops import Call, Op, op
 
 @op(onnx="Softmax", since=1, domains={"axis": "any axis"})
 def softmax(xp, x, *, axis: int = -1):
-    """x -> e^x / sum(e^x) along `axis`; the maximum is taken off first, so that nothing overflows"""
+    """x -> e^x / sum(e^x) along `axis`; the maximum is taken off first, so that nothing
+    overflows"""
     axis = _legal(xp, x, axis)
     parts = exp(xp, sub(xp, x, reduce_max(xp, x, axes=(axis,))))
     return div(xp, parts, reduce_sum(xp, parts, axes=(axis,)))
@@ -37,7 +38,8 @@ def _read(op_: Op, call: Call) -> Node:
 
 
 def _only_axis(x: Node, first: int) -> int:
-    """Before opset 13 all axes from `first` on are one; the same where at most one of them is not 1."""
+    """Before opset 13 all axes from `first` on are one; the same where at most one of them is not
+    1."""
     wide = [i for i in range(first, x.tensor.rank) if x.shape[i] != 1]
     if len(wide) > 1:
         raise Unsupported(f"softmax before opset 13 over the axes {first} to {x.tensor.rank - 1} together")
@@ -58,8 +60,9 @@ for each in (softmax, log_softmax):
     each.example("float32[2,3,4]", axis=1)
     each.example("float32[5]", axis=0)
 
-# The last four assume that the scores do not overflow: softmax of finite numbers is never NaN. A mask of finite constants keeps
-# its rows finite; one with minus infinity may not, and a mask that is a weight is not known to be finite.
+# The last four assume that the scores do not overflow: softmax of finite numbers is never NaN. A
+# mask of finite constants keeps its rows finite; one with minus infinity may not, and a mask that
+# is a weight is not known to be finite.
 softmax.laws("""
     div(exp(sub(x, reduce_max(x, axes=i))), reduce_sum(exp(sub(x, reduce_max(x, axes=i))), axes=i)) \
         == softmax(x, axis=i[0]) \

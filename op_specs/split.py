@@ -28,7 +28,8 @@ def _(call: Call):
 
 
 def _equal(n, call: Call) -> Dims:
-    """The sizes of parts that are not given: all equal, the last one smaller where opset 18 allows it."""
+    """The sizes of parts that are not given: all equal, the last one smaller where opset 18 allows
+    it."""
     if call.opset < 18:
         count = max(call.outputs, call.listed)
         return (_exactly(n, count),) * count

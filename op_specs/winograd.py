@@ -1,4 +1,5 @@
-"""A convolution by Winograd's minimal filtering (Lavin and Gray, CVPR'16, section 4.1): only kernels for the CPU have it.
+"""A convolution by Winograd's minimal filtering (Lavin and Gray, CVPR'16, section 4.1): only
+kernels for the CPU have it.
 
 Where an element of the data is infinite or no number, all results of its tiles are no numbers.
 """
@@ -19,19 +20,22 @@ from taso_mirage.operators.ops import Ints, op
 
 HALVES = {0: "", 3: "1", 5: "2/3 3/2", 9: "2/5 4/5 5/4 5/2"}
 POINTS = {n: [Fraction(p) * s for p in own.split() for s in (1, -1)] for n, own in HALVES.items()}
-"""Where the polynomials of a tile with a kernel are evaluated, by tile + kernel - 2, which is how many points there are with 0, where there
-is any; and at infinity. With 2/3 and 3/2 in place of 1 and 2 the error is less than a third (tests/test_convolutions.py); that the points
-decide it: Barabasz et al., TOMS 2020."""
+"""Where the polynomials of a tile with a kernel are evaluated, by tile + kernel - 2, which is how
+many points there are with 0, where there is any; and at infinity. With 2/3 and 3/2 in place of 1
+and 2 the error is less than a third (tests/test_convolutions.py); that the points decide it:
+Barabasz et al., TOMS 2020."""
 
 
 @op(lowering=Lowering.WINOGRAD)
 def winograd(
     xp, x, w, b=None, z=None, *, pads: Ints, group: int = 1, tile: Ints = (2, 2), block: Ints = (16, 1), relu: int = 0
 ):
-    """(n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w') -> (n,g*o,h',w'): conv of x and w with stride 1, then z is added, then relu.
+    """(n,g*c,h,w), (g*o,c,p,q), (g*o), (n,g*o,h',w') -> (n,g*o,h',w'): conv of x and w with stride
+    1, then z is added, then relu.
 
-    `tile`: results of a tile along either axis; `block`: how many tiles a block of the grid has, and into how many parts the
-    output channels are cut, which changes nothing."""
+    `tile`: results of a tile along either axis; `block`: how many tiles a block of the grid has,
+    and into how many parts the output channels are cut, which changes nothing.
+    """
     (n, c, *sizes), (o, d, *kernel) = xp.shape(x), xp.shape(w)
     if (
         xp.rank(x) != 4
@@ -70,7 +74,8 @@ def winograd(
 
 
 def transforms(tile: int, kernel: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
-    """The matrices of data, weights and results for a tile of so many results: the algorithm of Toom and Cook, transposed."""
+    """The matrices of data, weights and results for a tile of so many results: the algorithm of
+    Toom and Cook, transposed."""
     points = [Fraction(0)][: tile + kernel - 2] + POINTS[tile + kernel - 2]
     others = [[q for q in points if q != p] for p in points]
     data = [[*_product(rest), Fraction(0)] for rest in others] + [_product(points)]
@@ -90,7 +95,8 @@ def _product(roots: list[Fraction]) -> list[Fraction]:
 
 
 def _matrix(xp, rows: list[list[Fraction]], like):
-    """Integers over integers, all of which a float has, so that no meaning rounds what it need not."""
+    """Integers over integers, all of which a float has, so that no meaning rounds what it need
+    not."""
     above, below = ([[getattr(each, part) for each in row] for row in rows] for part in ("numerator", "denominator"))
     return xp.div(*(xp.constant(Literal.of(np.array(part, xp.dtype(like)))) for part in (above, below)))
 

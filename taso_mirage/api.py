@@ -38,16 +38,19 @@ def optimize(model: Given, *, return_result: Literal[True], **options: Any) -> t
 def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     """A model that computes the same and is no slower, of the kind that was given.
 
-    `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is written to `output`
-    (`MODEL.optimized.onnx` if left out), and its path is returned. The options have the names of the command line's:
+    `model` is an `onnx.ModelProto`, an `onnx_ir.Model`, or a path. Of a path the optimized model is
+    written to `output` (`MODEL.optimized.onnx` if left out), and its path is returned. The options
+    have the names of the command line's:
 
-    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"), shape (texts
-    like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and run_limit (seconds), kernels
-    ("off", "search" or "cached"), partial, alpha, measure, scheduler, explain, report and certificate (paths),
-    trust_kernels, and rules: a RuleSet, or paths of rule files whose rules are added to all others.
+    output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
+    shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
+    run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
+    explain, report and certificate (paths), trust_kernels, and rules: a RuleSet, or paths of rule
+    files whose rules are added to all others.
 
-    With `return_result` a pair is returned: the model, and a `Result` with its changes, times, evidence and notes. Where a rewrite
-    failed the check, it is left out; `result.failure` says which, and without `return_result` a warning does. Raises TasoMirageError.
+    With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
+    evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
+    which, and without `return_result` a warning does. Raises TasoMirageError.
     """
     found = _run(model, Options(**options))
     if isinstance(model, str | Path):
@@ -63,8 +66,11 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`. `command` is what a report says to repeat;
-    `progress` is called with what is going on, `stop` ends the searches."""
+    """The keyword options of `optimize`; see there, and `taso-mirage optimize --help`.
+
+    `command` is what a report says to repeat; `progress` is called with what is going on, `stop`
+    ends the searches.
+    """
 
     output: str | Path | None = None
     target: str | Target = "cpu"
@@ -113,7 +119,8 @@ class Options:
 
 
 def _to_be_proved(given: RuleSet | Sequence[str | Path]) -> RuleSet:
-    """The set, or all rules with those of some files; none is taken on trust, whatever it says of its evidence."""
+    """The set, or all rules with those of some files; none is taken on trust, whatever it says of
+    its evidence."""
     files = () if isinstance(given, RuleSet) else [rules_of(Path(file)) for file in given]
     asked = given if isinstance(given, RuleSet) else reduce(RuleSet.__add__, files, all_rules())
     return RuleSet(tuple(e if e.evidence in PROVED_WHERE_APPLIED else replace(e, evidence="law") for e in asked))

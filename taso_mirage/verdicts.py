@@ -1,4 +1,5 @@
-"""What the provers and checks give back: an answer, which is true, or a `Failure`, which is false and says why."""
+"""What the provers and checks give back: an answer, which is true, or a `Failure`, which is false
+and says why."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer, with a counterexample where one is known; false, where answers are true.
+    """Why there is no answer, with a counterexample where one is known; false, where answers are
+    true.
 
     `equation`: the text of the rule that failed, with the guards that it had by then. `steps`: the
     work that a prover spent.
@@ -83,7 +85,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes alone).
+    """`kind`: "symbolic" (every case for every size) or "bounded" (some cases at their own sizes
+    alone).
 
     `bound` is what it covers, in words; `steps` a deterministic measure of its work.
     """

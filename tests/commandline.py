@@ -17,7 +17,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 def run(*args: object, check: int | None = 0) -> Done:
-    """The command line in this process: most of the time of a process of its own goes to imports."""
+    """The command line in this process: most of the time of a process of its own goes to
+    imports."""
     command = ["taso-mirage", *map(str, args)]
     out, err, handler = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGINT)
     try:

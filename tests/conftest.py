@@ -1,4 +1,5 @@
-"""What all tests share: a cost cache of their own, so that no test reads or fills the user's, and models built once."""
+"""What all tests share: a cost cache of their own, so that no test reads or fills the user's, and
+models built once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(shared: Path) -> Callable[..., onnx.ModelProto]:
-    """`models.build` in the small configuration; every model is built once in a run of the tests and not to be changed."""
+    """`models.build` in the small configuration; every model is built once in a run of the tests
+    and not to be changed."""
     import models
 
     def built(name: str, **options: Any) -> onnx.ModelProto:

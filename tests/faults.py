@@ -1,9 +1,10 @@
-"""A command again and again, of whose calls to the system another one fails each time; run by tests/test_faults.py with faults.cpp.
+"""A command again and again, of whose calls to the system another one fails each time; run by
+tests/test_faults.py with faults.cpp.
 
     LD_PRELOAD=faults.so python faults.py FOLDER ERRNO LASTS COMMAND ...
 
-Each run is a fork, so that what is imported is imported once. Prints a JSON object a line: which call failed, the exit code, what was
-said, and the files of the folder afterwards by their digests.
+Each run is a fork, so that what is imported is imported once. Prints a JSON object a line: which
+call failed, the exit code, what was said, and the files of the folder afterwards by their digests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def in_fork(work: Path, call: int, error: int, lasts: int, command: list[str]) -> int:
-    """The exit code: of the command, with what it said in the files `out` and `err`; and the calls that it made, in `calls`."""
+    """The exit code: of the command, with what it said in the files `out` and `err`; and the calls
+    that it made, in `calls`."""
     number = os.fork()
     if number:
         return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])

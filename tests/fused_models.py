@@ -1,4 +1,5 @@
-"""What the tests of kernels inside models share: a model with two kinds of regions, and clocks that say what a test wants."""
+"""What the tests of kernels inside models share: a model with two kinds of regions, and clocks that
+say what a test wants."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu import lowering as cpu
 
 ROWS, WIDTH = 66, 8
-"""A linear layer of so many rows is in no region, so that there is one before it and one behind it."""
+"""A linear layer of so many rows is in no region, so that there is one before it and one behind
+it."""
 CONFIG = Config(budget=1000.0, seconds=0.0, default_size=ROWS)
 
 
@@ -52,8 +54,8 @@ def plain(rows: int | str = ROWS, config: Config = CONFIG) -> Result:
 
 
 def quick(patch: pytest.MonkeyPatch, gain: float = 2.0) -> None:
-    """Few muGraphs, run for a moment; and the clocks: every kernel is twice as fast as its region, and makes the model `gain` times as
-    fast as it was."""
+    """Few muGraphs, run for a moment; and the clocks: every kernel is twice as fast as its region,
+    and makes the model `gain` times as fast as it was."""
     patch.setattr(searches, "BEST", 2)
     patch.setattr(cpu, "SECONDS", 0.01)
     patch.setattr(alone, "in_child", lambda measurement, contents, target, seconds: [2.0, 1.0])
@@ -78,7 +80,8 @@ OPENED = runtime.open_in_child
 
 
 def clock(gains: Sequence[float]) -> Callable[..., list[list[float]]]:
-    """`interleaved` where each comparison gives the next of these gains, the last one ever after; the models run once."""
+    """`interleaved` where each comparison gives the next of these gains, the last one ever after;
+    the models run once."""
     left = list(gains)
 
     def timed(sessions: Sequence[Any], inputs: Any, seconds: float) -> list[list[float]]:

@@ -1,4 +1,5 @@
-"""Rules that are known to be true or false, each with one typing in letters: the classification set of the verifier."""
+"""Rules that are known to be true or false, each with one typing in letters: the classification set
+of the verifier."""
 
 from __future__ import annotations
 
@@ -264,7 +265,8 @@ TRUE = [
 ]
 
 FALSE = [
-    # TASO's wrong rules: weights are concatenated where groups meet other channels, and sums of grouped convolutions
+    # TASO's wrong rules: weights are concatenated where groups meet other channels, and sums of
+    # grouped convolutions
     Known(
         "concat(conv(x, v, **a), conv(x, w, **a), axis=1) == conv(x, concat(v, w, axis=0), **a)",
         f"{IMAGE}, {KERNELS}",

@@ -1,6 +1,8 @@
-"""The best known muGraphs of Mirage's workloads (OSDI'25, section 8), written by hand: each builder gives (muGraph, goal).
+"""The best known muGraphs of Mirage's workloads (OSDI'25, section 8), written by hand: each builder
+gives (muGraph, goal).
 
-Sizes, grid and loop are parameters, so that tests can keep every size apart and back ends can take real ones.
+Sizes, grid and loop are parameters, so that tests can keep every size apart and back ends can take
+real ones.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def kernel(
     loop: int,
     *omap: _Ints,
 ) -> Node:
-    """The kernel whose body is what `body` makes of the operands' tiles; the tiles are called as the operands."""
+    """The kernel whose body is what `body` makes of the operands' tiles; the tiles are called as
+    the operands."""
     tiles = [
         variable(x.attr("name") if x.op == "input" else f"t{i}", tile(x.tensor, grid, imap, fmap, loop))
         for i, (x, imap, fmap) in enumerate(operands)
@@ -67,7 +70,8 @@ def rmsnorm_linear(
     bias: bool = False,
     dtype: str = "float16",
 ) -> Pair:
-    """rms(X) [* gamma] W [+ bias]: the product and the sum of squares accumulate in one loop over `inner`."""
+    """rms(X) [* gamma] W [+ bias]: the product and the sum of squares accumulate in one loop over
+    `inner`."""
     x, w = leaf("X", dtype, rows, inner), leaf("W", dtype, inner, cols)
     g, b = leaf("gamma", dtype, inner), leaf("bias", dtype, cols)
     normed = term("mul", rms(x, 1), g) if gamma else rms(x, 1)
@@ -137,9 +141,11 @@ def ntrans(rows: int = 6, inner: int = 5, grid: int = 3, *, dtype: str = "float1
 
 
 class Attention:
-    """softmax(Q K [* scale] [+ mask]) V over (heads, queries, dim), (heads, dim, keys), (heads, keys, width) [, (queries, keys)].
+    """softmax(Q K [* scale] [+ mask]) V over (heads, queries, dim), (heads, dim, keys), (heads,
+    keys, width) [, (queries, keys)].
 
-    The blocks are (heads, query blocks[, splits of the keys]); the loop runs over the keys of a block.
+    The blocks are (heads, query blocks[, splits of the keys]); the loop runs over the keys of a
+    block.
     """
 
     def __init__(
@@ -175,13 +181,15 @@ class Attention:
         return term("add", found, mask[0]) if mask else found
 
     def operands(self, split: _Ints) -> list[Operand]:
-        """Imaps for the grid (heads, query blocks) and, if `split` is (2,), the splits of the keys."""
+        """Imaps for the grid (heads, query blocks) and, if `split` is (2,), the splits of the
+        keys."""
         cut = lambda axis: (axis,) if split else ()  # noqa: E731
         found = [(self.q, (0, 1, *cut(-1)), -1), (self.k, (0, -1, *cut(2)), 2), (self.v, (0, -1, *cut(1)), 1)]
         return [*found, (self.mask, (-1, 0, *cut(1)), 1)] if self.masked else found
 
     def accumulators(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, Node]:
-        """The unnormalised output, the sum and the largest score of the tile, rescaled by the running maximum."""
+        """The unnormalised output, the sum and the largest score of the tile, rescaled by the
+        running maximum."""
         s = self.scores(q, k, *mask)
         top = term("reduce_max", s, axes=(2,))
         m = term("running_max", top)
@@ -231,7 +239,8 @@ def attention_split_safe(
     normed: bool = False,
     dtype: str = "float16",
 ) -> Pair:
-    """Flash decoding: the keys are split over the grid too, and a second kernel combines the splits."""
+    """Flash decoding: the keys are split over the grid too, and a second kernel combines the
+    splits."""
     a = Attention(heads, queries, dim, keys, width, scaled=scaled, masked=masked, normed=normed, dtype=dtype)
 
     def first(*tiles: Node) -> tuple[Node, ...]:

@@ -1,8 +1,10 @@
-"""Brute-force enumeration of family `taso`, written a second time to compare with `taso_mirage.generate`: nested tuples, exact integers.
+"""Brute-force enumeration of family `taso`, written a second time to compare with
+`taso_mirage.generate`: nested tuples, exact integers.
 
-Nothing of the package is imported; of the family's file only inputs, letters and sizes are read. Dims are polynomials of degree one as
-sorted (letter, coefficient) pairs, "" for the constant. A value is (integers, e), which stands for integers / 9^e: averages are exact,
-and order is that of the real numbers, not of residues.
+Nothing of the package is imported; of the family's file only inputs, letters and sizes are read.
+Dims are polynomials of degree one as sorted (letter, coefficient) pairs, "" for the constant. A
+value is (integers, e), which stands for integers / 9^e: averages are exact, and order is that of
+the real numbers, not of residues.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def plus(a: Dim, b: Dim) -> Dim:
 
 
 def quotient(a: Dim, b: Dim) -> int | Dim | None:
-    """a / b where that is whole: a number if both are multiples of one thing, else (b constant) a dim."""
+    """a / b where that is whole: a number if both are multiples of one thing, else (b constant) a
+    dim."""
     if len(b) == 1 and b[0][0] == "":
         n = b[0][1]
         return None if any(c % n for _, c in a) else tuple((letter, c // n) for letter, c in a)
@@ -52,7 +55,8 @@ class Type:
 
 @dataclass
 class Oracle:
-    """All terms up to some size with their types, cuts (axes in whose middle they may be split), nodes and values."""
+    """All terms up to some size with their types, cuts (axes in whose middle they may be split),
+    nodes and values."""
 
     path: Path
     only_inputs: tuple[str, ...] = ()
@@ -95,7 +99,8 @@ class Oracle:
     # ------------------------------------------------------------ growing
 
     def grow(self) -> None:
-        """One more operator, on kept terms whose nodes and the new one are as many as wanted; new classes are kept, with all members."""
+        """One more operator, on kept terms whose nodes and the new one are as many as wanted; new
+        classes are kept, with all members."""
         size = max(len(self.nodes[t]) for t in self.kept) + 1
         known = {self.keys[t] for t in self.kept}
         found: list[Term] = []
@@ -146,8 +151,9 @@ class Oracle:
         return {frozenset(c) for c in found.values()}
 
     def joins(self, limit: int) -> set[Any]:
-        """Essential joins: l1 = r1 and l2 = r2 with at most so many nodes a side, both r with a variable that its own l lacks, sharing a
-        node, all of their variables in l1 or l2, each l a smallest term of its class; canonical under renaming."""
+        """Essential joins: l1 = r1 and l2 = r2 with at most so many nodes a side, both r with a
+        variable that its own l lacks, sharing a node, all of their variables in l1 or l2, each l a
+        smallest term of its class; canonical under renaming."""
         by_key: dict[Any, list[Term]] = defaultdict(list)
         for term in self.types:
             by_key[self.keys[term]].append(term)
@@ -179,7 +185,8 @@ def names(term: Term) -> frozenset[str]:
 
 
 def canonical(sides: tuple[Term, Term, Term, Term], group: dict[str, int]) -> Any:
-    """The least of all renamings within the groups of inputs, and of both orders of the two equations."""
+    """The least of all renamings within the groups of inputs, and of both orders of the two
+    equations."""
     used = sorted(frozenset().union(*[names(s) for s in sides]))
     groups = [[n for n in used if group[n] == g] for g in sorted({group[n] for n in used})]
     best = None

@@ -163,7 +163,8 @@ def _merged(node: Node) -> list[Node]:
 
 
 def _groups(node: Node) -> list[Node]:
-    """Two groups as one whose weights are 0 across, and with the second group's weights used for both."""
+    """Two groups as one whose weights are 0 across, and with the second group's weights used for
+    both."""
     x, w, *bias = node.args
     if node.attr("group") != 2:
         return []

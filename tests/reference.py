@@ -1,4 +1,5 @@
-"""The operators in plain numpy with plain loops, and a reader of printed graphs: nothing here comes from the package."""
+"""The operators in plain numpy with plain loops, and a reader of printed graphs: nothing here comes
+from the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""False rules made of true ones: deterministic mutants of every rule of the library and of every law.
+"""False rules made of true ones: deterministic mutants of every rule of the library and of every
+law.
 
 Some mutants are true (operands of a sum exchanged); `tests/stranger.py` tells which are not.
 """
@@ -192,7 +193,8 @@ def _of_typing(rule: Rule) -> Iterator[Site]:
 
 
 def _of_term(node: Node) -> Iterator[tuple[str, Node]]:
-    """A term with exchanged operands, another sign, another number, another operator or other attributes."""
+    """A term with exchanged operands, another sign, another number, another operator or other
+    attributes."""
     if node.op == "splat":
         value = float(node.attr("value"))
         for other in (-value, value + 1, value * 2):
@@ -233,7 +235,8 @@ def _with(node: Node, k: int, operand: Node) -> Node:
 
 
 def _other_values(key: str, value: Any) -> Sequence[Any]:
-    """Other values of an attribute: an axis moved, a permutation changed, a number changed, parts of a vector exchanged."""
+    """Other values of an attribute: an axis moved, a permutation changed, a number changed, parts
+    of a vector exchanged."""
     if isinstance(value, Expr):
         return _other_expressions(key, value.source)
     if key == "perm" and isinstance(value, tuple) and len(value) > 1:
@@ -265,7 +268,8 @@ def _other_expressions(key: str, source: str) -> list[Expr]:
 def falsely_accepted(
     accepts: Callable[[Rule], bool], seed: int = 0, count: int = 2000, draws: int = 400
 ) -> list[tuple[Rule, str, str]]:
-    """The mutants that a verifier accepts and the oracle refutes: each with what was changed and the counterexample."""
+    """The mutants that a verifier accepts and the oracle refutes: each with what was changed and
+    the counterexample."""
     found = []
     for rule, description in mutants(seed, count):
         if accepts(rule):

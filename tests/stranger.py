@@ -1,9 +1,12 @@
-"""An oracle that shares nothing with the prover: typings of a rule drawn plainly, and both sides computed in numpy.
+"""An oracle that shares nothing with the prover: typings of a rule drawn plainly, and both sides
+computed in numpy.
 
-A rule claims every typing that its operators' type rules and its guard admit. Here sizes, ranks, dtypes, attributes and constants are
-drawn far from the rule's own typing; an instance is what `match` finds and `apply_equation` builds, and a case only where ONNX allows every
-term of both sides. Integers wrap in their own dtype; floats are real numbers, in float64, and what differs is looked at again in
-longer numbers, so that a rounding is no counterexample. A cast that narrows rounds.
+A rule claims every typing that its operators' type rules and its guard admit. Here sizes, ranks,
+dtypes, attributes and constants are drawn far from the rule's own typing; an instance is what
+`match` finds and `apply_equation` builds, and a case only where ONNX allows every term of both
+sides. Integers wrap in their own dtype; floats are real numbers, in float64, and what differs is
+looked at again in longer numbers, so that a rounding is no counterexample. A cast that narrows
+rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ from taso_mirage.ir.terms import (
 from taso_mirage.meanings.reals import Reals
 from taso_mirage.operators.expressions import Expr
 from taso_mirage.operators.expressions import names_in_expression as free_names
-from taso_mirage.operators.ops import get, interpret_term
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.equation import Equation, apply_equation, matches
 from taso_mirage.rewriting.library import Rule, parse_attributes, parse_given
 from taso_mirage.rewriting.patterns import REST
@@ -89,7 +93,8 @@ SATURATING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """One instance with inputs on which the sides differ: what the names stand for, and both results."""
+    """One instance with inputs on which the sides differ: what the names stand for, and both
+    results."""
 
     types: Mapping[str, str]
     attributes: Mapping[str, Any]
@@ -136,11 +141,12 @@ def as_rule(law: Equation) -> Rule:
 def refute(
     rule: Rule, seed: int = 0, draws: int = 600, tries: int = 40, strict: bool = True, plain: bool = False
 ) -> Counterexample | None:
-    """A counterexample within `draws` instances, else None. At most `draws * tries` typings are drawn.
+    """A counterexample within `draws` instances, else None.
 
-    `strict`: quotients of integers count too, which `apply_equation` refuses. `plain`: no axes that count from the
-    end, since models that are
-    read have none.
+    At most `draws * tries` typings are drawn.
+
+    `strict`: quotients of integers count too, which `apply_equation` refuses. `plain`: no axes that
+    count from the end, since models that are read have none.
     """
     return examine(rule, seed, draws, tries, strict, plain).counterexample
 
@@ -220,7 +226,8 @@ def _allowed(node: Node) -> bool:
 
 
 def _fits(node: Node, dtypes: Sequence[str]) -> bool:
-    """What schemas do not say: scalar bounds, remainders of floats, windows that are all padding, attributes of integers."""
+    """What schemas do not say: scalar bounds, remainders of floats, windows that are all padding,
+    attributes of integers."""
     attrs = dict(node.attrs)
     if node.op in ("softmax", "log_softmax", "layer_norm", "rms_norm", "lp_norm"):
         return -node.args[0].tensor.rank <= attrs["axis"] < node.args[0].tensor.rank
@@ -286,7 +293,8 @@ def _schema_name(dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """One typing to start from: dtypes, dims (letters or numbers), values of operands that are given as such, attributes."""
+    """One typing to start from: dtypes, dims (letters or numbers), values of operands that are
+    given as such, attributes."""
 
     types: Mapping[str, tuple[str, tuple[Any, ...]]]
     values: Mapping[str, Array]
@@ -344,7 +352,8 @@ class _Drawing:
             yield seed
 
     def _example(self, i: int) -> Seed:
-        """Operands of one example an operator, or of one for all of its uses; one operator's operands fit each other."""
+        """Operands of one example an operator, or of one for all of its uses; one operator's
+        operands fit each other."""
         rng = self.rng
         types: dict[str, Any] = {}
         values: dict[str, Array] = {}
@@ -425,7 +434,8 @@ class _Drawing:
     def _right(
         self, lhs: tuple[Node, ...], terms: list[Node], names: Mapping[str, Any], strict: bool
     ) -> tuple[tuple[Node, ...], Mapping[str, Any]] | None:
-        """What `apply_equation` builds for a match of these very outputs, and what the names stand for in it."""
+        """What `apply_equation` builds for a match of these very outputs, and what the names stand
+        for in it."""
         try:
             each = itertools.islice(matches(self.equation, lhs[0], users(terms)), 20)
             found = next((m for m in each if m.outputs == lhs), None)
@@ -578,7 +588,10 @@ def number(dtype: str, rng: Random) -> float | int | bool:
 
 
 def build(side: Graph, names: Mapping[str, Any], rng: Random | None, like: str = "float32") -> tuple[Node, ...]:
-    """One side with terms for its names. With `rng` a number may stand as a constant of any shape: all of them match."""
+    """One side with terms for its names.
+
+    With `rng` a number may stand as a constant of any shape: all of them match.
+    """
     done: dict[Node, Node] = {}
     for node in topological(side.outputs):
         if node.op == "input":
@@ -801,7 +814,8 @@ def _move(shapes: Shapes, rng: Random) -> None:
 
 
 def _fewer(shapes: Shapes, rng: Random) -> None:
-    """Some operands at once with the same lower rank and dims of 1: `concat` of those is as wide as there are of them."""
+    """Some operands at once with the same lower rank and dims of 1: `concat` of those is as wide as
+    there are of them."""
     chosen = [n for n in shapes if rng.random() < 0.5]
     keep, share = rng.choice((0, 1, 1, 2)), rng.choice((0.5, 1.0))
     for name in chosen:
@@ -847,7 +861,8 @@ def _draw_attributes(
     keep: bool,
     plain: bool,
 ) -> None:
-    """Values for the attribute names of one operator that are not bound yet, which fit its operands more often than not."""
+    """Values for the attribute names of one operator that are not bound yet, which fit its operands
+    more often than not."""
     op = get(node.op)
     shape = operands[0].shape if operands and _typed(operands[0]) else ()
     known: dict[str, Any] = {}
@@ -1032,7 +1047,10 @@ class Undefined(Exception):
 
 
 def evaluate(outputs: Sequence[Node], env: Mapping[Node, Array], xp: _Numbers) -> dict[Node, Any]:
-    """Every term's value. Undefined where ONNX leaves the result open; floats that are not finite show in the values."""
+    """Every term's value.
+
+    Undefined where ONNX leaves the result open; floats that are not finite show in the values.
+    """
     values: dict[Node, Any] = {n: xp.load(a) for n, a in env.items()}
     order = topological(outputs, stop=values.keys())
     rounds = not any(k == "stash_type" for n in order for k, _ in n.attrs)  # such operators round inside, unseen here
@@ -1099,7 +1117,8 @@ def compare(
     rng: Random,
     numbers: np.random.Generator,
 ) -> Counterexample | bool | None:
-    """One run on random inputs: a counterexample, True where the sides agree, None where there is nothing to compare."""
+    """One run on random inputs: a counterexample, True where the sides agree, None where there is
+    nothing to compare."""
     terms = topological((*lhs, *rhs))
     ops = {n.op for n in terms}
     env = inputs([n for n in terms if n.op in ("input", "weight")], ops, rng, numbers)
@@ -1138,7 +1157,8 @@ def _apart(a: Array, b: Array, tolerance: float) -> Array:
 
 
 def _unsafe(terms: Sequence[Node], values: Mapping[Node, Any], ops: set[str]) -> bool:
-    """Whether an infinity arose, or no number where something chooses by comparing: nothing is claimed there."""
+    """Whether an infinity arose, or no number where something chooses by comparing: nothing is
+    claimed there."""
     chooses = bool(ops & (JUMPS | {"max", "min", "relu", "clip", "reduce_max", "reduce_min", "max_pool"}))
     for node in terms:
         value = values.get(node)
@@ -1178,7 +1198,8 @@ def _confirmed(
     tolerance: float,
     numbers: np.random.Generator,
 ) -> bool:
-    """Whether it is no rounding: in longer numbers the sides are as far apart, and where something jumps, beside it too."""
+    """Whether it is no rounding: in longer numbers the sides are as far apart, and where something
+    jumps, beside it too."""
     with np.errstate(all="ignore"):
         long = evaluate((*lhs, *rhs), env, LONG)
     for (a, b), (c, d) in zip(_parts(values[lhs[k]], values[rhs[k]]), _parts(long[lhs[k]], long[rhs[k]]), strict=True):

@@ -1,4 +1,5 @@
-"""`taso_mirage.optimize`: takes and gives back what the user has, with the options of the command line."""
+"""`taso_mirage.optimize`: takes and gives back what the user has, with the options of the command
+line."""
 
 from __future__ import annotations
 
@@ -235,7 +236,8 @@ def test_the_front_door_has_every_option_documented() -> None:
 
 
 def test_nothing_of_a_model_outlives_its_run() -> None:
-    """What a search knows of a model is megabytes: kept from run to run it fills the memory of a process that has many models."""
+    """What a search knows of a model is megabytes: kept from run to run it fills the memory of a
+    process that has many models."""
 
     def kept() -> int:
         gc.collect()

@@ -1,4 +1,5 @@
-"""Imports go down from room to room and never in circles, every public name means one thing, documents name files that exist."""
+"""Imports go down from room to room and never in circles, every public name means one thing,
+documents name files that exist."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ LAYERS: list[set[str]] = [  # a room may import those of the rows above its own;
     {"cli"},
 ]
 DESCRIPTIONS = {"device", "machine", "options", "stamp", "compiler"}
-"""Modules of `targets/` that only describe: a folder of it has all of one target, so its modules stand at three heights. Sessions are
-above the runtime, and what lowers kernels is above their search."""
+"""Modules of `targets/` that only describe: a folder of it has all of one target, so its modules
+stand at three heights. Sessions are above the runtime, and what lowers kernels is above their
+search."""
 HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
@@ -102,7 +104,8 @@ def parsed(file: Path) -> ast.Module:
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:
-    """Modules with the names taken from them, wherever the import stands: at the top, in a function, for types alone."""
+    """Modules with the names taken from them, wherever the import stands: at the top, in a
+    function, for types alone."""
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -133,7 +136,8 @@ def layer(name: str) -> int:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Sets of names that reach each other: the strongly connected components with more than one member (Tarjan)."""
+    """Sets of names that reach each other: the strongly connected components with more than one
+    member (Tarjan)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -194,7 +198,8 @@ def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Public names that a module defines at its top, and whether they are classes or aliases of types."""
+    """Public names that a module defines at its top, and whether they are classes or aliases of
+    types."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = [(node.name, isinstance(node, ast.ClassDef))]
@@ -208,7 +213,8 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, bool]]:
 
 
 def used_elsewhere() -> set[tuple[str, str]]:
-    """(module, name) of all that one module takes from another, also as an attribute of an imported module."""
+    """(module, name) of all that one module takes from another, also as an attribute of an imported
+    module."""
     used = set()
     for own, file in modules().items():
         aliases: dict[str, str] = {}
@@ -225,8 +231,11 @@ def used_elsewhere() -> set[tuple[str, str]]:
 
 
 def test_a_public_name_means_one_thing() -> None:
-    """Classes, aliases of types, and what other modules use. The checker shares nothing with the rest, its names neither; what every
-    target has in a module of the same name (`options`, `device`) is one thing for each."""
+    """Classes, aliases of types, and what other modules use.
+
+    The checker shares nothing with the rest, its names neither; what every target has in a module
+    of the same name (`options`, `device`) is one thing for each.
+    """
     used = used_elsewhere()
     homes: dict[str, set[str]] = defaultdict(set)
     for module, file in modules().items():
@@ -242,7 +251,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 NOT_HERE = {"op_specs/NAME.py", "plugin_in_python.py", "rms_linear.py", "ship.py", "taso_mirage.cpp"}
-"""Files that commands write or that a user may, placeholders, and a key of metadata that looks like a file."""
+"""Files that commands write or that a user may, placeholders, and a key of metadata that looks like
+a file."""
 
 
 def headings(document: Path) -> set[str]:
@@ -271,8 +281,8 @@ def names_of_files() -> frozenset[str]:
 
 
 def there(mention: str, document: Path) -> bool:
-    """Whether a file that a document mentions exists: from the root, a folder of the package, the document's
-    folder, or by its name alone."""
+    """Whether a file that a document mentions exists: from the root, a folder of the package, the
+    document's folder, or by its name alone."""
     if mention in NOT_HERE:
         return True
     if "/" not in mention:
@@ -352,7 +362,8 @@ def test_code_generators_name_no_operator() -> None:
 
 
 def test_the_digest_of_the_prover_has_all_that_a_proof_imports() -> None:
-    """Kept verdicts are those of this prover: a change of any module that it imports makes them anew."""
+    """Kept verdicts are those of this prover: a change of any module that it imports makes them
+    anew."""
     apart = {"errors", "version", "system"}  # they decide nothing
     reached, waiting = set[str](), ["taso_mirage.prove.rules.proofs"]
     while waiting:
@@ -362,3 +373,33 @@ def test_the_digest_of_the_prover_has_all_that_a_proof_imports() -> None:
             waiting += imports(modules()[name])
     hashed = set(prover_files())
     assert [m for m in sorted(reached) if room(m) not in apart and modules()[m] not in hashed] == []
+
+
+def docstring_lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines of docstrings and of comments that have a line of their own."""
+    lines = file.read_text().splitlines()
+    for node in ast.walk(parsed(file)):
+        bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+        for statement in (s for body in bodies if isinstance(body, list) for s in body):
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield from ((i, lines[i - 1]) for i in range(statement.lineno, (statement.end_lineno or 0) + 1))
+    yield from ((i, line) for i, line in enumerate(lines, 1) if line.lstrip().startswith("# "))
+
+
+def test_lines_of_prose_are_short() -> None:
+    """At most 100 characters, but for commands, links and tables."""
+    long = [
+        f"{file.relative_to(ROOT)}:{i}"
+        for folder in ("taso_mirage", "op_specs", "tests", "bench", "models")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for i, line in docstring_lines(file)
+        if len(line) > 100 and max(map(len, line.split())) < 60 and not line.startswith("    " * 4)
+    ]
+    for file in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"):
+        code = False
+        for i, line in enumerate(file.read_text().splitlines(), 1):
+            code ^= line.lstrip().startswith("```")
+            if not code and not line.startswith("|") and len(line) > 100 and max(map(len, line.split())) < 60:
+                long.append(f"{file.relative_to(ROOT)}:{i}")
+    assert long == []

@@ -1,4 +1,5 @@
-"""Every model of `models/` through `optimize`: checked, valid, no larger, with the signature of the original."""
+"""Every model of `models/` through `optimize`: checked, valid, no larger, with the signature of the
+original."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from taso_mirage.search.config import Config
 ROOT = Path(__file__).parent.parent
 DYNAMIC = ("bert", "llama")
 SLOW = ("light_alexnet", "light_zfnet512", "light_vgg19", "light_resnet50", "light_inception_v2")
-"""Their float64 reference takes long: weights are large, or images. The last two are built small from torch, too."""
+"""Their float64 reference takes long: weights are large, or images.
+
+The last two are built small from torch, too.
+"""
 
 Small = Callable[..., onnx.ModelProto]
 

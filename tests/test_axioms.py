@@ -1,4 +1,5 @@
-"""What proofs know of scalar functions: every axiom in numbers, what follows from them, and lookalikes that must not."""
+"""What proofs know of scalar functions: every axiom in numbers, what follows from them, and
+lookalikes that must not."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, numpy_dtype, topological, variable
 from taso_mirage.meanings.reals import EXACT, REALS
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.axioms import AXIOMS, Axiom
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
@@ -280,7 +281,8 @@ def sides(text: str, n: Any, m: Any) -> tuple[tuple[Node, ...], tuple[Node, ...]
 
 
 def differs(text: str, domain: bool = False) -> bool:
-    """Whether numpy shows a difference where both sides are finite, or (`domain`) one only: in float64, or as typed if there are casts."""
+    """Whether numpy shows a difference where both sides are finite, or (`domain`) one only: in
+    float64, or as typed if there are casts."""
     left, right = sides(text, 5, 6)
     xp, width = (REALS, np.float32) if "cast" in text else (EXACT, np.float64)
     generator = np.random.default_rng(0)

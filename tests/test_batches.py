@@ -1,4 +1,5 @@
-"""Regions with free leading dims: which they are, and that the kernels of one sample compute all of them."""
+"""Regions with free leading dims: which they are, and that the kernels of one sample compute all of
+them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
 State = tuple[Node, ...]
@@ -141,7 +143,8 @@ def test_a_region_without_other_sizes_does_not_cost_the_others() -> None:
 
 
 def test_what_all_samples_read_is_no_more_than_each_has() -> None:
-    """A kernel of one row would read the weight of a linear layer once for every row, and there may be a thousand."""
+    """A kernel of one row would read the weight of a linear layer once for every row, and there may
+    be a thousand."""
     weighed = weight("w", Tensor("float32", (16, 16)))
     norm = term("rms_norm", x("h", N, 16), x("g", 16), axis=-1, epsilon=1e-5)
     found, _ = equal_regions(model(term("matmul", norm, weighed)), {"n": 1}, 4, True)
@@ -172,7 +175,8 @@ def test_a_region_with_other_free_dims_is_left_out_and_said() -> None:
 )
 @given(dynamic(), st.sampled_from((1, 2, 3)), st.sampled_from((None, None, "softmax", "reduce_mean", "reduce_max")))
 def test_hostile_regions_are_those_of_their_samples(drawn: tuple[None, State], searched: int, over: str | None) -> None:
-    """At sizes that nothing was tried at, also where the last operators mix the samples; and what has no batch has no free dim inside."""
+    """At sizes that nothing was tried at, also where the last operators mix the samples; and what
+    has no batch has no free dim inside."""
     outputs = tuple(mixed(o, over) for o in drawn[1])
     found, _ = equal_regions(model(*outputs), {"n": searched}, 4, True)
     for kind, spots in found.items():
@@ -219,8 +223,8 @@ def test_a_kernel_of_any_number_of_samples_takes_one_number_alone() -> None:
 
 
 def sums(*samples: int) -> tuple[Graph, Graph]:
-    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what all samples share; and the goal for so
-    many samples."""
+    """Sums of the columns of a sample, by two kernels with scratch memory between them, plus what
+    all samples share; and the goal for so many samples."""
     dims = len(samples)
     a, b = x("a", *[1] * dims, 12, 20), x("b", 20)
     first = mugraphs.kernel(

@@ -1,4 +1,5 @@
-"""The README's tables are those of the committed results, and the benchmark of the optimizer counts only right results."""
+"""The README's tables are those of the committed results, and the benchmark of the optimizer counts
+only right results."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_readme_tables_are_generated_from_the_results() -> None:
 
 
 def test_the_shipped_library_is_that_of_the_measured_run() -> None:
-    """The seed gives the same files: what `generate --ops 4` wrote when it was measured is what is shipped."""
+    """The seed gives the same files: what `generate --ops 4` wrote when it was measured is what is
+    shipped."""
     rows = json.loads((ROOT / "bench" / "results" / "generate-cpu2.json").read_text())["rows"]
     assert script("generate").digest(ROOT / "substitutions") in [row.get("sha256") for row in rows]
 

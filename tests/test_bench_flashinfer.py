@@ -1,4 +1,5 @@
-"""FlashInfer's kernels get the inputs of each row in the layout that they document, checked with stand-ins that compute in PyTorch."""
+"""FlashInfer's kernels get the inputs of each row in the layout that they document, checked with
+stand-ins that compute in PyTorch."""
 
 from __future__ import annotations
 

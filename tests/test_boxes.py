@@ -1,4 +1,5 @@
-"""Boxes against brute force: within a box the elements that an output element is made of only move, by the same steps everywhere."""
+"""Boxes against brute force: within a box the elements that an output element is made of only move,
+by the same steps everywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from taso_mirage.ir.terms import Node, Tensor, is_float, topological, variable
 from taso_mirage.meanings.boxes import Boxes, Cut
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import Op, interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import Op, term
 from taso_mirage.search.partial.cells import boxes, splits
 
 LARGEST = 400
@@ -76,7 +78,8 @@ def assert_boxes(output: Node, values: dict[Node, Any]) -> int:
 
 @pytest.mark.parametrize(("op", "i"), [use for use in uses() if use.values[0].name != "winograd"])
 def test_every_operator(op: Op, i: int) -> None:
-    """All but winograd, which no model has: its sums cancel what a result does not hang on, but for rounding."""
+    """All but winograd, which no model has: its sums cancel what a result does not hang on, but for
+    rounding."""
     use = build(op, i)
     for output in use.outputs:
         try:
@@ -103,7 +106,8 @@ REFUSED |= {
 
 
 def test_what_is_refused_though_it_is_multilinear() -> None:
-    """Of the operators whose degree is at most 1 in each operand, only these end a region; so no example above is skipped unseen."""
+    """Of the operators whose degree is at most 1 in each operand, only these end a region; so no
+    example above is skipped unseen."""
     refused, taken = set(), set()
     for op, i in (use.values for use in uses()):
         use = build(op, i)

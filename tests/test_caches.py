@@ -1,4 +1,5 @@
-"""Caches, whoever wrote to them and whenever they were cut off: what they hold is whole, one's own, and never more than what was lost."""
+"""Caches, whoever wrote to them and whenever they were cut off: what they hold is whole, one's own,
+and never more than what was lost."""
 
 from __future__ import annotations
 

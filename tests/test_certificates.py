@@ -1,4 +1,5 @@
-"""Certificates: what `optimize_model` writes is followed from one model to the other, and nothing that was tampered with is accepted."""
+"""Certificates: what `optimize_model` writes is followed from one model to the other, and nothing
+that was tampered with is accepted."""
 
 from __future__ import annotations
 
@@ -158,7 +159,10 @@ def tampered(text: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def check_tampering(case: Case, count: int, seed: int) -> tuple[int, int]:
-    """How many were refused, and how many were accepted. What is accepted is a proof too: every equality in it was checked."""
+    """How many were refused, and how many were accepted.
+
+    What is accepted is a proof too: every equality in it was checked.
+    """
     rng, refused, accepted = random.Random(seed), 0, 0
     original, optimized, text = case
     known: dict[tuple[str, str, str], str | CheckFailed] = {}

@@ -1,4 +1,5 @@
-"""The independent checker: true equations, false ones, the library's, and steps that somebody tampered with."""
+"""The independent checker: true equations, false ones, the library's, and steps that somebody
+tampered with."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import LEAVES, Graph, Tensor, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
@@ -241,7 +242,8 @@ def forgeries(count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def agree(left: str, right: str, rng: Random) -> bool | None:
-    """Whether both sides give the same numbers at some sizes; None where the texts have no such sizes."""
+    """Whether both sides give the same numbers at some sizes; None where the texts have no such
+    sizes."""
     graphs = [parse_graph(side) for side in (left, right)]
     leaves = {
         n.attr("name"): n

@@ -1,4 +1,5 @@
-"""ONNX Runtime in a process of its own: what crashes it, or never ends, is an error of one line, and the next call works."""
+"""ONNX Runtime in a process of its own: what crashes it, or never ends, is an error of one line,
+and the next call works."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def small() -> bytes:
 
 
 def division() -> onnx.ModelProto:
-    """The runtime divides with the processor's instruction, which traps at the least integer by -1."""
+    """The runtime divides with the processor's instruction, which traps at the least integer by
+    -1."""
     graph = helper.make_graph(
         [helper.make_node("Div", ["x", "y"], ["z"])],
         "division",

@@ -1,4 +1,5 @@
-"""The command line as users meet it: results, exit codes, one-line errors, interrupts, and nothing half-written."""
+"""The command line as users meet it: results, exit codes, one-line errors, interrupts, and nothing
+half-written."""
 
 from __future__ import annotations
 
@@ -240,7 +241,8 @@ def test_interrupt_leaves_a_good_model_or_nothing(tmp_path: Path) -> None:
     [
         # Python drops what is raised in `__del__`
         pytest.param("class Dropped:\n    __del__ = lambda self: press()\ndef start():\n    Dropped()\n", id="dropped"),
-        # what is raised while a module in C++ is imported becomes an ImportError, or ends the process
+        # what is raised while a module in C++ is imported becomes an ImportError, or ends the
+        # process
         pytest.param(IMPORTED, id="import"),
     ],
 )
@@ -259,7 +261,8 @@ def test_an_interrupt_is_neither_dropped_nor_an_error(start: str, tmp_path: Path
     ],
 )
 def test_an_interrupt_that_comes_too_late_changes_nothing(end: str, code: int, said: str, tmp_path: Path) -> None:
-    """It was postponed to the end of an import, and the program ends before: threads are waited for, errors said in one line."""
+    """It was postponed to the end of an import, and the program ends before: threads are waited
+    for, errors said in one line."""
     (tmp_path / "module_in_c.py").write_text("import os, sys\ntry: sys.press()\nexcept BaseException: os.abort()\n")
     slow = (
         f"sys.path.append({str(tmp_path)!r})\n"

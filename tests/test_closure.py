@@ -1,4 +1,5 @@
-"""The first half of the kernel search: labels, normal forms, pruning, the closure and its verified edges."""
+"""The first half of the kernel search: labels, normal forms, pruning, the closure and its verified
+edges."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from taso_mirage.kernels.field_check import Field32, refuted_derivations
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.kernels.pruning import Targets
 from taso_mirage.meanings.field import agree
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 
 
 def tensor(name: str, *shape: int, dtype: str = "float16") -> Node:
@@ -173,7 +175,8 @@ TABLE = [
     ("lora", None, 10, 12),
     ("attention", None, 9, 10),
     ("attention", ("V", 1), 15, 21),
-    # scale * QK + mask is one value; with exp(scale * QK) * exp(mask) there would be 17/21 and 23/32.
+    # scale * QK + mask is one value; with exp(scale * QK) * exp(mask) there would be 17/21 and
+    # 23/32.
     ("attention+scale+mask", None, 15, 18),
     ("attention+scale+mask", ("V", 1), 21, 29),
     ("qknorm", None, 30, 44),
@@ -241,7 +244,8 @@ def test_a_mean_over_a_split_label_is_taken_once_over_the_whole() -> None:
 
 @pytest.mark.parametrize("others", [0, 2, 4])
 def test_a_shared_sum_is_one_value(others: int) -> None:
-    """Its own derivations are there; the norm above it is closed once, and not for each of its parts."""
+    """Its own derivations are there; the norm above it is closed once, and not for each of its
+    parts."""
     one, many = (
         close(label(graph(residual_norm(*[tensor(f"Y{i}", 16, 4096) for i in range(n)])))) for n in (0, others)
     )
@@ -281,7 +285,8 @@ def test_numbers_are_no_classes() -> None:
 
 
 def test_weights_whose_sum_is_a_number_keep_their_mean() -> None:
-    """sum((x - mean(x)) w) with w a softmax: there is no class for the sum of w, so no derivation by it."""
+    """sum((x - mean(x)) w) with w a softmax: there is no class for the sum of w, so no derivation
+    by it."""
     x = tensor("x", 8, 64)
     apart = term("sub", x, term("reduce_mean", x, axes=(1,)))
     variance = term("reduce_mean", term("mul", apart, apart), axes=(1,))
@@ -292,7 +297,8 @@ def test_weights_whose_sum_is_a_number_keep_their_mean() -> None:
 
 
 def test_squares_less_the_square_are_the_variance() -> None:
-    """The form that cancels is no class: what is made of it is made of the squares of the differences."""
+    """The form that cancels is no class: what is made of it is made of the squares of the
+    differences."""
     mean, squares = (term("reduce_mean", y, axes=(1,)) for y in (X, term("mul", X, X)))
     apart = term("sub", X, mean)
     goals = [
@@ -450,7 +456,8 @@ SQUARE = [tensor(n, *s, dtype="float32") for n, *s in (("A", 4, 4), ("B", 4, 4),
 
 @st.composite
 def programs_of_one_size(draw: st.DrawFn) -> Node:
-    """Programs in which nearly all dims are equal, so that only how they are used tells labels apart."""
+    """Programs in which nearly all dims are equal, so that only how they are used tells labels
+    apart."""
     pool = list(SQUARE)
     for _ in range(draw(st.integers(2, 7))):
         op = draw(st.sampled_from(["matmul", "matmul", "transpose", "add", "mul", "softmax", "reduce_sum", "reshape"]))
@@ -470,7 +477,8 @@ def programs_of_one_size(draw: st.DrawFn) -> Node:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(programs_of_one_size())
 def test_labels_say_what_the_operators_do(output: Node) -> None:
-    """At sizes that tell the labels apart, the goal's own operators give every class what its edges give it."""
+    """At sizes that tell the labels apart, the goal's own operators give every class what its edges
+    give it."""
     assume(output.args and labelled(output))
     with contextlib.suppress(Unsupported):  # what cancels, or more classes than the cap
         assert close(label(graph(output)), cap=60).statistics["wrong"] == 0
@@ -583,7 +591,8 @@ def test_axioms_keep_the_normal_form_and_no_part_is_pruned(name: str) -> None:
 
 
 def test_binders_do_not_capture() -> None:
-    """sum over b of exp(sum over b' of x[a,b'] y[b]) is not the sum over both of exp's argument's square."""
+    """sum over b of exp(sum over b' of x[a,b'] y[b]) is not the sum over both of exp's argument's
+    square."""
     algebra = Algebra()
     x, y = algebra.input("x", "ab"), algebra.input("y", "c")
     inner = algebra.rename(algebra.sum(algebra.mul(x, y), "b"), (("c", "b"),))
@@ -686,7 +695,8 @@ def test_programs_are_told_apart(name: str, goal: Node, other: Node, same: bool)
 
 
 def mutants(closure: Closure, c: int, edge: DerivationEdge) -> Iterator[DerivationEdge]:
-    """Edges like one edge of a class, but for one operand, their order, the operator or the label."""
+    """Edges like one edge of a class, but for one operand, their order, the operator or the
+    label."""
     for place, arg in enumerate(edge.args):
         for other, labels in enumerate(closure.classes):
             if other != arg and labels == closure.classes[arg]:

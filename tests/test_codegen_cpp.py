@@ -1,4 +1,5 @@
-"""C++ of muGraphs: what it computes is float64's, at odd sizes, on threads, with logits that overflow; and no sanitizer complains."""
+"""C++ of muGraphs: what it computes is float64's, at odd sizes, on threads, with logits that
+overflow; and no sanitizer complains."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from taso_mirage.kernels.codegen.cpu.prepared import KINDS
 from taso_mirage.kernels.graph import new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import get, interpret, load_specs, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get, load_specs, term
 from taso_mirage.rewriting.text import parse_graph, parse_type
 from taso_mirage.targets.cpu.compiler import compiler
 from taso_mirage.targets.cpu.device import CPU_DEVICE
@@ -119,7 +121,8 @@ def test_the_pool_gives_what_one_thread_does() -> None:
 @pytest.mark.parametrize("builder", [mugraphs.attention_safe, mugraphs.attention_split_safe])
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e10])
 def test_softmax_is_safe(builder: Callable[..., Pair], scale: float) -> None:
-    """Scores up to 1e20 of both signs, rows that a mask hides in whole tiles and splits, and masked keys that hold infinity."""
+    """Scores up to 1e20 of both signs, rows that a mask hides in whole tiles and splits, and masked
+    keys that hold infinity."""
     graph, goal = builder(masked=True, dtype="float32")
     given = values(graph, 3)
     q, _, _, mask = graph.inputs
@@ -186,7 +189,8 @@ def test_bodies_that_move_elements(body: Callable[..., Node], omap: tuple[int, .
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_result_of_the_first_blocks_alone(dtype: str) -> None:
-    """Other blocks compute something else, and do not store it; on threads, so that their order is open."""
+    """Other blocks compute something else, and do not store it; on threads, so that their order is
+    open."""
     x, y = leaf("X", dtype, 4, 6), leaf("Y", dtype, 6, 8)
 
     def body(x: Node, y: Node) -> tuple[Node, Node, Node]:
@@ -238,8 +242,10 @@ def test_ordinary_operators_constants_and_repeated_outputs() -> None:
 
 
 def operator_uses() -> tuple[list[tuple[str, Node]], set[str]]:
-    """Every operator of floats on each of its examples, and why others have no C++. A muGraph prepares the weights of one at most: those
-    have tests of their own."""
+    """Every operator of floats on each of its examples, and why others have no C++.
+
+    A muGraph prepares the weights of one at most: those have tests of their own.
+    """
     found, without = [], set()
     for op in load_specs().values():
         if op.traits.lowering in KINDS:
@@ -295,7 +301,8 @@ def test_every_operator_has_its_own_meaning() -> None:
 
 
 def weighed(x: Node, w: Node, g: Node) -> Node:
-    """A row of x times g, as a vector, times a matrix, written as a sum over products; scaled by what the row sums to."""
+    """A row of x times g, as a vector, times a matrix, written as a sum over products; scaled by
+    what the row sums to."""
     row = term("mul", x, g)
     scale = term("div", row, term("reduce_sum", term("mul", x, x), axes=(0,)))
     return term("reduce_sum", term("mul", term("reshape", scale, shape=(x.shape[0], 1)), w), axes=(0,), keepdims=0)
@@ -385,7 +392,8 @@ def functions() -> Callable[[str, Any], Any]:
 
 
 def every(low: float, high: float) -> Any:
-    """A sample of the floats between two magnitudes, of both signs, evenly spread over their bit patterns."""
+    """A sample of the floats between two magnitudes, of both signs, evenly spread over their bit
+    patterns."""
     bits = np.linspace(*np.array([low, high], np.float32).view(np.uint32).astype(np.int64), 400_000).astype(np.uint32)
     positive = bits.view(np.float32)
     return np.concatenate([-positive, positive])

@@ -1,4 +1,5 @@
-"""Triton code of muGraphs: it runs in Triton's interpreter and matches float64, and compiles for three architectures."""
+"""Triton code of muGraphs: it runs in Triton's interpreter and matches float64, and compiles for
+three architectures."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgra
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 
 pytest.importorskip("triton", reason="the extra `triton` is not installed")
 
@@ -104,7 +106,8 @@ def threads() -> tuple[Graph, Graph]:
 
 
 def turned_differences() -> tuple[Graph, Graph]:
-    """e to the power of a difference is a power of 2, but not of what became of the difference since."""
+    """e to the power of a difference is a power of 2, but not of what became of the difference
+    since."""
     x, y = mugraphs.leaf("X", "float16", 6, 5, 5), mugraphs.leaf("Y", "float16", 6, 1, 5)
 
     def body(x: Node, y: Node) -> Node:
@@ -119,7 +122,8 @@ def turned_differences() -> tuple[Graph, Graph]:
 
 
 def one_query(dtype: str, normed: bool = False) -> Callable[[], tuple[Graph, Graph]]:
-    """Attention of one row in a block: the scores are a vector times a matrix, each iteration wants them, and the maximum is a number."""
+    """Attention of one row in a block: the scores are a vector times a matrix, each iteration wants
+    them, and the maximum is a number."""
 
     def make() -> tuple[Graph, Graph]:
         q, k, v = (
@@ -194,7 +198,8 @@ def softmax_of(dtype: str, loop: int) -> Case:
 
 
 def two_maxima() -> tuple[Graph, Graph]:
-    """The maximum of all elements is folded from one of each, which runs as well; two of those are -inf throughout."""
+    """The maximum of all elements is folded from one of each, which runs as well; two of those are
+    -inf throughout."""
     x = mugraphs.leaf("masked", "float32", 6, 8)
 
     def together(total: Node, largest: Node, top: Node) -> Node:
@@ -265,7 +270,8 @@ def idle_loop() -> tuple[Graph, Graph]:
 
 
 def split_last() -> tuple[Graph, Graph]:
-    """Partial sums that stand along the last dim: between the kernels it had better be the first one."""
+    """Partial sums that stand along the last dim: between the kernels it had better be the first
+    one."""
     x = mugraphs.leaf("X", "float32", 12, 20)
 
     def partial(x: Node) -> Node:
@@ -281,7 +287,8 @@ def split_last() -> tuple[Graph, Graph]:
 
 @cache
 def searched(name: str) -> list[tuple[Graph, Graph]]:
-    """What the search proposes for a goal, each structure once, at small sizes that are no powers of two."""
+    """What the search proposes for a goal, each structure once, at small sizes that are no powers
+    of two."""
     goal = {
         "lora": lambda: mugraphs.lora(16, 256, 4096, 16, 32, 4),
         "rmsnorm": lambda: mugraphs.rmsnorm_linear(2, 512, 64, 4, 4, gamma=True),
@@ -496,7 +503,8 @@ def test_the_printed_kernel() -> None:
 
 
 def test_lanes_that_exchange_products_have_equal_sums() -> None:
-    """Contracted with the sum, a product would be rounded in all lanes but that which it is of; racecheck saw two of them write."""
+    """Contracted with the sum, a product would be rounded in all lanes but that which it is of;
+    racecheck saw two of them write."""
     source = codegen.program(CASES["attention_powers_of_two"]()[0]).source
     assert "reduce_sum = tl.sum(mul + 0.0, 0)" in source
     assert "accumulate = tl.sum(exp, 1)" in source  # no product: it costs nothing
@@ -525,7 +533,8 @@ def test_any_name_of_an_input_is_legal(name: str) -> None:
 
 @pytest.mark.parametrize(("lowest", "maxima"), [(-1e30, 1), (None, 2)])
 def test_one_maximum_runs_for_all_that_is_relative_to_it(lowest: float | None, maxima: int) -> None:
-    """Where no element is -inf, which is no start for what runs, the maximum of all iterations is that as well."""
+    """Where no element is -inf, which is no start for what runs, the maximum of all iterations is
+    that as well."""
     x = mugraphs.leaf("X", "float16", 4, 32)
 
     def body(x: Node) -> tuple[Node, ...]:
@@ -564,7 +573,8 @@ def test_a_fold_waits_for_the_end_of_the_loop() -> None:
 
 
 def test_a_vector_times_a_matrix_is_a_dot_where_nothing_is_rounded() -> None:
-    """Scores of one query: both operands as stored; its powers are no numbers of half precision, and their products wait."""
+    """Scores of one query: both operands as stored; its powers are no numbers of half precision,
+    and their products wait."""
     source = codegen.program(CASES["one_query_float16"]()[0]).source
     loop = source[source.index("for t in") : source.index("tl.store")]
     assert "reduce_sum = tl.dot(Q_tile_rows, K_tile)\n        reduce_sum_2 = tl.max(reduce_sum, 0)" in loop
@@ -588,7 +598,8 @@ def test_a_tensor_between_kernels_has_the_layout_of_fewest_sectors() -> None:
     assert (scratch.shape, scratch.order, scratch.strides) == ((20, 3), (1, 0), (1, 20))
     touched = accesses(graph, graph.outputs[0].args[0])
     assert touched == [((20, 1), 3), ((10, 3), 2)]
-    # row order: 3 blocks write 20 runs of 4 bytes, 2 read one of 120; the other: 3 runs of 80 bytes, 2 * 3 runs of 40
+    # row order: 3 blocks write 20 runs of 4 bytes, 2 read one of 120; the other: 3 runs of 80
+    # bytes, 2 * 3 runs of 40
     assert [touched_sectors((20, 3), touched, 4, order) for order in ((0, 1), (1, 0))] == [
         3 * 20 + 2 * 4,
         3 * 3 + 2 * 3 * 2,
@@ -714,7 +725,8 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a GPU each launch gets the schedule that was measured the fastest, from the cache the second time."""
+    """With a GPU each launch gets the schedule that was measured the fastest, from the cache the
+    second time."""
     program = codegen.program(mugraphs.attention_split_safe()[0])
     calls: list[TritonProgram] = []
 
@@ -780,8 +792,11 @@ print(*hits)
 
 
 def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
-    """Neither before nor after this process has compiled ahead of time. What Triton's cache goes by has settings in it, and one that was
-    set later than the tuner's processes were started made this process compile all that they had compiled."""
+    """Neither before nor after this process has compiled ahead of time.
+
+    What Triton's cache goes by has settings in it, and one that was set later than the tuner's
+    processes were started made this process compile all that they had compiled.
+    """
     pytest.importorskip("torch")
     (tmp_path / "main.py").write_text(SHARED_CACHE)
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])

@@ -1,4 +1,5 @@
-"""What a superoptimizer must know: each equation is in the shipped library, or follows from it in a few steps."""
+"""What a superoptimizer must know: each equation is in the shipped library, or follows from it in a
+few steps."""
 
 from __future__ import annotations
 
@@ -229,7 +230,8 @@ ONE_OF_MANY = (
 
 @pytest.mark.slow
 def test_no_law_is_in_the_library_too() -> None:
-    """A law that the optimizer could take from the library, in the directions in which it reads both, need not be written by hand."""
+    """A law that the optimizer could take from the library, in the directions in which it reads
+    both, need not be written by hand."""
     known = Rules(directions(tuple(rule.equation for rule in load_rules())))
     double = []
     for law in laws():

@@ -1,4 +1,5 @@
-"""All node test cases of the onnx package through the border: same structure, same results, and our definitions' results."""
+"""All node test cases of the onnx package through the border: same structure, same results, and our
+definitions' results."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import from_proto, serialize
 from taso_mirage.onnx_io.read import BROKEN, from_ir
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.text import laws, show_graph
 from taso_mirage.search.available import Available
@@ -69,7 +70,10 @@ IMPLEMENTED = CostCache(None)
 
 
 def optimized(start: Start) -> Rewritten:
-    """What `optimize` would measure and check next: passes, search, passes again. There is no check to hide a bug."""
+    """What `optimize` would measure and check next: passes, search, passes again.
+
+    There is no check to hide a bug.
+    """
     before, first = start.passed
     eager, rules = _rules()
     cost, budget = Cost(Roofline(start.context)), Budget(0.5, states_per_part=20)
@@ -100,7 +104,10 @@ TRANSFORMATIONS: dict[str, Callable[[Start], Rewritten]] = {
     "rewrite": rewritten,
     "optimize": optimized,
 }
-"""What happens between import and export, and the steps of it. Structure is compared for `import` only."""
+"""What happens between import and export, and the steps of it.
+
+Structure is compared for `import` only.
+"""
 
 CHUNKS = 24
 CASES = 1884
@@ -117,7 +124,10 @@ NEUTRAL = {
     "Dropout": "inference",
     "Concat": "one part",
 }
-"""Operators that may be their first operand, and when. Where they are gone, the rest is still compared."""
+"""Operators that may be their first operand, and when.
+
+Where they are gone, the rest is still compared.
+"""
 
 RESPELLED = {
     "Einsum": "written as the operators that it consists of",
@@ -127,7 +137,8 @@ RESPELLED = {
 
 @dataclass
 class Outcome:
-    """What became of one case: `passed` stages, `skipped` ones with their reasons, and what is wrong."""
+    """What became of one case: `passed` stages, `skipped` ones with their reasons, and what is
+    wrong."""
 
     name: str
     passed: list[str] = field(default_factory=list)
@@ -151,7 +162,8 @@ def collected() -> list[Any]:
 
 
 class Case:
-    """A node test case, and what is the same for all transformations: its imports, and what the original computes."""
+    """A node test case, and what is the same for all transformations: its imports, and what the
+    original computes."""
 
     def __init__(self, given: Any) -> None:
         self.given, self.model, self.name = given, given.model, given.name
@@ -180,7 +192,8 @@ class Case:
 
     @functools.cached_property
     def before(self) -> list[tuple[dict[str, Any], list[Any]] | str]:
-        """Inputs and results of the original by data set, up to the first that cannot run, and why that is."""
+        """Inputs and results of the original by data set, up to the first that cannot run, and why
+        that is."""
         found: list[tuple[dict[str, Any], list[Any]] | str] = []
         for inputs, _ in self.given.data_sets:
             try:
@@ -192,7 +205,10 @@ class Case:
 
 
 def outcomes(folder: Path, chunk: int) -> dict[str, list[Outcome]]:
-    """By transformation. Examined once in a run of the tests, by one of its workers, and kept in `folder`."""
+    """By transformation.
+
+    Examined once in a run of the tests, by one of its workers, and kept in `folder`.
+    """
     path = folder / f"node_cases_{chunk}.json"
     if not path.exists():
         cases = map(Case, collected()[chunk::CHUNKS])
@@ -266,10 +282,11 @@ def _judge_structure(outcome: Outcome, before: onnx.ModelProto, after: onnx.Mode
 def structural_difference(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str | None]:
     """The stage that was reached, and what differs at the last one; None if nothing does.
 
-    An output's tree of (domain, operator, output number, operands) is compared, so that names, order, dead nodes and
-    shared subterms do not matter. What is known before the model runs (weights, constants, sizes, and what is computed
-    from them alone) is one leaf, as it may be folded. First as it is, then without the operators that are `NEUTRAL`
-    somewhere. What is not compared here, values, is judged by the results.
+    An output's tree of (domain, operator, output number, operands) is compared, so that names,
+    order, dead nodes and shared subterms do not matter. What is known before the model runs
+    (weights, constants, sizes, and what is computed from them alone) is one leaf, as it may be
+    folded. First as it is, then without the operators that are `NEUTRAL` somewhere. What is not
+    compared here, values, is judged by the results.
     """
     if [o.name for o in before.graph.output] != [o.name for o in after.graph.output]:
         return "structure", "the outputs' names differ"
@@ -405,7 +422,8 @@ EXOTIC = {name for name in dir(ml_dtypes) if name.startswith(("bfloat", "float",
 
 
 def equal(a: Any, b: Any) -> bool:
-    """The same structure and dtypes, and the same values but for two units in the last place: constants are folded."""
+    """The same structure and dtypes, and the same values but for two units in the last place:
+    constants are folded."""
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
@@ -431,7 +449,10 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def _judge_reals(outcome: Outcome, case: Case, result: Model, transform: Callable[[Start], Rewritten]) -> None:
-    """Where every operator has a definition, it gives the outputs that the case expects. `result` binds no input."""
+    """Where every operator has a definition, it gives the outputs that the case expects.
+
+    `result` binds no input.
+    """
     if random := set(_operators(case.model.graph)) & RANDOM:
         outcome.skipped["defined"] = f"random: {sorted(random)[0]}"
         return
@@ -470,7 +491,8 @@ def _difference(model: Model, case: Case, inputs: Sequence[Any], expected: Seque
 
 
 def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str | None:
-    """How a result differs from the expected one by more than its dtype's rounding; None if it does not."""
+    """How a result differs from the expected one by more than its dtype's rounding; None if it does
+    not."""
     if got.shape != want.shape:
         return f"shape {got.shape}, expected {want.shape}"
     if got.dtype != want.dtype:
@@ -486,7 +508,8 @@ def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str |
 
 
 def binding_choices(graph: onnx.GraphProto, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Which inputs to fix: none; then the small integer ones (axes, shapes, pads); then all but the first."""
+    """Which inputs to fix: none; then the small integer ones (axes, shapes, pads); then all but the
+    first."""
     named = {i.name: np.asarray(v) for i, v in zip(graph.input, inputs, strict=False) if isinstance(v, np.ndarray)}
     yield {}
     small = {k: v for k, v in named.items() if v.dtype.kind in "iub" and v.ndim <= 1 and v.size <= 64}
@@ -521,7 +544,8 @@ def bind(proto: onnx.ModelProto, values: dict[str, Any]) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_node_cases(shared: Path, chunk: int) -> None:
-    """A chunk of the cases by every transformation: they share the import and what the original computes."""
+    """A chunk of the cases by every transformation: they share the import and what the original
+    computes."""
     wrong = [f"{name}: {line}" for name, found in outcomes(shared, chunk).items() for o in found for line in o.wrong]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)

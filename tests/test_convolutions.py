@@ -1,5 +1,5 @@
-"""Convolutions as kernels: what they compute is the convolution, in the field and at float32; where a model has them; how their weights are
-prepared."""
+"""Convolutions as kernels: what they compute is the convolution, in the field and at float32; where
+a model has them; how their weights are prepared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.timing import compared_times
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.search.config import Config
@@ -121,8 +122,8 @@ def compiled(flags: Sequence[str], threads: int = 1) -> Iterator[tuple[NativeKer
     "flags", [QUICK, (*QUICK, "-mno-avx512f"), (*QUICK, "-mno-avx", "-Wno-psabi")], ids=["native", "8", "4"]
 )
 def test_the_kernel_computes_the_convolution(flags: Sequence[str]) -> None:
-    """At odd sizes, where tiles leave the image, blocks are not full, and there are more parts than channels; on two threads, and with
-    vectors of 16, 8 and 4 numbers."""
+    """At odd sizes, where tiles leave the image, blocks are not full, and there are more parts than
+    channels; on two threads, and with vectors of 16, 8 and 4 numbers."""
     for made, goal in compiled(flags, 2):
         check(made, goal, values(goal), 4e-6)
 
@@ -134,7 +135,8 @@ def test_the_kernel_as_models_have_it() -> None:
 
 
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
-    """Nothing outside of the tensors is read or written: they have the sizes that the types say, to the byte."""
+    """Nothing outside of the tensors is read or written: they have the sizes that the types say, to
+    the byte."""
     sanitized({k.name: k.graph for i, (k, _) in enumerate(compiled(QUICK)) if i % 4 in (0, 3)}, tmp_path)
 
 
@@ -219,8 +221,11 @@ def error(graph: Graph, given: Any) -> float:
 def test_tiles_round_nearly_as_the_direct_sum_does(
     sides: tuple[int, int], pads: tuple[int, ...], points: tuple[Any, ...], much: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four times the direct sum is what the check of models allows, and 64 roundings; 8 are enough. How the direct sum rounds hangs on the
-    machine's products. With other points, which are usual, so many times as much."""
+    """Four times the direct sum is what the check of models allows, and 64 roundings; 8 are enough.
+
+    How the direct sum rounds hangs on the machine's products. With other points, which are usual,
+    so many times as much.
+    """
     made, goal = case((1, 64, 16, 16), 16, pads, "", sides)
     given = values(goal)
     mine = Graph(goal.inputs, (made.mugraph(tiles(made)[-1], (16, 1)),))
@@ -265,7 +270,8 @@ def test_a_wrong_transform_is_refused(tile: int, row: int, monkeypatch: pytest.M
 
 
 def test_other_operands_are_refused() -> None:
-    """Without the relu, without the sum, padded on the other side, the bias added twice: each is another function."""
+    """Without the relu, without the sum, padded on the other side, the bias added twice: each is
+    another function."""
     made, goal = case((1, 3, 6, 6), 3, (0, 1, 2, 1), "bias, sum, relu")
 
     def refused(*operands: Node, pads: tuple[int, ...] = made.pads, relu: int = 1) -> bool:
@@ -392,7 +398,8 @@ def test_weights_are_prepared_once_where_they_are_constant(constant: bool) -> No
 
 
 def test_a_model_gets_kernels_after_the_passes_where_nothing_else_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batch normalizations are in the weights then, so that relu is in the kernel; all convolutions are tried together first."""
+    """Its batch normalizations are in the weights then, so that relu is in the kernel; all
+    convolutions are tried together first."""
     quick(monkeypatch)
     data, channels = x("x", 1, 8, 6, 6), [w(name, 8) for name in ("scale", "shift", "mean")]
     first = conv(data, w("v", 8, 8, 3, 3))

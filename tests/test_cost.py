@@ -1,4 +1,5 @@
-"""The cost: settings measured on the runtime, what it runs as one, the cache, the fallback, and measuring somewhere else."""
+"""The cost: settings measured on the runtime, what it runs as one, the cache, the fallback, and
+measuring somewhere else."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Here(Executor):
 
 
 class Elsewhere(Here):
-    """Answers from tables, by the operators of the setting that is asked for, and of states one list after the other; no clock is
-    involved."""
+    """Answers from tables, by the operators of the setting that is asked for, and of states one
+    list after the other; no clock is involved."""
 
     def __init__(self, seconds: dict[str, float], kernels: dict[str, int], *states: Sequence[float]) -> None:
         super().__init__()
@@ -240,7 +241,8 @@ def test_measurements_elsewhere_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_what_a_variant_runs_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options for convolutions change nothing for other operators: a model is searched with each set of them."""
+    """Options for convolutions change nothing for other operators: a model is searched with each
+    set of them."""
     asked: list[tuple[str, Target]] = []
 
     def seconds(content: bytes, target: Target) -> float:
@@ -320,7 +322,8 @@ def test_a_scheduler_that_is_not_there_is_an_error() -> None:
 
 
 def test_dask_may_be_slow_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gives its thread ten seconds and fails an assertion then, which was seen on a machine of CI."""
+    """Its client gives its thread ten seconds and fails an assertion then, which was seen on a
+    machine of CI."""
     client, calls = distributed.Client, []
 
     def slow(*args: Any, **options: Any) -> distributed.Client:
@@ -356,8 +359,10 @@ def test_a_scheduler_without_workers_is_an_error() -> None:
     ],
 )
 def test_a_large_weight_is_measured_as_a_block_that_repeats(opset: int, target: Target, shape: tuple[int, int]) -> None:
-    """Writing and reading 400 MB took most of VGG's search; the runtime makes an initializer of it. On a GPU some
-    kernels ask for one."""
+    """Writing and reading 400 MB took most of VGG's search; the runtime makes an initializer of it.
+
+    On a GPU some kernels ask for one.
+    """
     rows, kernel = variable("x", Tensor(F, (1, shape[0]))), weight("w", Tensor(F, shape))
     made = settings.context_model(FusionContext(term("matmul", rows, kernel)), Context({"": opset}, {}, target=target))
     (product,) = made.graph.outputs

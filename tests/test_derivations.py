@@ -1,4 +1,5 @@
-"""A derivation kind is one object: no module of the kernel search tells kinds or operators by names.
+"""A derivation kind is one object: no module of the kernel search tells kinds or operators by
+names.
 
 A new reduction is one object more.
 """
@@ -23,7 +24,8 @@ from taso_mirage.kernels.derivations.overflow import OverflowEffect, Signs
 from taso_mirage.kernels.search import FoundMuGraph, superoptimize
 from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, load_specs, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import load_specs, term
 
 FOLDER = Path(derivations.__file__).parent.parent
 TOLD = frozenset({"op", "kind", "name", "form"})

@@ -1,4 +1,5 @@
-"""Dims are integers that are not known yet: their arithmetic is integer arithmetic at every size."""
+"""Dims are integers that are not known yet: their arithmetic is integer arithmetic at every
+size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The end-to-end benchmarks on small models: their rows, floors, peers that are not there, and files; and the model with adapters."""
+"""The end-to-end benchmarks on small models: their rows, floors, peers that are not there, and
+files; and the model with adapters."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_adapters_are_kept_apart_and_add_to_their_linear_maps(small: Small) -> N
 
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options for a run of moments: the committed model under the name of one of the benchmarks' own."""
+    """Options for a run of moments: the committed model under the name of one of the benchmarks'
+    own."""
     monkeypatch.setattr(runtime, "SPINNING", 0.0)
     (tmp_path / "bert-b1.onnx").write_bytes((ROOT / "models" / "mini_transformer.onnx").read_bytes())
     return ["bert", "--seconds", "0.1", "--budget", "0.1", "--models", str(tmp_path), "-o", str(tmp_path / "rows.json")]
@@ -102,7 +104,8 @@ def test_a_row_has_all_stages_and_its_file_is_written(
 def test_the_benchmark_of_the_gpu_works_on_the_cpu(
     gpu: ModuleType, tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers that are not there, or fail, have no figure and a reason; a failing model is a row; others' rows are kept."""
+    """Peers that are not there, or fail, have no figure and a reason; a failing model is a row;
+    others' rows are kept."""
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     monkeypatch.setattr(gpu, "Compiled", _failing)
     monkeypatch.setattr(gpu, "left", lambda *given: {})

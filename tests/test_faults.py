@@ -1,4 +1,5 @@
-"""Faults of the machine at every place: each call that changes a file fails once, and memory ends at every size."""
+"""Faults of the machine at every place: each call that changes a file fails once, and memory ends
+at every size."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_whatever_call_fails_files_are_whole(tmp_path: Path, shim: Path, number: int, lasts: int) -> None:
-    """Each output is the old one, or the new one; nothing else is left; the exit code says whether all were written."""
+    """Each output is the old one, or the new one; nothing else is left; the exit code says whether
+    all were written."""
     (tmp_path / "given").mkdir()
     for name in ("m.onnx", *OUTPUTS):
         (tmp_path / "given" / name).write_bytes(shortened().SerializeToString())
@@ -112,7 +114,8 @@ def bounded(more: int) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_wherever_memory_ends_it_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process with the runtime has less and less: at the load, in the run, and where its answer is packed."""
+    """The process with the runtime has less and less: at the load, in the run, and where its answer
+    is packed."""
     own, failed = Child(), []
     monkeypatch.setitem(children._CHILD, os.getpid(), own)
     feed = {"t0": np.ones(2**18, np.float32)}

@@ -1,4 +1,5 @@
-"""What stopped a first try on a model: sizes and integers that were made up, dims without names, slices to the end, sequences."""
+"""What stopped a first try on a model: sizes and integers that were made up, dims without names,
+slices to the end, sequences."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def test_integers_that_do_not_run_are_named() -> None:
 
 
 def test_sizes_that_the_reference_does_not_take_are_named() -> None:
-    """The runtime gives nothing for a window that is larger than the image, and no error (Paddle's recognizers)."""
+    """The runtime gives nothing for a window that is larger than the image, and no error (Paddle's
+    recognizers)."""
     pool = h.make_node("MaxPool", ["x"], ["p"], kernel_shape=[12, 12], strides=[12, 12])
     made = proto(
         [pool, h.make_node("Relu", ["p"], ["y"])], [V("x", F, [1, 1, "h", "w"])], [V("y", F, [1, 1, None, None])]
@@ -133,7 +135,8 @@ def test_further_sizes_that_were_left_out_are_said_in_one_line() -> None:
 
 
 def branches() -> onnx.ModelProto:
-    """A rate of 16000 takes the branch that runs; all others cut more than there is (Silero's detector of voices)."""
+    """A rate of 16000 takes the branch that runs; all others cut more than there is (Silero's
+    detector of voices)."""
     good = h.make_graph([h.make_node("Relu", ["x"], ["a"])], "then", [], [V("a", F, ["n"])])
     bad = h.make_graph([h.make_node("Reshape", ["x", "seven"], ["b"])], "else", [], [V("b", F, [7])])
     nodes = [

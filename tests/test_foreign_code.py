@@ -1,4 +1,5 @@
-"""Code that a model carries does not run unless it is trusted: in commands, in the Python interface, in what is generated from it."""
+"""Code that a model carries does not run unless it is trusted: in commands, in the Python
+interface, in what is generated from it."""
 
 from __future__ import annotations
 

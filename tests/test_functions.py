@@ -1,5 +1,5 @@
-"""A scalar function is one record: what is declared here, and nowhere else, is typed, fingerprinted,
-proved, searched and compiled."""
+"""A scalar function is one record: what is declared here, and nowhere else, is typed,
+fingerprinted, proved, searched and compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from taso_mirage.meanings.field import Field, agree
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Fact, Function, declare_function, function_of, record
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.meanings.residues import exact
-from taso_mirage.operators.ops import REGISTRY, interpret, interpret_term, load_specs, op, term
+from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.ops import REGISTRY, load_specs, op, term
 from taso_mirage.prove.axioms import AXIOMS
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 

@@ -1,4 +1,5 @@
-"""Kernels inside an optimized model: it computes the same with the custom-operator library and without it."""
+"""Kernels inside an optimized model: it computes the same with the custom-operator library and
+without it."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ def test_modes_and_what_excludes_them() -> None:
 
 
 def test_an_interrupt_keeps_what_was_found_before(result: Result) -> None:
-    """The first kind of region is searched, and its kernel is the only one; then, before any kernel, nothing is lost."""
+    """The first kind of region is searched, and its kernel is the only one; then, before any
+    kernel, nothing is lost."""
     stop = Stop()
 
     def after(stage: str, done: int, total: int) -> None:
@@ -213,7 +215,8 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
 
 
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind makes the model faster, but all that is kept is slower than the original: it is not."""
+    """Each kind makes the model faster, but all that is kept is slower than the original: it is
+    not."""
     monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 0.5]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model
@@ -221,7 +224,8 @@ def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_session_without_luck_is_not_the_last_word(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two kinds pay; then the session of all looks half as fast as the original, new ones twice as fast: the quiet runs of both count."""
+    """Two kinds pay; then the session of all looks half as fast as the original, new ones twice as
+    fast: the quiet runs of both count."""
     looks = iter([[2.0, 1.0], [2.0, 1.0], [2.0, 4.0]])
     monkeypatch.setattr(
         stage, "interleaved", lambda sessions, *args: [[t] * 3 for t in next(looks, [2.0, 1.0])[: len(sessions)]]
@@ -251,7 +255,8 @@ def test_an_interrupt_ends_the_looks(result: Result, monkeypatch: pytest.MonkeyP
 def test_a_model_that_is_slower_without_the_library_is_not_kept(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user who registers nothing loses nothing: each kind pays, and all together, but not their functions."""
+    """A user who registers nothing loses nothing: each kind pays, and all together, but not their
+    functions."""
     monkeypatch.setattr(stage, "interleaved", clock([2.0, 2.0, 2.0, 0.5]))
     found = fused(result, CONFIG, "cached")
     assert found.model is result.model

@@ -1,4 +1,5 @@
-"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of what to keep is made up, so that every kernel runs."""
+"""`optimize --target cuda --kernels search` on a GPU: nothing but the choice of what to keep is
+made up, so that every kernel runs."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ def test_ten_thousand_runs_and_a_hundred_sessions_leak_nothing(found: Result) ->
 
 
 def test_ptx_alone_runs_too() -> None:
-    """What a GPU that is newer than all cubins does: the driver compiles the PTX when the session is created."""
+    """What a GPU that is newer than all cubins does: the driver compiles the PTX when the session
+    is created."""
     model = plain().original
     graph, (spot,) = next(iter(fragments(model, {}).items()))
     program = codegen.program(Search(graph, SearchOptions(), H100).run(1, 100.0)[0].graph)
@@ -183,7 +185,8 @@ def test_a_changed_cubin_is_refused_before_the_driver_sees_it(found: Result) -> 
 
 
 def test_goals_are_right_on_the_gpu_in_float64(found: Result) -> None:
-    """The check that the tuner makes of every program takes torch's tensors, and knows a wrong result."""
+    """The check that the tuner makes of every program takes torch's tensors, and knows a wrong
+    result."""
     import torch
 
     for goal in fragments(found.original, {}):

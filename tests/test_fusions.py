@@ -1,4 +1,5 @@
-"""Fusions into the runtime's own operators that one-output passes cannot make: sums that live on, shared heads, angles in weights."""
+"""Fusions into the runtime's own operators that one-output passes cannot make: sums that live on,
+shared heads, angles in weights."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ def test_halves_are_told_apart_bit_by_bit() -> None:
 
 
 def test_half_precision_is_fused_too() -> None:
-    """On a machine whose runtime has the kernels (a GPU): here legality by the schema stands for it."""
+    """On a machine whose runtime has the kernels (a GPU): here legality by the schema stands for
+    it."""
     a = x(2, 3, 8, dtype="float16")
     total = term("add", a, x(2, 3, 8, name="y", dtype="float16"))
     scale, offset = (weight(n, Tensor("float16", (8,))) for n in "go")
@@ -162,7 +164,8 @@ def test_half_precision_is_fused_too() -> None:
 
 
 def test_a_mask_of_minus_infinity_keeps_its_guard() -> None:
-    """A row that is masked whole is no number, which the guard of the export makes 0: no finite mask, so no fusion takes it away."""
+    """A row that is masked whole is no number, which the guard of the export makes 0: no finite
+    mask, so no fusion takes it away."""
     laws = [e for e in rules() if e.name.startswith("multi_head_attention") and "isnan" in show_equation(e)]
     assert len(laws) == 6
     for number, fits in ((-3e38, True), (float("-inf"), False), (5.0, False)):

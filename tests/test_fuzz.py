@@ -1,4 +1,5 @@
-"""The known rules are classified without an error, and every refutation is reproduced by the independent reference."""
+"""The known rules are classified without an error, and every refutation is reproduced by the
+independent reference."""
 
 from __future__ import annotations
 

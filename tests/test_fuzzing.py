@@ -1,4 +1,5 @@
-"""A part of the soak (`bench/soak.py` runs all): hostile models, random graphs, interrupts and damaged caches."""
+"""A part of the soak (`bench/soak.py` runs all): hostile models, random graphs, interrupts and
+damaged caches."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ def test_a_variable_on_the_right_alone_is_no_rule() -> None:
 
 
 def test_a_part_of_two_is_no_part_of_three() -> None:
-    """Shipped once: the second of three parts of 8 is not y behind an x of 16. The draws had only ever made two parts."""
+    """Shipped once: the second of three parts of 8 is not y behind an x of 16.
+
+    The draws had only ever made two parts.
+    """
     text = "item(split(concat(x, y, axis=1), axis=1, split=(a, b)), index=1) == y"
     found = generalise(
         parse_equation(text.replace("(a, b)", "(dim(x, 1), dim(y, 1))")), parse_given("x: (n, a), y: (n, b)")

@@ -1,4 +1,5 @@
-"""The enumeration of a family: against brute force (tests/oracle.py), its counts, what it finds and does not find, and small families."""
+"""The enumeration of a family: against brute force (tests/oracle.py), its counts, what it finds and
+does not find, and small families."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TASO = FOLDER / "taso.toml"
 
 
 def grown(family: Family, operators: int, whole: bool = False, seed: int = 0) -> Table:
-    """The table of a family up to so many operators; with `whole` the last level is kept too, as the levels before it."""
+    """The table of a family up to so many operators; with `whole` the last level is kept too, as
+    the levels before it."""
     table = Table.start(family, seed)
     for size in range(1, operators + 1):
         table.grow(size == operators and not whole, evaluate_here)
@@ -100,8 +102,9 @@ def test_brute_force_finds_the_same_joins_of_three_operators(
 
 
 def test_counts_of_family_taso(three: Table) -> None:
-    """Level 1 is counted by hand below (f(t, t) is left out); level 2 agrees with brute force in another test; level 3 is recorded:
-    only terms whose inputs are a prefix of each group of interchangeable ones."""
+    """Level 1 is counted by hand below (f(t, t) is left out); level 2 agrees with brute force in
+    another test; level 3 is recorded: only terms whose inputs are a prefix of each group of
+    interchangeable ones."""
     assert [c.operators for c in three.counts] == [1, 2, 3]
     assert [c.candidates for c in three.counts][:2] == [249, 6280]
     assert [c.classes for c in three.counts][:2] == [249, 5523]
@@ -138,7 +141,8 @@ def test_growing_is_deterministic() -> None:
 
 @pytest.fixture(scope="module")
 def equal(three: Table) -> dict[Term, int]:
-    """The fingerprint of every term, by its form with inputs renamed in order of occurrence where that is a prefix."""
+    """The fingerprint of every term, by its form with inputs renamed in order of occurrence where
+    that is a prefix."""
     return {shown(three, i): int(h) for i, h in enumerate(three.all.hash.tolist())}
 
 
@@ -242,8 +246,9 @@ def test_known_wrong_equations_are_not(name: str, equal: dict[Term, int]) -> Non
 
 
 def test_the_sixteen_merges(three: Table) -> None:
-    """conv, conv with relu and matmul share their data or their weights; pools, relu, transpose and scalars go along two axes.
-    They are the joins whose sides are one operator each, with groups and depthwise kernels as one (the group is an attribute)."""
+    """conv, conv with relu and matmul share their data or their weights; pools, relu, transpose and
+    scalars go along two axes. They are the joins whose sides are one operator each, with groups and
+    depthwise kernels as one (the group is an attribute)."""
     found = set()
     for row in joins(three, Classes.of(three), 3):
         if all(isinstance(a, int) for side in row[:2] for a in side[1:]):  # type: ignore[index]

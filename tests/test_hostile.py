@@ -1,5 +1,6 @@
-"""Hostile graphs: random terms around a random rule's left side, random subsets of all rules, random prices. Whatever the search looks
-at equals the original, in the field and, for a share, in ONNX Runtime; with a dynamic dim at sizes other than the search's, too."""
+"""Hostile graphs: random terms around a random rule's left side, random subsets of all rules,
+random prices. Whatever the search looks at equals the original, in the field and, for a share, in
+ONNX Runtime; with a dynamic dim at sizes other than the search's, too."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import get, interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get, term
 from taso_mirage.prove.rules.fuzz import ILLEGAL, typings
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
@@ -40,11 +42,13 @@ from taso_mirage.search.weights import fold_weights
 LARGEST = 600
 """Elements of a term."""
 STATES, SECONDS = 12, 5.0
-"""So many states of a search are expanded; it never comes to the seconds but on a machine that stands still."""
+"""So many states of a search are expanded; it never comes to the seconds but on a machine that
+stands still."""
 SIZES = (1, 2, 5)
 """Of the dynamic dim; the search is told 3."""
 SANE = 1e3
-"""Where a value of the evaluation in float64 is larger, rounding may turn what is compared, and only the field decides."""
+"""Where a value of the evaluation in float64 is larger, rounding may turn what is compared, and
+only the field decides."""
 CLOSE = 1e-3
 
 
@@ -58,7 +62,8 @@ def every() -> tuple[Equation, ...]:
 
 @cache
 def _planted(index: int, seed: int) -> SearchState | None:
-    """The left side of a rule at a random legal typing over small tensors; None where there is none."""
+    """The left side of a rule at a random legal typing over small tensors; None where there is
+    none."""
     rule = (*(None for _ in laws()), *library.load_rules())[index]
     given, attributes = (rule.given, rule.attributes) if rule is not None else ((), ())
     found = typings(every()[index], seed, 40, given, attributes)
@@ -117,7 +122,8 @@ TWO = ("add", "sub", "mul", "div", "max", "min", "matmul", "concat")
 
 
 def _grow(draw: Any, pool: list[Node], steps: int) -> None:
-    """More terms over those that are there, each with a chance of one that was just made; what does not fit is left out."""
+    """More terms over those that are there, each with a chance of one that was just made; what does
+    not fit is left out."""
     for _ in range(steps):
         first, second = (draw(st.sampled_from(pool[-draw(st.integers(1, len(pool))) :])) for _ in range(2))
         try:
@@ -251,9 +257,10 @@ def _equal(
 
 
 def _rounded(outputs: SearchState, state: SearchState, sizes: dict[str, int]) -> bool:
-    """Whether the state differs by what the field does not know, and the reals find no difference: numbers that may have been folded (it
-    knows 1/9, not the float32 nearest to it, and no order of numbers: its relu(0.5) may be 0), and an exp of a tensor of which
-    another part is behind an exp (its exponents are lost for all of the tensor where the two are concatenated)."""
+    """Whether the state differs by what the field does not know, and the reals find no difference:
+    numbers that may have been folded (it knows 1/9, not the float32 nearest to it, and no order of
+    numbers: its relu(0.5) may be 0), and an exp of a tensor of which another part is behind an exp
+    (its exponents are lost for all of the tensor where the two are concatenated)."""
     terms = topological((*outputs, *state))
     if not _numbers((*outputs, *state)) and not any(map(_twice, topological(state))):
         return False
@@ -296,7 +303,8 @@ def _culprit(bad: SearchState, states: Sequence[SearchState], rules: Rules, cont
 
 
 def _runs_alike(outputs: SearchState, done: SearchState, sizes: dict[str, int]) -> None:
-    """ONNX Runtime's outputs of what was found against the original's evaluation in float64, as far as that can be told."""
+    """ONNX Runtime's outputs of what was found against the original's evaluation in float64, as far
+    as that can be told."""
     rng = np.random.default_rng(1)
     leaves = [n for n in topological((*outputs, *done)) if n.op == "weight"]
     weights = {n.attr("name"): StoredWeight(random_array(n, rng, {})) for n in leaves}

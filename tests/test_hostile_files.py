@@ -1,4 +1,5 @@
-"""Files that are none, or that are other people's: outputs, weights, reports, and what guards compute."""
+"""Files that are none, or that are other people's: outputs, weights, reports, and what guards
+compute."""
 
 from __future__ import annotations
 

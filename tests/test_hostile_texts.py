@@ -1,4 +1,5 @@
-"""Files of text that are none, and outputs of the commands beside `optimize`: what they read and write is checked as its files are."""
+"""Files of text that are none, and outputs of the commands beside `optimize`: what they read and
+write is checked as its files are."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ class Pressed(BaseException):
 
 
 def interrupted(call: Callable[[], None], line: int) -> bool:
-    """Raise in the `line`-th line that a call runs, of ours and of Python's library, in a process of its own; whether there is one."""
+    """Raise in the `line`-th line that a call runs, of ours and of Python's library, in a process
+    of its own; whether there is one."""
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

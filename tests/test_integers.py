@@ -1,5 +1,5 @@
-"""Integers from end to end: no rewrite moves a model onto or off a kernel of the runtime that rounds, the check draws extreme ones, and
-scalars of rank 0 pass."""
+"""Integers from end to end: no rewrite moves a model onto or off a kernel of the runtime that
+rounds, the check draws extreme ones, and scalars of rank 0 pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from taso_mirage.onnx_io import from_ir, load, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.protos import from_proto
 from taso_mirage.operators import exactness
-from taso_mirage.operators.ops import get, interpret, load_specs, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get, load_specs, term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
@@ -127,7 +128,8 @@ def test_laws_about_sums_still_hold_for_floats(law: str) -> None:
 
 
 def test_division_is_never_made_of_integers() -> None:
-    """The least integer divided by -1 ends the process: the rewritten models run in one of their own."""
+    """The least integer divided by -1 ends the process: the rewritten models run in one of their
+    own."""
     code = (
         "import test_integers as t\n"
         "for dtype in t.KINDS:\n"
@@ -173,7 +175,8 @@ def integer_examples(op_name: str, dtype: str) -> list[Node]:
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_the_runtime_computes_all_other_integers_as_they_are_defined(dtype: str) -> None:
-    """The list of kernels that round is complete: what is not in it gives numpy's bits on extreme integers, and what is in it does not."""
+    """The list of kernels that round is complete: what is not in it gives numpy's bits on extreme
+    integers, and what is in it does not."""
     rounded, compared = set(), set()
     for name, op in load_specs().items():
         if (
@@ -325,7 +328,8 @@ DTYPES = "bool float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint3
 
 
 def of_scalars(dtype: str) -> Model:
-    """A scalar as an input, as an operand and result of an opaque node (a function), from a vector, and as outputs."""
+    """A scalar as an input, as an operand and result of an opaque node (a function), from a vector,
+    and as outputs."""
     kind = h.np_dtype_to_tensor_dtype(np.dtype(dtype))
     body = h.make_function(
         "mine", "same", ["a"], ["b"], [h.make_node("Identity", ["a"], ["b"])], [h.make_opsetid("", 17)]

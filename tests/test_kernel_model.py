@@ -1,4 +1,5 @@
-"""The analytic model of a GPU, and the first schedules, where measurements on an H100 said how they should be."""
+"""The analytic model of a GPU, and the first schedules, where measurements on an H100 said how they
+should be."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from taso_mirage.targets.device import Device
 
 
 def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
-    """Of attention split over the keys the second kernel; without what lines and the start of blocks cost it has eight times as many."""
+    """Of attention split over the keys the second kernel; without what lines and the start of
+    blocks cost it has eight times as many."""
     sizes = {"a": 2, "b": 256, "e": 64}  # heads, queries, columns
 
     def second(device: Device) -> tuple[int, int]:
@@ -33,7 +35,8 @@ def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
 
 
 def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine() -> None:
-    """As they were measured, over all first kernels: 1.020; without what lines and the start of blocks cost 1.07."""
+    """As they were measured, over all first kernels: 1.020; without what lines and the start of
+    blocks cost 1.07."""
     bench = script("second_kernels")
     rows = json.loads((bench.RESULTS / "second_kernels-H100.json").read_text())["rows"]
     ratios = [bench.behind(row)[0] for row in rows]

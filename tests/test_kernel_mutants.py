@@ -1,4 +1,5 @@
-"""Mutants of verified muGraphs: every one that differs from the goal is refused, and what is accepted is equal in float64."""
+"""Mutants of verified muGraphs: every one that differs from the goal is refused, and what is
+accepted is equal in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from taso_mirage.ir.mugraph import tile
 from taso_mirage.ir.terms import Graph, Node, constant, topological, variable
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence, Failure
 
 Make: TypeAlias = Callable[..., Node]
@@ -47,7 +49,8 @@ class Mutation:
 
 
 def replayed(outputs: tuple[Node, ...], edits: Mapping[Node, Make], leaves: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """`outputs` built again over other leaves, with some terms made otherwise; types are inferred anew."""
+    """`outputs` built again over other leaves, with some terms made otherwise; types are inferred
+    anew."""
     done = dict(leaves)
     for node in topological(outputs):
         if node not in done:
@@ -136,7 +139,8 @@ def _rescaled(x: Node, top: Node, degree: int) -> Node:
 
 
 def _rewired(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
-    """One operand replaced by another term of the same type that does not hang on the node: a stale maximum, gate for up..."""
+    """One operand replaced by another term of the same type that does not hang on the node: a stale
+    maximum, gate for up..."""
     above = {node}
     for each in body:
         if not above.isdisjoint(each.args):
@@ -220,7 +224,8 @@ def _exchanged(args: tuple[Node, ...], i: int, j: int) -> list[Node]:
 
 
 def of_operand(arg: Node) -> Iterator[tuple[str, Make]]:
-    """The whole operand changed: shifted by a number, by a row of numbers along each dim, scaled, negated."""
+    """The whole operand changed: shifted by a number, by a row of numbers along each dim, scaled,
+    negated."""
     yield "shifted by a constant", lambda x: term("add", x, constant(3.0, x.dtype))
     yield "scaled", lambda x: term("mul", x, constant(2.0, x.dtype))
     yield "negated", lambda x: term("neg", x)
@@ -231,7 +236,8 @@ def of_operand(arg: Node) -> Iterator[tuple[str, Make]]:
 
 
 def of_tiles(arg: Node, axis: int, count: int) -> Iterator[tuple[str, Make]]:
-    """The tiles of one cut dim: the last one dropped, doubled or replaced by the first, and all of them moved on by one."""
+    """The tiles of one cut dim: the last one dropped, doubled or replaced by the first, and all of
+    them moved on by one."""
     size = int(arg.shape[axis]) // count
 
     def cut(x: Node, start: int, stop: int) -> Node:
@@ -284,7 +290,8 @@ def judge(mugraph: Graph, goal: Graph) -> Counted:
 
 
 def equal(mutant: Graph, goal: Graph) -> bool:
-    """Whether a mutant is no mutant: equal to the goal in float64, to a rounding, on draws of its own."""
+    """Whether a mutant is no mutant: equal to the goal in float64, to a rounding, on draws of its
+    own."""
     if [o.type for o in mutant.outputs] != [o.type for o in goal.outputs]:
         return False
     for seed in range(3):
@@ -308,7 +315,8 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
     "attention_split": (partial(mugraphs.attention_split_safe, blocks=2, keys=12, splits=3, loop=2), 200),
     "qknorm": (mugraphs.qknorm, 130),
 }
-"""A muGraph, and how many of its mutants that have a type and differ from the goal are refused, at least."""
+"""A muGraph, and how many of its mutants that have a type and differ from the goal are refused, at
+least."""
 
 
 @pytest.mark.parametrize("name", CASES)

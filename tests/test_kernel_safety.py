@@ -1,4 +1,5 @@
-"""Kernels that a review found wrong, or that it could not find: each goal is kept with the inputs that showed it."""
+"""Kernels that a review found wrong, or that it could not find: each goal is kept with the inputs
+that showed it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from taso_mirage.kernels import tiles
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions, superoptimize
 from taso_mirage.kernels.verify import SINGLE
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 
 RNG = np.random.default_rng(0)
 
@@ -54,14 +56,16 @@ A, W, Q, K, V = x("a", 64, 128), x("w", 128, 16), x("q", 64, 32), x("k", 128, 32
 
 
 def test_a_maximum_is_over_no_more_than_what_is_summed() -> None:
-    """softmax over rows times a matrix: the product sums over the columns too, but of values of degree 0."""
+    """softmax over rows times a matrix: the product sums over the columns too, but of values of
+    degree 0."""
     found = superoptimize(Graph((A, W), (matmul(softmax(A, 0), W),)), best=6)
     assert found
     assert_right(found, {A: apart(64, 128), W: RNG.normal(size=(128, 16))})
 
 
 def test_two_softmaxes_of_one_tensor_do_not_share_a_maximum() -> None:
-    """Each has a kernel: in one, exp would be relative to the maximum over rows and over columns at once."""
+    """Each has a kernel: in one, exp would be relative to the maximum over rows and over columns at
+    once."""
     goal = Graph((A,), (term("mul", softmax(A, 0), softmax(A, 1)),))
     found = superoptimize(goal, best=6)
     assert found
@@ -91,7 +95,8 @@ def test_efficient_attention() -> None:
 
 @pytest.mark.parametrize("other", ["exp", "sum"])
 def test_an_exponential_that_is_a_result_does_not_bare_a_softmax(other: str) -> None:
-    """The result is as the model writes it, and overflows as it does; the softmax beside it has its maximum."""
+    """The result is as the model writes it, and overflows as it does; the softmax beside it has its
+    maximum."""
     bare = term("exp", A)
     result = bare if other == "exp" else term("reduce_sum", bare, axes=(1,), keepdims=1)
     found = superoptimize(Graph((A,), (result, softmax(A, 1))), best=6)
@@ -144,7 +149,8 @@ def test_attention_with_its_logsumexp_in_one_loop() -> None:
 
 
 def test_a_maximum_that_no_kernel_stored_is_not_read() -> None:
-    """A second kernel may read the scores again, but not the maximum that the first one had them relative to."""
+    """A second kernel may read the scores again, but not the maximum that the first one had them
+    relative to."""
     row = x("row", 32)
     found = superoptimize(Graph((row,), (softmax(term("tanh", row), 0),)), best=8)
     assert found
@@ -176,7 +182,8 @@ def test_an_exponential_alone_is_found() -> None:
 
 
 def test_blocks_that_are_masked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The maximum of such a block is minus infinity, and minus infinity less itself is no number."""
+    """The maximum of such a block is minus infinity, and minus infinity less itself is no
+    number."""
     monkeypatch.setattr(searching, "SPLIT_FROM", 4)
     monkeypatch.setattr(tiles, "ITERATION", (2, 512))
     mask = x("mask", 64, 128)

@@ -1,4 +1,5 @@
-"""The kernel search end to end: the best known structures are found, by their canonical form, and what restricts it does."""
+"""The kernel search end to end: the best known structures are found, by their canonical form, and
+what restricts it does."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.ops import term
 
 Cut = tuple[str, tuple[int, ...], int]
-"""An operand of a kernel (`:` for one that another kernel stored), the dims that the grid cuts, and the one that the loop does."""
+"""An operand of a kernel (`:` for one that another kernel stored), the dims that the grid cuts, and
+the one that the loop does."""
 
 
 def kernels(graph: Graph) -> list[Node]:
@@ -24,7 +26,8 @@ def kernels(graph: Graph) -> list[Node]:
 
 
 def form(graph: Graph) -> list[tuple[frozenset[Cut], frozenset[str]]]:
-    """What a muGraph is whatever its sizes: for each kernel how its operands are cut, and what its accumulators do."""
+    """What a muGraph is whatever its sizes: for each kernel how its operands are cut, and what its
+    accumulators do."""
     found = []
     for node in kernels(graph):
         names = [a.attr("name") if a.op == "input" else ":" for a in node.args]
@@ -138,7 +141,8 @@ def test_one_kernel_with_accumulators(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"norm": True}, {"scale": True, "mask": True}], ids=str)
 def test_attention_is_split_over_the_keys_and_combined(options: dict[str, bool]) -> None:
-    """Mirage's best kernels (OSDI'25): partial sums over the keys, then combine; here with a running maximum."""
+    """Mirage's best kernels (OSDI'25): partial sums over the keys, then combine; here with a
+    running maximum."""
     keys = 1 if options.get("norm") else 2
     first = {("Q", (0, 1), -1), ("K", (0, keys), keys), ("V", (0, 1), 1)}
     first |= {("M", (0, 1), 1)} if options.get("mask") else set()
@@ -204,7 +208,8 @@ def read(graph: Graph) -> list[set[str]]:
 
 
 def test_attention_split_over_the_keys_then_its_projection() -> None:
-    """Three kernels: partial sums over the keys, their combination, and the product with the output's weights."""
+    """Three kernels: partial sums over the keys, their combination, and the product with the
+    output's weights."""
 
     def wanted(graph: Graph) -> bool:
         if read(graph) != [{"Q", "K", "V"}, {":"}, {":", "O"}]:
@@ -232,7 +237,8 @@ def test_longer_muGraphs_leave_room_for_shorter_ones() -> None:
 
 
 def test_every_exponential_is_stabilised() -> None:
-    """exp of what is not a difference from a maximum overflows in half precision where the goal does not."""
+    """exp of what is not a difference from a maximum overflows in half precision where the goal
+    does not."""
     for graph in search(attention(), best=30):
         for kernel in kernels(graph):
             body = topological(kernel.attr("body").outputs)

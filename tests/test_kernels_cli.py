@@ -1,4 +1,5 @@
-"""The fusible regions of models, `taso-mirage kernels`, and the runnable workloads at small sizes."""
+"""The fusible regions of models, `taso-mirage kernels`, and the runnable workloads at small
+sizes."""
 
 from __future__ import annotations
 
@@ -221,7 +222,8 @@ def test_dynamic_dims_are_fixed_by_shape(tmp_path: Path) -> None:
 
 
 def attention(keys: int = 4096) -> onnx.ModelProto:
-    """As exporters write it: scales on both sides, a mask that is known, and a guard against rows that are no number."""
+    """As exporters write it: scales on both sides, a mask that is known, and a guard against rows
+    that are no number."""
     seen = np.tri(64, keys, keys - 64, dtype=bool)
     weights = {"scale": np.float32(0.35), "seen": seen, "none": np.float32(0), "low": np.float32(-3.4e38)}
     nodes = [
@@ -273,7 +275,8 @@ def test_attention_is_a_region_where_it_is_one_operator(tmp_path: Path) -> None:
 
 
 def test_laws_that_fuse_are_left_out_before_the_search(model: Path) -> None:
-    """A root of a mean of squares is a norm only where it is one operator already; regions are the same as without laws."""
+    """A root of a mean of squares is a norm only where it is one operator already; regions are the
+    same as without laws."""
     loaded = load(model)
     after = normal(loaded, {})
     assert [operators(r) for r in kernel_regions(after, {})] == [operators(r) for r in kernel_regions(loaded, {})]

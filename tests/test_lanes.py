@@ -1,4 +1,5 @@
-"""Regions whose results have different labels: lanes, searched apart, that run beside each other."""
+"""Regions whose results have different labels: lanes, searched apart, that run beside each
+other."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.pipeline.fuse import fused, stage
 from taso_mirage.report.result import Result
@@ -204,7 +206,8 @@ def test_a_damaged_lane_is_searched_again(plain: Result, tmp_path: Path) -> None
 
 
 def test_every_back_end_joins_lanes() -> None:
-    """One without any that run beside each other too: what asks for lanes need not ask which back end it has."""
+    """One without any that run beside each other too: what asks for lanes need not ask which back
+    end it has."""
     assert (CpuLowering.lanes, GPU.lanes) == (1, 4)
     goal = only(model(*projections()), 4)
     parts = fused_goals(label(goal))

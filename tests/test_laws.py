@@ -51,7 +51,8 @@ def test_law_prints_and_parses_back(law: Equation) -> None:
 
 
 WRONG = [
-    # grouped convolutions: concatenating weights is not concatenating outputs (11 of TASO's 133 rules)
+    # grouped convolutions: concatenating weights is not concatenating outputs (11 of TASO's 133
+    # rules)
     "(conv(x, v, **a), conv(x, w, **a)) == (item(split(conv(x, concat(v, w, axis=0), **a), axis=1, "
     "split=(dim(v, 0), dim(w, 0))), index=0), item(split(conv(x, concat(v, w, axis=0), **a), axis=1, "
     "split=(dim(v, 0), dim(w, 0))), index=1)) where rank(v) == rank(w) and shape(v)[1:] == shape(w)[1:]",
@@ -209,7 +210,8 @@ def test_commuted_operands_match_and_variables_unify() -> None:
 
 
 def test_a_variable_is_no_absent_operand() -> None:
-    """An equation is proved with the operand; Swin's attention, with a mask and no bias, ended the search in an error."""
+    """An equation is proved with the operand; Swin's attention, with a mask and no bias, ended the
+    search in an error."""
     attention = "multi_head_attention(q, k, v, b, m, **a)"
     law = parse_equation(f"{attention} == neg(neg({attention}))")
     q, m, b = (variable(n, Tensor("float32", s)) for n, s in (("q", (2, 3, 8)), ("m", (2, 2, 3, 3)), ("b", (24,))))
@@ -251,8 +253,9 @@ def test_fingerprint_verdicts() -> None:
 
 
 def test_a_window_in_the_padding_alone_is_no_mean() -> None:
-    """The runtime's is 0, our definition's 0/0: a convolution moved before the pool had left its bias out there, and a pool as a
-    convolution over each window's share in the image was no number."""
+    """The runtime's is 0, our definition's 0/0: a convolution moved before the pool had left its
+    bias out there, and a pool as a convolution over each window's share in the image was no number.
+    """
     pool = {"kernel": (2, 2), "strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (3, 3), "extra": (0, 0)}
     x, kernel, bias = (
         variable("x", Tensor("float32", (1, 2, 2, 2))),

@@ -1,4 +1,5 @@
-"""Layouts of parts: the search decides which convolutions have channels last, where the target's options do not."""
+"""Layouts of parts: the search decides which convolutions have channels last, where the target's
+options do not."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ CHANNELS_FIRST, CHANNELS_LAST = CUDA.variants
 
 
 class Machine(Roofline):
-    """A machine on which plain convolutions are faster with channels last; grouped ones take `grouped` seconds as they are."""
+    """A machine on which plain convolutions are faster with channels last; grouped ones take
+    `grouped` seconds as they are."""
 
     def __init__(self, grouped: float) -> None:
         super().__init__(CONTEXT)
@@ -87,7 +89,8 @@ def test_no_layout_is_chosen(dtype: str, target: Target, pads: tuple[int, ...]) 
 
 
 def test_a_kernel_is_an_initializer_though_it_grows() -> None:
-    """ONNX Runtime refused one that the graph made of zeros and the kernel of a grouped convolution."""
+    """ONNX Runtime refused one that the graph made of zeros and the kernel of a grouped
+    convolution."""
     inputs = image()
     original = conv(inputs, "a", group=32)
     outputs, steps = path(original, grouped=300e-6)
@@ -102,7 +105,8 @@ def test_a_kernel_is_an_initializer_though_it_grows() -> None:
 
 
 def test_both_layouts_are_measured_with_the_same_options() -> None:
-    """A convolution was measured with cuDNN's own choice of algorithm, and the one with channels last without."""
+    """A convolution was measured with cuDNN's own choice of algorithm, and the one with channels
+    last without."""
     for target in CUDA.variants:
         assert target_for(target, ["conv"]) == target_for(target, ["nhwc_conv", "transpose"]) == target
 

@@ -1,4 +1,5 @@
-"""Products with a weight as kernels: what they compute, which products of a model they are for, and how their weights lie."""
+"""Products with a weight as kernels: what they compute, which products of a model they are for, and
+how their weights lie."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ FORMATS = {"single": lambda array: array, "bfloat16": bfloat16, "half": half}
     "flags", [QUICK, (*QUICK, "-mno-avx512f"), (*QUICK, "-mno-avx", "-Wno-psabi")], ids=["native", "8", "4"]
 )
 def test_the_kernel_computes_the_product(flags: Sequence[str]) -> None:
-    """At odd sizes, on two threads, with vectors of 16, 8 and 4 numbers, of weights that are bfloat16 numbers too."""
+    """At odd sizes, on two threads, with vectors of 16, 8 and 4 numbers, of weights that are
+    bfloat16 numbers too."""
     graphs, goals = {}, {}
     for i, given in enumerate(CASES):
         for k, block in enumerate(((16, 6, 1), (64, 8, 2), (48, 9, 3))):
@@ -111,7 +113,8 @@ def test_weights_of_a_narrow_format_take_half_the_bytes_and_give_the_same_result
     "value", [65504.0, 65536.0, 1e30, np.inf, np.nan, 2.0**-24, 2.0**-25, 0.0, 3.0e-38, 1.0 + 2.0**-10, 1.0 + 2.0**-11]
 )
 def test_a_weight_is_the_same_number_in_every_format(value: float) -> None:
-    """A weight alone is what the product with one gives: largest, smallest, beyond the format, no number."""
+    """A weight alone is what the product with one gives: largest, smallest, beyond the format, no
+    number."""
     made, goal = case((1, 1), 1, "")
     (found,) = NativeKernel(Graph(goal.inputs, (made.mugraph((16, 8, 1)),)), flags=QUICK)(
         np.ones((1, 1), np.float32), np.full((1, 1), value, np.float32)

@@ -1,4 +1,5 @@
-"""Proofs about integers hold for their machine's integers: what wraps is never taken for a number, and casts keep what they keep."""
+"""Proofs about integers hold for their machine's integers: what wraps is never taken for a number,
+and casts keep what they keep."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological, variable
 from taso_mirage.meanings.reals import REALS
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
 from taso_mirage.rewriting.equation import instantiate
@@ -25,7 +26,8 @@ Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 
 def sides(text: str, dtype: str, fixed: int | None = None) -> Sides:
-    """Both sides with vectors for x, y, z, a vector of booleans for c and d, and matrices m, w; at every size, or a fixed one."""
+    """Both sides with vectors for x, y, z, a vector of booleans for c and d, and matrices m, w; at
+    every size, or a fixed one."""
     equation = parse_equation(text)
     n = symbol("n") if fixed is None else fixed
     shapes = {"m": (n, n), "w": (n, n)}

@@ -1,4 +1,5 @@
-"""Matching, passes and search grow no faster than a model: counts of what was looked at, which hold whatever the clock says."""
+"""Matching, passes and search grow no faster than a model: counts of what was looked at, which hold
+whatever the clock says."""
 
 from __future__ import annotations
 

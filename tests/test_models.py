@@ -1,4 +1,5 @@
-"""The builders in `models/`: every model is valid, runs, and computes something that depends on its weights."""
+"""The builders in `models/`: every model is valid, runs, and computes something that depends on its
+weights."""
 
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def run(model: onnx.ModelProto, **sizes: int) -> list[NDArray[Any]]:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """The model is valid, and its outputs are finite and vary, probabilities neither one-hot nor uniform."""
+    """The model is valid, and its outputs are finite and vary, probabilities neither one-hot nor
+    uniform."""
     onnx.checker.check_model(model)
     last = model.graph.node[-1]
     tapped = onnx.ModelProto()

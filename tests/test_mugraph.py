@@ -1,4 +1,5 @@
-"""muGraphs: kernels as ordinary terms, what is refused and why, text and JSON, and verification against the goal."""
+"""muGraphs: kernels as ordinary terms, what is refused and why, text and JSON, and verification
+against the goal."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.reals import EXACT, REALS
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import work
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.rewriting.text import parse_graph, show_graph

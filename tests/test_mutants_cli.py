@@ -1,4 +1,5 @@
-"""`taso-mirage mutants`: the costly parts of a model, and the mutants of one with their regions, costs and corrections."""
+"""`taso-mirage mutants`: the costly parts of a model, and the mutants of one with their regions,
+costs and corrections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mutants in `optimize_model`: what pays is taken, corrected, explained, and kept on disk by its structure."""
+"""Mutants in `optimize_model`: what pays is taken, corrected, explained, and kept on disk by its
+structure."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def result(batches_are_dear: None) -> Result:
 
 
 def test_a_corrected_mutant_is_taken_and_explained(result: Result) -> None:
-    """PET's example: two images beside each other through one convolution; the seam is corrected."""
+    """PET's example: two images beside each other through one convolution; the seam is
+    corrected."""
     taken = [m for name, m in result.mutations.by_name.items() if name in result.equations]
     assert len(taken) == 1
     assert taken[0].right < 1

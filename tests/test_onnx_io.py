@@ -1,4 +1,5 @@
-"""The border to ONNX loses nothing: names, header, bodies, functions, exotic types, files; and it refuses what is damaged."""
+"""The border to ONNX loses nothing: names, header, bodies, functions, exotic types, files; and it
+refuses what is damaged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_proto, load, save, serialize, serialize_apart
 from taso_mirage.onnx_io.read import from_ir
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 
 ROOT = Path(__file__).parent.parent
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -300,7 +301,8 @@ def test_sparse_weights_become_dense() -> None:
 
 
 def test_bodies_capture_outer_values() -> None:
-    """An input, a weight, a computed value, values that import simplifies away, and all that from two levels down."""
+    """An input, a weight, a computed value, values that import simplifies away, and all that from
+    two levels down."""
     proto = parse("""
         g (float[3] x, bool c) => (float[3] y, float[3] u)
         <float[3] w = {1, 2, 3}, float[3] w2 = {3, 4, 5}>
@@ -326,7 +328,8 @@ def test_bodies_capture_outer_values() -> None:
 
 
 def test_an_output_and_a_captured_value_that_part_ways() -> None:
-    """A pass may give an output another term than the one that a body still captures under the output's name."""
+    """A pass may give an output another term than the one that a body still captures under the
+    output's name."""
     proto = parse("""
         g (float[3] x, bool c) => (float[3] u, float[3] y) {
             a = Neg(x)
@@ -530,7 +533,8 @@ def test_sizes_computed_from_shapes(opset: int) -> None:
 
 
 def test_sizes_that_only_a_run_knows() -> None:
-    """The size of NonZero's result is read where the original reads it, though nothing else keeps NonZero alive."""
+    """The size of NonZero's result is read where the original reads it, though nothing else keeps
+    NonZero alive."""
     proto = parse("""
         g (float[N] x, float w) => (float[K] y, float[K2] z) {
             n = NonZero(x)
@@ -584,7 +588,8 @@ def test_division_of_sizes_rounds_down() -> None:
 
 
 def test_a_quantized_product_has_the_type_of_its_zero_point(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer writes none, and the library that infers types takes that of the scale."""
+    """ONNX Runtime's quantizer writes none, and the library that infers types takes that of the
+    scale."""
     proto = parse(
         """g (uint8[2, 3] x) => (float[3, 2] y)
         <float s = {0.5}, uint8 z = {3}, uint8[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64[2] t = {3, 2}>
@@ -674,7 +679,8 @@ def test_truncated_files_and_missing_ones(tmp_path: Path) -> None:
 
 
 def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
-    """Some hundred models with a few random bytes each: they load and save, or one of our errors says what is wrong."""
+    """Some hundred models with a few random bytes each: they load and save, or one of our errors
+    says what is wrong."""
     data, rng = parse(SIZED.replace("heads_axis", "axis")).SerializeToString(), np.random.default_rng(0)
     for _ in range(300):
         bad = bytearray(data)
@@ -894,7 +900,8 @@ def chain(length: int, operator: Callable[[int], str]) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("operators", [["Relu", "Neg"], ["Det", "Unknown"]])
 def test_a_chain_of_20_000_nodes(operators: list[str]) -> None:
-    """With a definition and without; the time of this process grows with the number of nodes, not with its square."""
+    """With a definition and without; the time of this process grows with the number of nodes, not
+    with its square."""
     times = []
     for length in (5_000, 20_000):
         proto = chain(length, lambda i: operators[0] if operators[0] == "Relu" and i % 2 == 0 else operators[1])
@@ -938,7 +945,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 @pytest.mark.slow
 def test_a_model_of_2_5_gigabytes(tmp_path: Path) -> None:
-    """Weights stay in their file: 25 tensors of 100 MB, in a sparse file, read and written in less than 1 GB of memory."""
+    """Weights stay in their file: 25 tensors of 100 MB, in a sparse file, read and written in less
+    than 1 GB of memory."""
     rows, count = 25_000_000, 25
     proto = parse("g (float[N] x) => (float[N] y) { v0 = Relu(x) }")
     with (tmp_path / "big.bin").open("wb") as file:

@@ -1,4 +1,5 @@
-"""Every operator, on every example of its specification: one definition, and all meanings of it agree."""
+"""Every operator, on every example of its specification: one definition, and all meanings of it
+agree."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from taso_mirage.measure.session import Session, working_providers
 from taso_mirage.measure.target import CPU, CUDA
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import Op, get, interpret, interpret_term, load_specs
+from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.ops import Op, get, load_specs
 from taso_mirage.operators.work import count, size, work
 from taso_mirage.rewriting.text import parse_graph, parse_type, show_graph
 
@@ -75,7 +77,8 @@ SIMPLIFIED_BY_IMPORT = frozenset(
     "sum mean cast_like identity dropout squeeze unsqueeze group_norm slice average_pool resize upsample shape_of size_of "
     "constant_of_shape range".split()
 )
-"""Importing these gives simpler terms (a sum is additions, the shape of a known type is a constant)."""
+"""Importing these gives simpler terms (a sum is additions, the shape of a known type is a
+constant)."""
 
 
 def opsets(use: Use) -> dict[str, int]:
@@ -185,7 +188,8 @@ def test_the_field_is_the_reals_on_integers(op: Op, i: int) -> None:
 
 
 def _assert_residues(xp: Field, found: Residues, exact: Any) -> None:
-    """Residues of what floats hold exactly; a quotient such as 1/3 is compared through its residue times 3."""
+    """Residues of what floats hold exactly; a quotient such as 1/3 is compared through its residue
+    times 3."""
     scale = 2520.0**2  # every denominator that the small integers of the examples can give
     scaled = np.asarray(exact, np.float64) * scale
     whole = np.abs(scaled - np.round(scaled)) < 1e-3

@@ -98,7 +98,8 @@ def ops(outputs: tuple[Node, ...]) -> list[str]:
 
 
 def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_time() -> None:
-    """The others keep what is predicted to be the fastest; a part whose first state wins the contest is left as it was."""
+    """The others keep what is predicted to be the fastest; a part whose first state wins the
+    contest is left as it was."""
     parts_of = {name: x(4, size) for size, name in enumerate("abc", 1)}
     graphs = {name: Graph((leaf,), (term("neg", leaf),)) for name, leaf in parts_of.items()}
     gains, places = {"a": 1.0, "b": 3.0, "c": 2.0}, {"a": 5, "b": 1, "c": 1}
@@ -123,7 +124,8 @@ def test_parts_that_save_most_in_all_places_are_measured_first_while_there_is_ti
 
 
 def test_a_part_is_not_measured_where_what_is_left_is_less_than_another_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of three sizes, on a clock of the test: 4 of 10 seconds each, so that the third would go 2 over."""
+    """Parts of three sizes, on a clock of the test: 4 of 10 seconds each, so that the third would
+    go 2 over."""
     graphs = [Graph((x(4, n),), (term("neg", x(4, n)),)) for n in (1, 2, 3)]
     found = {g: BestState((), 9.0, 8.0, 1, 1, "", finalists=((8.0, ()), (8.0, ()))) for g in graphs}
     now = [0.0]
@@ -167,7 +169,8 @@ def measured_again(
     kept: bool,
     stop: Stop | None = None,
 ) -> None:
-    """Each list is how many times as fast the candidates are in the rounds of one measurement; the last one stays."""
+    """Each list is how many times as fast the candidates are in the rounds of one measurement; the
+    last one stays."""
     seen: list[Session] = []
 
     def clock(sessions: list[Session], *_: object) -> list[list[float]]:
@@ -303,7 +306,8 @@ def test_parallel_convolutions_merge_but_grouped_ones_do_not() -> None:
 
 
 def test_a_step_that_costs_may_lead_to_one_that_pays() -> None:
-    """(a*b + a*c) needs two products; alpha lets the search pass through states as dear as the first."""
+    """(a*b + a*c) needs two products; alpha lets the search pass through states as dear as the
+    first."""
     a, b, c = x(32, 32, name="a"), x(32, 32, name="b"), x(32, 32, name="c")
     outputs = (term("add", term("matmul", a, b), term("matmul", a, c)),)
     assert ops(searched(outputs)) == ["add", "matmul"]
@@ -429,7 +433,8 @@ def test_measured_run_is_never_slower_and_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_rule_is_caught_named_and_left_out() -> None:
-    """The check fails, bisection finds the first rewrite that breaks the model, and the good ones before it stay."""
+    """The check fails, bisection finds the first rewrite that breaks the model, and the good ones
+    before it stay."""
     wrong = parse_equation("tanh(neg(x)) == tanh(x)", name="wrong.0", evidence="taken on trust")
     good = parse_equation("relu(relu(x)) == relu(x)", name="good.0")
     a = x(4, 4)
@@ -559,7 +564,8 @@ def test_only_the_passes_look_at_weights() -> None:
 
 
 def test_a_kernel_holds_where_every_channel_does() -> None:
-    """Of a normal kernel some numbers are below the normal ones; a channel that is so as a whole is another matter."""
+    """Of a normal kernel some numbers are below the normal ones; a channel that is so as a whole is
+    another matter."""
     rng = np.random.default_rng(0)
     kernel = (1e-3 * rng.normal(size=(8, 4, 3, 3))).astype(np.float16)
     w, two = weight("w", Tensor("float16", kernel.shape)), constant(0.5, "float16")
@@ -616,8 +622,9 @@ def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_results_that_underflow_are_compared_with_float64(dtype: str, scale: float, against: str) -> None:
-    """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was less off was refused. What is further
-    off than the original, or of another sign, is not right."""
+    """MobileViT with random weights ends there: the original was 25 % off, and a kernel that was
+    less off was refused. What is further off than the original, or of another sign, is not right.
+    """
     exact = np.linspace(0.5, 1, 20) * scale
     old, near, far, turned = ((exact * factor).astype(dtype) for factor in (1.5, 1.1, 2.6, -1.5))
     found = difference("c", "y", near, old, exact)
@@ -645,7 +652,8 @@ def test_roundings_move_a_reference_where_they_turn_a_decision() -> None:
     ],
 )
 def test_where_rounding_turned_the_original_either_way_is_right(old: float, moved: float, right: list[float]) -> None:
-    """A quantized model: what lies between two steps may become either, but a rewrite does not turn what the original did not."""
+    """A quantized model: what lies between two steps may become either, but a rewrite does not turn
+    what the original did not."""
     asked = model((x(4),), (term("round", x(4)),))
     original, exact = np.array([old, 1, 3, 6], np.float32), np.array([0.0, 1, 3, 6])
     case = check.CheckCase("c", {}, [original], [exact], lambda: [moved])
@@ -829,7 +837,8 @@ def test_random_models_pass_the_check(drawn: tuple[tuple[Node, ...], tuple[Node,
 
 
 def test_what_cannot_go_apart_goes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large weights go to a GPU from where they are; weights that stay inside may be more than protobuf holds, and that is no end."""
+    """Large weights go to a GPU from where they are; weights that stay inside may be more than
+    protobuf holds, and that is no end."""
     opened: list[list[str]] = []
 
     def session(source: runtime._Source, target: Target, **options: Any) -> object:

@@ -1,4 +1,5 @@
-"""A law with a star is two equations, each printed, matched and proved for itself; no law is stated twice for an operand."""
+"""A law with a star is two equations, each printed, matched and proved for itself; no law is stated
+twice for an operand."""
 
 from __future__ import annotations
 
@@ -230,7 +231,8 @@ def with_stars(tree: ast.expr, names: frozenset[str]) -> ast.expr:
 
 
 def without_some(text: str) -> list[str]:
-    """The equation without some of its optional operands, for all of their sets for which that is a law."""
+    """The equation without some of its optional operands, for all of their sets for which that is a
+    law."""
     left, right, guard = law_parts(text)
     names = sorted(optional_variables(left) | optional_variables(right))
     sets = chain.from_iterable(combinations(names, k) for k in range(1, len(names) + 1))

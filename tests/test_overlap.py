@@ -1,4 +1,5 @@
-"""Tiles that overlap: sizes that no power of two divides, cut all the same; the last block begins earlier and computes some rows twice."""
+"""Tiles that overlap: sizes that no power of two divides, cut all the same; the last block begins
+earlier and computes some rows twice."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from taso_mirage.kernels.shrink import UNEVEN, cuts, shrunk, shrunk_sizes
 from taso_mirage.kernels.tiles import Tiled
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence

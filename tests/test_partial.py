@@ -1,4 +1,5 @@
-"""Partial equivalence: where programs agree, exactly; restricted programs; corrected ones equal their original everywhere."""
+"""Partial equivalence: where programs agree, exactly; restricted programs; corrected ones equal
+their original everywhere."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def test_trials_that_do_not_fit_side_by_side_run_in_turn(monkeypatch: pytest.Mon
 
 
 def test_many_boxes_are_compared_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A depthwise convolution has a box for every channel and border; at points each took milliseconds."""
+    """A depthwise convolution has a box for every channel and border; at points each took
+    milliseconds."""
     original, other = graph(conv(X, W)), graph(side_by_side(X, W))
     flops = 8 * partial_agreement.field_work((*original.outputs, *other.outputs))
     assert not agreement(original, other, limit=flops - 1).whole
@@ -207,7 +209,10 @@ def test_a_correction_as_large_as_the_original_is_refused() -> None:
 
 
 def test_summands_that_move_apart_need_all_elements() -> None:
-    """x5 + x6, x6 + x5, x7 + x4: two points agree, the third does not. What is restricted to points is never proof alone."""
+    """x5 + x6, x6 + x5, x7 + x4: two points agree, the third does not.
+
+    What is restricted to points is never proof alone.
+    """
     x = image(12)
     apart = term("add", part(x, 0, 5, 9), part(x, 0, 6, 2, -1))
     still = term("expand", term("add", part(x, 0, 5, 6), part(x, 0, 6, 7)), shape=(4,))
@@ -217,7 +222,8 @@ def test_summands_that_move_apart_need_all_elements() -> None:
 
 
 def test_points_draw_what_is_read_with_steps() -> None:
-    """A slice that is no longer than the points is not restricted: it reads the input itself, beside a smaller part that another reads."""
+    """A slice that is no longer than the points is not restricted: it reads the input itself,
+    beside a smaller part that another reads."""
     x = image(8)
     odd, even = (term("add", part(x, 0, 0, 2), part(x, 0, start, start + 4, 2)) for start in (3, 2))
     assert not agreement(graph(odd), graph(even), limit=0).regions[0].same.any()
@@ -268,7 +274,8 @@ def test_a_restricted_program_is_a_part_of_the_whole(seed: int) -> None:
 
 
 WITHOUT_RULE = "conv_transpose cumsum einsum eye_like gather kernel one_hot trilu winograd".split()
-"""Of the operators that may be linear those that have none; and products with vectors, and pads that mirror."""
+"""Of the operators that may be linear those that have none; and products with vectors, and pads
+that mirror."""
 
 
 @pytest.mark.parametrize(("op", "i"), uses())
@@ -360,7 +367,8 @@ def test_a_corrected_mutant_equals_its_original(chunk: int) -> None:
 
 
 def outcome(seed: int) -> str:
-    """A random program and a mutant of it: the region is exact, and what is corrected is the original."""
+    """A random program and a mutant of it: the region is exact, and what is corrected is the
+    original."""
     draw = np.random.default_rng(seed)
     original = program(draw)
     other = mutant(draw, original)

@@ -1,4 +1,5 @@
-"""Every family of mutants: its region is found, its correction makes it whole, and what should be right everywhere is."""
+"""Every family of mutants: its region is found, its correction makes it whole, and what should be
+right everywhere is."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ def test_groups_and_back() -> None:
 
 
 def test_two_steps_of_a_dilated_convolution() -> None:
-    """Dilated to dense, then the images of the batch side by side: partially right, and corrected."""
+    """Dilated to dense, then the images of the batch side by side: partially right, and
+    corrected."""
     original = graph(conv(image(2, 2, 8, 8), W, pad=2, dilation=2))
     found = [m for m in mutants_of(original, 2) if m.families == ("dilated to dense", "batch into axis 3")]
     shares = [agreement(original, m.graph).regions[0].share for m in found]

@@ -1,4 +1,5 @@
-"""Partial equivalence as a source: a model's costly programs, once each, and equations that the optimizer's rules apply."""
+"""Partial equivalence as a source: a model's costly programs, once each, and equations that the
+optimizer's rules apply."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def evenly() -> tuple[list[Graph], Callable[[Graph], float]]:
 
 
 def test_costs_that_were_asked_for_too_late_are_not_kept() -> None:
-    """After the deadline they are estimates: a program for which nothing pays would never be tried again."""
+    """After the deadline they are estimates: a program for which nothing pays would never be tried
+    again."""
     program = programs([conv(X, kernel(4, 4, 3, 3))])[0]
     asked, even = evenly()
     made = tried(program, even)

@@ -1,4 +1,5 @@
-"""Guards that the fuzz alone does not find: wrong rules that once passed 512 typings and their proofs, and what stops them now."""
+"""Guards that the fuzz alone does not find: wrong rules that once passed 512 typings and their
+proofs, and what stops them now."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_a_kernel_of_any_size_is_not_pinned() -> None:
 
 
 class Wrong(NamedTuple):
-    """A rule, and a typing (with values of the attribute names) where both sides have one type and differ."""
+    """A rule, and a typing (with values of the attribute names) where both sides have one type and
+    differ."""
 
     given: str
     attributes: str

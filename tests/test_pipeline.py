@@ -1,4 +1,5 @@
-"""The generator from end to end: the same files whatever the workers, resumed where it stopped, clear errors, nothing unproved."""
+"""The generator from end to end: the same files whatever the workers, resumed where it stopped,
+clear errors, nothing unproved."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def options(folder: Path, workers: int = 1, resume: bool = False) -> GenerateOpt
 
 
 def few(folder: Path, workers: int = 1) -> GenerateOptions:
-    """To go on in a folder where the first candidates of the family are proposed: the others take two thirds of the time."""
+    """To go on in a folder where the first candidates of the family are proposed: the others take
+    two thirds of the time."""
     going_on = options(folder, workers, resume=True)
     proposed = propose("elementwise", 1, 0)
     _Partial(going_on).keep_proposed(replace(proposed, candidates=proposed.candidates[:8]))
@@ -133,8 +135,9 @@ def test_what_the_rules_derive_is_superfluous() -> None:
 
 
 def test_sixteen_merges_of_three_operators() -> None:
-    """Convolutions, with relu too, and matrix products share data or weights (6); pools, relu, scale and transpose on two axes
-    each (10). Depthwise convolutions share weights as the dense ones do, so they are counted with them."""
+    """Convolutions, with relu too, and matrix products share data or weights (6); pools, relu,
+    scale and transpose on two axes each (10). Depthwise convolutions share weights as the dense
+    ones do, so they are counted with them."""
     found = [c.text for c in propose("taso", 3, 0).candidates if c.text.startswith("(")]
     merges = [t for t in found if "group=c" not in t]
     assert len(merges) == 16

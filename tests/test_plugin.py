@@ -1,4 +1,7 @@
-"""Exporting TensorRT plugins: files, the Python module, the models around them. The library itself: test_plugin_library.py."""
+"""Exporting TensorRT plugins: files, the Python module, the models around them.
+
+The library itself: test_plugin_library.py.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,8 @@ def ptx(program: TritonProgram, capability: int = 80) -> list[str]:
 
 
 def write_model(path: Path) -> None:
-    """relu(linear(norm(A))) + linear(norm(B)) by one kernel at two places, and column sums of C by another."""
+    """relu(linear(norm(A))) + linear(norm(B)) by one kernel at two places, and column sums of C by
+    another."""
     norm, goal = kernel(rmsnorm_linear)
     sums, columns = kernel(column_sums)
     a, b = (variable(name, Tensor("float16", (2, 64))) for name in "AB")

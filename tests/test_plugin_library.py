@@ -1,8 +1,11 @@
-"""The exported library: it builds without warnings, and does what TensorRT asks of a plugin. What that needs is not in any wheel:
+"""The exported library: it builds without warnings, and does what TensorRT asks of a plugin.
 
-TENSORRT_INCLUDE       folders with TensorRT's public headers, of one version each (8.6, 10 or 11), with : between them
-TENSORRT_LEAN_RUNTIME  a folder where tensorrt-lean-cu13-bindings and -libs are installed (pip install --no-deps --target)
-TENSORRT_RTX           the same of tensorrt-rtx-cu13-bindings and -libs
+What that needs is not in any wheel:
+
+TENSORRT_INCLUDE       folders with TensorRT's public headers, of one version each (8.6, 10 or 11),
+with : between them TENSORRT_LEAN_RUNTIME  a folder where tensorrt-lean-cu13-bindings and -libs are
+installed (pip install --no-deps --target) TENSORRT_RTX           the same of
+tensorrt-rtx-cu13-bindings and -libs
 """
 
 from __future__ import annotations
@@ -103,7 +106,10 @@ LAUNCHES = {
         "launch kernel_1 2 1 1 threads 32 shared 0 at 2+0 1+0 null null",
     ],
 }
-"""By the plugin's number: what the first run gives the driver. Its tensors are allocations 0, 1..., then the workspace."""
+"""By the plugin's number: what the first run gives the driver.
+
+Its tensors are allocations 0, 1..., then the workspace.
+"""
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -1,4 +1,5 @@
-"""Machine proofs: known equalities are proved for every size, known-wrong ones never are, and the laws stand on them."""
+"""Machine proofs: known equalities are proved for every size, known-wrong ones never are, and the
+laws stand on them."""
 
 from __future__ import annotations
 
@@ -388,7 +389,8 @@ def test_climb_gives_evidence_or_a_counterexample() -> None:
 
 
 def test_agreeing_typings_of_a_wrong_law_may_be_proved() -> None:
-    """A wrong law holds where its operands are special; a proof there is right, and says nothing of the law."""
+    """A wrong law holds where its operands are special; a proof there is right, and says nothing of
+    the law."""
     one = [t("transpose", v("s", 1, 1), perm=(1, 0))], [v("s", 1, 1)]
     assert isinstance(fingerprint(*one), Agreed)
     assert isinstance(prove_symbolic(*one), Proved)

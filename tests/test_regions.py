@@ -1,4 +1,5 @@
-"""Regions of models as they are after the substitutions: fused operators of the runtime, several results, repeated heads."""
+"""Regions of models as they are after the substitutions: fused operators of the runtime, several
+results, repeated heads."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.verdicts import Evidence, Failure
@@ -123,7 +125,8 @@ def test_a_wrong_sum_is_refused() -> None:
 
 
 def test_what_several_results_come_back_to_is_no_part_of_their_region() -> None:
-    """The linear layer lies between the norm and the last sum: a region with both, and without it, would wait for itself."""
+    """The linear layer lies between the norm and the last sum: a region with both, and without it,
+    would wait for itself."""
     normal, total = items(skip_norm("skip_layer_norm_sum"))
     linear = term("matmul", normal, w("w", WIDTH, WIDTH))
     last = term("gelu", term("add", linear, total))
@@ -192,7 +195,8 @@ def test_one_value_alone_is_no_region() -> None:
 
 
 def test_a_survey_has_a_time_for_every_operator() -> None:
-    """What has labels only beside others, or several results, takes what a roofline says, or its own kernel."""
+    """What has labels only beside others, or several results, takes what a roofline says, or its
+    own kernel."""
     made = [model(grouped(2, 6)), model(*items(skip_norm("skip_rms_norm_sum")))]
     for region in (r for each in made for r in kernel_regions(each, {})):
         (each,) = survey([region], 10, {})
@@ -212,7 +216,8 @@ def gated_mlp(width: int, hidden: int) -> Graph:
 
 
 def test_every_hand_over_has_its_turn_before_the_cap() -> None:
-    """A kernel that stores the hidden values alone comes after hundreds that store whole matrices."""
+    """A kernel that stores the hidden values alone comes after hundreds that store whole
+    matrices."""
     closure = close(label(gated_mlp(20, 28)))
     (hidden,) = (name for name, size in closure.goal.sizes.items() if size == 28)
     stored = [[closure.classes[c] for c in plan[-1].body.leaves] for plan in islice(plans(closure, Limits()), PLANS)]

@@ -1,4 +1,5 @@
-"""Changes, their explanation, and the page: what was rewritten where, by what proof, and nothing from a model unescaped."""
+"""Changes, their explanation, and the page: what was rewritten where, by what proof, and nothing
+from a model unescaped."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.onnx_io import from_ir, load, to_ir
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
 from taso_mirage.report.changes import FOLDING, ReportedChange, changes
@@ -92,7 +94,8 @@ def test_the_context_of_a_rewrite_is_no_part_of_it() -> None:
 
 
 def test_an_operand_that_is_dropped_is_cut_off() -> None:
-    """The second operand of the concat is a long chain that the rewrite only drops; the match says that it is one operand."""
+    """The second operand of the concat is a long chain that the rewrite only drops; the match says
+    that it is one operand."""
     a, b = x(2, 3), x(2, 3, name="y")
     chain = b
     for _ in range(5):
@@ -384,7 +387,8 @@ def test_the_page_in_a_browser(written: tuple[dict[str, Any], Path], tmp_path: P
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on this machine")
 def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """What the test above relies on: an error of the page is printed, the page allows no script, and a blank picture is seen."""
+    """What the test above relies on: an error of the page is printed, the page allows no script,
+    and a blank picture is seen."""
     bad = tmp_path / "bad.html"
     bad.write_text(written[1].read_text().replace("<main>", "<script>document.title = 'owned'</script><main hidden>"))
     done = chromium(bad, tmp_path, "--dump-dom", f"--screenshot={tmp_path / 'shot.png'}")
@@ -394,7 +398,8 @@ def test_a_browser_would_complain(written: tuple[dict[str, Any], Path], tmp_path
 
 
 def values_of(png: bytes) -> int:
-    """How many different bytes the rows of a picture have (as they are filtered: rows of one colour are zeros)."""
+    """How many different bytes the rows of a picture have (as they are filtered: rows of one colour
+    are zeros)."""
     data, at = b"", 8
     while at < len(png):
         length = int.from_bytes(png[at : at + 4], "big")

@@ -1,4 +1,5 @@
-"""Mutants of shipped rules and laws: they are many, the same in every run, and most are false by the oracle."""
+"""Mutants of shipped rules and laws: they are many, the same in every run, and most are false by
+the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kernels inside models: they run in ONNX Runtime on its own threads, match the functions of their names, and refuse what does not fit."""
+"""Kernels inside models: they run in ONNX Runtime on its own threads, match the functions of their
+names, and refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -238,7 +239,8 @@ def test_a_chain_of_equal_regions_has_one_function() -> None:
 
 
 def test_what_the_search_finds_runs_in_a_model_with_names_and_weights() -> None:
-    """relu(X) W + bias, then softmax of its scaled sum with a mask: only the softmax is a region."""
+    """relu(X) W + bias, then softmax of its scaled sum with a mask: only the softmax is a
+    region."""
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         around (float[6, 8] tokens, float[6, 40] mask) => (float[6, 40] weights, float[6, 40] scores)
@@ -338,7 +340,8 @@ def test_an_embedded_model_is_read_and_written_again(tmp_path: Path) -> None:
 
 
 def mixed(rows: str | int, around: str) -> bytes:
-    """A kernel of fixed sizes beside a relu over `around` rows; no shape but the inputs' is declared."""
+    """A kernel of fixed sizes beside a relu over `around` rows; no shape but the inputs' is
+    declared."""
     graph, goal = mugraphs.ntrans(dtype="float32")
     proto = onnx.load_from_string(
         serialize(embed(standalone(goal, {"": 17}), [EmbeddedRegion(goal.inputs, goal.outputs, cpu_kernel(graph))]))

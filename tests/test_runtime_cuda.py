@@ -1,4 +1,5 @@
-"""Plans and the CUDA runner without a GPU: hostile plans and images give errors, never a crash; a stand-in driver sees the launches."""
+"""Plans and the CUDA runner without a GPU: hostile plans and images give errors, never a crash; a
+stand-in driver sees the launches."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ CPP = Path(__file__).parent.parent / "taso_mirage" / "kernels" / "packaging" / "
 
 
 def cubin(sections: int = 3, body: bytes = b"code") -> bytes:
-    """The smallest thing that has the form of a cubin: a header, a body and the headers of its sections."""
+    """The smallest thing that has the form of a cubin: a header, a body and the headers of its
+    sections."""
     head = (
         b"\x7fELF\x02\x01\x01"
         + bytes(9)
@@ -48,7 +50,8 @@ SPLIT = triton.program(mugraphs.attention_split_safe()[0])
 
 
 def split_images(program: TritonProgram = SPLIT) -> list[KernelImage]:
-    """Stand-ins for what Triton would compile: launches of both kinds, for two architectures and as PTX."""
+    """Stand-ins for what Triton would compile: launches of both kinds, for two architectures and as
+    PTX."""
     found = []
     for capability in (80, 90):
         for i, launch in enumerate(program.launches):
@@ -172,7 +175,8 @@ def test_no_text_crashes_the_reader(text: bytes) -> None:
 
 
 def mutants(count: int) -> list[bytes]:
-    """Plans with fields taken away, doubled, exchanged and overwritten; most with a right checksum."""
+    """Plans with fields taken away, doubled, exchanged and overwritten; most with a right
+    checksum."""
     rng = random.Random(0)
     good = [line.split() for line in split_kernel().plan.splitlines()[:-1]]
     odd = [
@@ -361,7 +365,8 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a stand-in for libcuda.so.1, and a program that launches the kernels of a plan."""
+    """A folder with a stand-in for libcuda.so.1, and a program that launches the kernels of a
+    plan."""
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.cpp").write_text(DRIVER)
     command = [
@@ -490,7 +495,8 @@ def lanes_kernel() -> PlannedNode:
 
 
 def test_kernels_that_share_no_memory_run_beside_each_other(driver: Path, tmp_path: Path) -> None:
-    """The second lane waits for what was on the stream before, and what comes later for both; its first kernel overlaps with nothing."""
+    """The second lane waits for what was on the stream before, and what comes later for both; its
+    first kernel overlaps with nothing."""
     found = launched(driver, tmp_path, lanes_kernel(), kernel_0=6, kernel_1=4, kernel_2=6, kernel_3=4, ARGUMENTS=4)
     shown = [
         " ".join(line.split()[:2] + line.split()[9:13]) if line.startswith("launch") else line

@@ -1,5 +1,5 @@
-"""The custom-operator library under sanitizers, without ONNX Runtime and without a GPU: a stand-in for each calls it in the orders that the
-real ones do, at the end of a session and of a process."""
+"""The custom-operator library under sanitizers, without ONNX Runtime and without a GPU: a stand-in
+for each calls it in the orders that the real ones do, at the end of a session and of a process."""
 
 from __future__ import annotations
 
@@ -200,7 +200,8 @@ LOAD, LAUNCH, GRAPH = (f"{word} {CODE.decode()}" for word in ("load", "launch", 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the stand-ins, the library in the program, and a plan whose image has two contents."""
+    """A folder with the stand-ins, the library in the program, and a plan whose image has two
+    contents."""
     folder = tmp_path_factory.mktemp("sanitized")
     for name, text in (("libcuda.cpp", DRIVER), ("harness.cpp", HARNESS), ("plan", plan_of(CODE))):
         (folder / name).write_text(text)
@@ -223,7 +224,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(process: Path, happens: str) -> list[str]:
-    """What the stand-ins saw; a sanitizer that complains, or memory that nothing points to at the end, fails the test."""
+    """What the stand-ins saw; a sanitizer that complains, or memory that nothing points to at the
+    end, fails the test."""
     known = {**os.environ, "LD_LIBRARY_PATH": str(process), "ASAN_OPTIONS": "detect_leaks=1"}
     done = subprocess.run([process / "process", process, *happens.split()], env=known, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]

@@ -1,4 +1,5 @@
-"""What docs/shipping.md says: its Python runs as it stands there, and so does a program without Python that calls the C interface."""
+"""What docs/shipping.md says: its Python runs as it stands there, and so does a program without
+Python that calls the C interface."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ int main(int, char** words) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows of five."""
+    """A folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows of
+    five."""
     folder = tmp_path_factory.mktemp("shipped")
     x = mugraphs.leaf("X", "float32", 6, 5)
     rows = mugraphs.kernel([(x, (0,), -1)], lambda x: term("gelu", term("mul", x, x)), (3,), 1, (0,))

@@ -1,4 +1,5 @@
-"""Generated Triton kernels on a GPU, under NVIDIA's compute-sanitizer and without it: each in a process that runs nothing else there."""
+"""Generated Triton kernels on a GPU, under NVIDIA's compute-sanitizer and without it: each in a
+process that runs nothing else there."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ pytestmark = pytest.mark.skipif(not has_gpu(), reason="needs a GPU")
 
 
 def pipelined(launch: TritonLaunch) -> TritonLaunch:
-    """With as many stages as are tried, four warps, and a start before the launch in front of it ends, or loads where that may be."""
+    """With as many stages as are tried, four warps, and a start before the launch in front of it
+    ends, or loads where that may be."""
     stages = min(max(s.stages for s in tune.schedules(launch)), 4)
     return replace(launch, schedule=LaunchSchedule(4, stages, overlap=True, early=launch.loop == 1))
 
@@ -59,7 +61,10 @@ def variants(name: str, program: TritonProgram) -> dict[str, TritonProgram]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases with two schedules each and their inputs. The real sizes have no goal here: nothing but the tools look at them."""
+    """All cases with two schedules each and their inputs.
+
+    The real sizes have no goal here: nothing but the tools look at them.
+    """
     made = tmp_path_factory.mktemp("kernels")
     names = []
     for name, make in CASES.items() | {f"real_{k}": v for k, v in REAL.items()}.items():

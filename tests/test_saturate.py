@@ -1,4 +1,5 @@
-"""Equality saturation: the e-graph, matching in it, extraction that pays a shared term once, and whole parts."""
+"""Equality saturation: the e-graph, matching in it, extraction that pays a shared term once, and
+whole parts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from taso_mirage.ir.model import random_array
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.onnx_io import files
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.prove.fingerprint import fingerprint
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.patterns import found_at
@@ -41,7 +43,8 @@ def rules(*texts: str) -> Rules:
 def saturated(
     outputs: tuple[Node, ...], using: Rules | None = None, budget: Budget | None = None, eager: Rules | None = None
 ) -> tuple[BestState, saturate.Saturation, tuple[Node, ...]]:
-    """What saturation finds, what it did, and the outputs; equal to the original in the field, and no dearer."""
+    """What saturation finds, what it did, and the outputs; equal to the original in the field, and
+    no dearer."""
     eager = Rules(()) if eager is None else eager
     graph = Graph((), outputs)
     found, done = saturate.saturated(graph, using or rules(), eager, COST, CONTEXT, budget or Budget(60))
@@ -210,7 +213,8 @@ def test_extraction_is_exact(seed: int) -> None:
 
 
 def test_an_integer_program_finds_graphs_of_the_same_cost() -> None:
-    """What `bench/extraction.py` compares with, on random problems, most with cycles: it is exact too, and so are its next graphs."""
+    """What `bench/extraction.py` compares with, on random problems, most with cycles: it is exact
+    too, and so are its next graphs."""
     integer = script("extraction_milp")
     rng = random.Random(0)
     for _ in range(40):
@@ -273,7 +277,8 @@ def products(names: str) -> tuple[Node, ...]:
 
 
 def test_parallel_products_become_one_and_share_it() -> None:
-    """The activations go into the joined product too, which is dearer term by term: only sharing makes it pay."""
+    """The activations go into the joined product too, which is dearer term by term: only sharing
+    makes it pay."""
     found, done, after = saturated(products("qkv"))
     assert ops(after) == ["matmul", "relu", "split"]
     assert done.saturated
@@ -299,7 +304,8 @@ def test_what_is_used_elsewhere_is_not_paid_again() -> None:
 
 
 def test_joins_do_not_repeat_themselves() -> None:
-    """Of four products every set of two or three is joined at most once in each order: the e-graph ends."""
+    """Of four products every set of two or three is joined at most once in each order: the e-graph
+    ends."""
     join = (
         "(matmul(x, v), matmul(x, w)) == (item(split(matmul(x, concat(v, w, axis=1)), axis=1,"
         " split=(dim(v, 1), dim(w, 1))), index=0), item(split(matmul(x, concat(v, w, axis=1)), axis=1,"
@@ -398,7 +404,8 @@ def test_every_class_holds_equal_terms(drawn: tuple[tuple[Node, ...], tuple[Node
 
 
 def test_never_worse_than_best_first_search_on_a_transformer() -> None:
-    """The graph as it was read: attention is fused only after many steps that bring nothing, which is where this is better."""
+    """The graph as it was read: attention is fused only after many steps that bring nothing, which
+    is where this is better."""
     model = files.load(Path(__file__).parent.parent / "models" / "mini_transformer.onnx")
     first, *_, last = dict.fromkeys(p.graph for p in model_parts(model.graph.outputs))
     budget = Budget(120, states_per_part=40)

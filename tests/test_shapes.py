@@ -1,4 +1,5 @@
-"""Sets of sizes with weights: what `--shape` says, the cost and the choice by the weighted sum, the check and the report of each."""
+"""Sets of sizes with weights: what `--shape` says, the cost and the choice by the weighted sum, the
+check and the report of each."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def twice() -> Model:
 
 
 def low_rank() -> Model:
-    """Two thin products: one product with both weights multiplied ahead launches less, and computes more for every row."""
+    """Two thin products: one product with both weights multiplied ahead launches less, and computes
+    more for every row."""
     a = x(N, 64)
     return model((a,), (term("matmul", term("matmul", a, w(64, 8, name="u")), w(8, 64, name="v")),))
 
@@ -127,7 +129,8 @@ def test_the_cost_is_the_weighted_sum_of_the_costs() -> None:
 
 @pytest.mark.parametrize(("share", "fastest"), [(0.9, 1), (0.5, 0)])
 def test_states_are_compared_by_the_weighted_sum(share: float, fastest: int) -> None:
-    """The second is twice as fast at the small size, and takes three times as long at the large one."""
+    """The second is twice as fast at the small size, and takes three times as long at the large
+    one."""
     states = [(term("tanh", x(N, 8)),), (term("relu", x(N, 8)),)]
     assert weighted(share, Elsewhere({}, {}, [1.0, 0.5], [1.0, 3.0])).fastest(states) == fastest
 
@@ -154,7 +157,8 @@ def test_weights_decide_which_form_is_best(shapes: Any, products: int, strategy:
 
 
 class Clock:
-    """In the place of the clock: the original takes a second at any size, the candidate half of one at n = 256, else two."""
+    """In the place of the clock: the original takes a second at any size, the candidate half of one
+    at n = 256, else two."""
 
     def __init__(self) -> None:
         self.feeds: list[Mapping[str, Any]] = []

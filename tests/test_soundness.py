@@ -1,4 +1,5 @@
-"""A rule applies only where its proof holds: the false cases of rules that were shipped, and the typings of a stranger."""
+"""A rule applies only where its proof holds: the false cases of rules that were shipped, and the
+typings of a stranger."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def test_a_constant_is_read_where_the_guard_asks_for_it() -> None:
 
 
 def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:
-    """attention.add_to_add.4418: the constant's own shape makes a matrix of the vector that it is multiplied with."""
+    """attention.add_to_add.4418: the constant's own shape makes a matrix of the vector that it is
+    multiplied with."""
     equation = parse_equation(
         "add(x, matmul(y, mul(z, 2.0))) == add(add(x, matmul(y, z)), matmul(y, z))", evidence="library"
     )
@@ -210,7 +212,8 @@ def test_a_number_of_a_pattern_may_be_a_constant_of_any_shape() -> None:
 # ---------------------------------------------------------------- what was shipped
 
 SHIPPED = json.loads((Path(__file__).parent / "equations" / "shipped.json").read_text())
-"""Rules and laws of version 0.1 with a typing that their guards admitted and on which they are false, found by `stranger.py`."""
+"""Rules and laws of version 0.1 with a typing that their guards admitted and on which they are
+false, found by `stranger.py`."""
 
 
 def instance(row: dict[str, Any]) -> Application:

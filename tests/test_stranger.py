@@ -1,4 +1,5 @@
-"""The oracle refutes every equation of the false lists and none of the true list, and agrees with ONNX's own reference."""
+"""The oracle refutes every equation of the false lists and none of the true list, and agrees with
+ONNX's own reference."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def test_every_false_equation_is_refuted(name: str, least: int) -> None:
 
 
 def test_what_the_runtime_rounds_is_left_alone() -> None:
-    """False of integers alone, where no equation moves a term onto or off a kernel of the runtime that rounds."""
+    """False of integers alone, where no equation moves a term onto or off a kernel of the runtime
+    that rounds."""
     found = rules("kept_off")
     assert len(found) == 4
     assert [r.name for r in found if refute(r, draws=DRAWS) is not None] == []

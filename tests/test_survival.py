@@ -80,7 +80,8 @@ def test_where_every_rewrite_crashes_the_model_is_kept(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("perm", [(1, 2, 0, 3), (1, 2, 3, 0)])
 def test_half_precision_transposes_before_products(perm: tuple[int, ...]) -> None:
-    """ONNX Runtime 1.31.1 ends in a segmentation fault on some of them: the result is one that it runs."""
+    """ONNX Runtime 1.31.1 ends in a segmentation fault on some of them: the result is one that it
+    runs."""
     shape = (2, 3, 4, 5)
     turned = [shape[i] for i in perm]
     product = np.ones((turned[-1], 6), np.float16)

@@ -1,4 +1,5 @@
-"""Targets: each has all that the protocol asks for, files say where they were measured, and OpenVINO from end to end."""
+"""Targets: each has all that the protocol asks for, files say where they were measured, and
+OpenVINO from end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Printed graphs, types and equations parse back to the same terms; texts that are none are refused with their place."""
+"""Printed graphs, types and equations parse back to the same terms; texts that are none are refused
+with their place."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ BINARY = ["add", "sub", "mul", "max"]
 
 @st.composite
 def graphs(draw: Any) -> Graph:
-    """Random graphs of elementwise operators over inputs, weights and constants of one type, with shared terms."""
+    """Random graphs of elementwise operators over inputs, weights and constants of one type, with
+    shared terms."""
     dims = draw(st.sampled_from([(2, 3), (), (symbol("n"), 2), (symbol("batch size"), symbol("n") * 2 + 1)]))
     type = Tensor(draw(st.sampled_from(["float32", "float16", "bfloat16", "float64"])), dims)
     inputs = [variable(name, type) for name in draw(st.sampled_from([["x"], ["x", "the 'second'"]]))]

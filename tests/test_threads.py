@@ -1,4 +1,5 @@
-"""Nothing parses in two threads: before Python 3.11.8 `ast.parse` fails where a finalizer lets the other parse (python/cpython#106905)."""
+"""Nothing parses in two threads: before Python 3.11.8 `ast.parse` fails where a finalizer lets the
+other parse (python/cpython#106905)."""
 
 from __future__ import annotations
 

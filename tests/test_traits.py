@@ -18,7 +18,8 @@ from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import KINDS, Tensor, topological, weight
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.onnx_io.build import standalone
-from taso_mirage.operators.ops import REGISTRY, Op, get, interpret, load_specs, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import REGISTRY, Op, get, load_specs, term
 from taso_mirage.operators.slicing import cut
 from taso_mirage.prove.rules.attributes import DRAWN
 from taso_mirage.prove.rules.fuzz import fuzz, typings

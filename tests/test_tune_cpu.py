@@ -1,4 +1,5 @@
-"""muGraphs that the search finds for a CPU: all that are compiled compute the goal, and the fastest comes first."""
+"""muGraphs that the search finds for a CPU: all that are compiled compute the goal, and the fastest
+comes first."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from taso_mirage.kernels.codegen.cpu.tune import FILE, different, tuned_native
 from taso_mirage.kernels.graph import KernelGraph, float32, new_graph
 from taso_mirage.kernels.search import superoptimize
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 
 

@@ -1,4 +1,5 @@
-"""A variance in one pass: the accumulator, its code for both back ends, and the muGraphs of layer norms that need it."""
+"""A variance in one pass: the accumulator, its code for both back ends, and the muGraphs of layer
+norms that need it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from taso_mirage.kernels.codegen.cpu.native import NativeKernel
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import SINGLE, verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret, term
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
 from taso_mirage.verdicts import Evidence, Failure
 
 FAR = 1e3
-"""A mean so large that the mean of the squares less its square has no correct digit left in float32."""
+"""A mean so large that the mean of the squares less its square has no correct digit left in
+float32."""
 
 
 def statistics(x: Node) -> tuple[Node, Node]:
@@ -122,7 +125,8 @@ ONE = (True, {"sum", "variance"})
 
 
 def accepted(goal: Graph, wanted: list[tuple[bool, set[str]]], split: bool = False) -> FoundMuGraph | None:
-    """The first verified muGraph of this form; with `split` its reduction is split over the grid."""
+    """The first verified muGraph of this form; with `split` its reduction is split over the
+    grid."""
     searching = Search(goal, SearchOptions())
     for each in searching.candidates():
         graph = each.graph()
@@ -169,7 +173,8 @@ def test_a_long_layer_norm_is_split_over_the_grid_in_three_kernels() -> None:
 
 
 def test_half_precision_does_not_round_what_the_mean_is_taken_from() -> None:
-    """The product of gamma and the weights is rounded in a dot of half precision, and not in the sum that the mean multiplies."""
+    """The product of gamma and the weights is rounded in a dot of half precision, and not in the
+    sum that the mean multiplies."""
     searching = Search(layer_norm_goal(8, 4096, 96, "float16"), SearchOptions())
     made = [looped(graph) for each in searching.candidates() if (graph := each.graph()) is not None]
     assert [(False, set()), (True, {"sum"})] in made

@@ -1,4 +1,5 @@
-"""Reshapes at the border of a kernel: dims of what is loaded are cut, and dims of what is stored joined, by offsets alone."""
+"""Reshapes at the border of a kernel: dims of what is loaded are cut, and dims of what is stored
+joined, by offsets alone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from taso_mirage.operators.ops import term
 from taso_mirage.targets.cuda.device import H100
 
 SMALL, DECODER = (2, 2, 4, 33, 16), (8, 4, 8, 513, 64)
-"""Batch, groups of heads, heads of queries a group, keys, width of a head; of a model of 1.1 billion weights at batch 8."""
+"""Batch, groups of heads, heads of queries a group, keys, width of a head; of a model of 1.1
+billion weights at batch 8."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,8 @@ def x(name: str, *shape: int) -> Node:
 
 
 def goal(batch: int, groups: int, each: int, keys: int, width: int) -> Graph:
-    """Attention of one new token: heads are cut from what the linear layer before gives, and joined for the one after."""
+    """Attention of one new token: heads are cut from what the linear layer before gives, and joined
+    for the one after."""
     heads, shape = groups * each, (batch, groups, each, keys, width)
     q = x("q", batch, 1, heads * width)
     k, v = (x(name, batch, groups, keys, width) for name in "kv")
@@ -67,7 +70,8 @@ def goal(batch: int, groups: int, each: int, keys: int, width: int) -> Graph:
 
 
 def cut() -> tuple[Graph, Graph]:
-    """Blocks cut the dim that is taken apart, and the one that is put together, in parts that no power of two divides."""
+    """Blocks cut the dim that is taken apart, and the one that is put together, in parts that no
+    power of two divides."""
     a = x("a", 2, 36)
 
     def body(t: Node) -> Node:

@@ -1,4 +1,5 @@
-"""The wheel: what is in it, and that it works away from the checkout, with its own operators and substitutions."""
+"""The wheel: what is in it, and that it works away from the checkout, with its own operators and
+substitutions."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ for path in (taso_mirage.__file__, data_folder("op_specs"), data_folder("substit
     print(path, file=sys.stderr)
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""Runs a module under `python -S`, which reads no .pth file: the editable installation is not there. The dependencies'
-folder comes after the installed copy; nothing else of this environment is on the path."""
+"""Runs a module under `python -S`, which reads no .pth file: the editable installation is not
+there. The dependencies' folder comes after the installed copy; nothing else of this environment is
+on the path."""
 
 
 def _python(*args: object, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:

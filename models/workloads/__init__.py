@@ -1,4 +1,5 @@
-"""Programs whose fused kernels are searched: the six of Mirage's paper (OSDI'25, section 8), and those that are beyond its reach."""
+"""Programs whose fused kernels are searched: the six of Mirage's paper (OSDI'25, section 8), and
+those that are beyond its reach."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""Programs that Mirage's public search cannot take: more than three inputs, a bias, a scale and a mask, long keys, three weights,
-rotated queries and keys.
+"""Programs that Mirage's public search cannot take: more than three inputs, a bias, a scale and a
+mask, long keys, three weights, rotated queries and keys.
 
     python models/workloads/beyond.py NAME [--help]
 """
@@ -8,7 +8,8 @@ from taso_mirage.kernels.graph import KernelGraph, new_graph
 
 
 def rmsnorm_gamma_linear(batch: int = 16, width: int = 4096, hidden: int = 6144) -> KernelGraph:
-    """(rms(X) * gamma) W + bias: X (batch, width), gamma (width), W (width, hidden), bias (hidden)"""
+    """(rms(X) * gamma) W + bias: X (batch, width), gamma (width), W (width, hidden), bias
+    (hidden)"""
     graph = new_graph()
     x = graph.new_input(dims=(batch, width), name="X")
     gamma = graph.new_input(dims=(width,), name="gamma")
@@ -29,7 +30,8 @@ def linear_bias(batch: int = 16, width: int = 4096, hidden: int = 4096) -> Kerne
 
 
 def masked_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:
-    """softmax(Q K / 8 + M) V: Q (heads, queries, width), K (heads, width, keys), V (heads, keys, width), M (queries, keys)"""
+    """softmax(Q K / 8 + M) V: Q (heads, queries, width), K (heads, width, keys), V (heads, keys,
+    width), M (queries, keys)"""
     graph = new_graph()
     q = graph.new_input(dims=(heads, queries, width), name="Q")
     k = graph.new_input(dims=(heads, width, keys), name="K")
@@ -41,7 +43,8 @@ def masked_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: 
 
 
 def long_attention(heads: int = 8, group: int = 8, queries: int = 1, width: int = 128, keys: int = 8192) -> KernelGraph:
-    """softmax(Q K) V where `group` query heads share a key head, as in decoding after `keys` tokens.
+    """softmax(Q K) V where `group` query heads share a key head, as in decoding after `keys`
+    tokens.
 
     Q (heads, group, queries, width), K (heads, 1, width, keys), V (heads, 1, keys, width)
     """
@@ -66,9 +69,11 @@ def gated_mlp_down(batch: int = 8, width: int = 4096, hidden: int = 4096) -> Ker
 
 
 def rotary_attention(heads: int = 2, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:
-    """softmax(rotated(Q) K) V, where rotated(Q) = Q * cos + R * sin, and R is Q with its halves exchanged, the first negated.
+    """softmax(rotated(Q) K) V, where rotated(Q) = Q * cos + R * sin, and R is Q with its halves
+    exchanged, the first negated.
 
-    Q and R (heads, queries, width), cos and sin (queries, width), K (heads, width, keys), V (heads, keys, width)
+    Q and R (heads, queries, width), cos and sin (queries, width), K (heads, width, keys), V (heads,
+    keys, width)
     """
     graph = new_graph()
     q, r = (graph.new_input(dims=(heads, queries, width), name=name) for name in "QR")

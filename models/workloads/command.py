@@ -1,4 +1,5 @@
-"""The command line that the examples share: search, print the muGraphs with cost and evidence, write the best one's program."""
+"""The command line that the examples share: search, print the muGraphs with cost and evidence,
+write the best one's program."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from taso_mirage.rewriting.text import show_graph
 
 
 def main(build: Callable[..., KernelGraph], arguments: Sequence[str] | None = None) -> list[FoundMuGraph]:
-    """Run an example; the keyword arguments of its builder are options. The result is what was found, the best first."""
+    """Run an example; the keyword arguments of its builder are options.
+
+    The result is what was found, the best first.
+    """
     options = _parser(build).parse_args(arguments)
     sizes = {name: getattr(options, name) for name in inspect.signature(build).parameters}
     start = time.perf_counter()

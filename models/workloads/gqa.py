@@ -7,7 +7,8 @@ from taso_mirage.kernels.graph import KernelGraph, new_graph
 
 
 def gqa(batch: int = 1, queries: int = 256, width: int = 64, keys: int = 4096) -> KernelGraph:
-    """Q (2 batch, queries, width), K (2 batch, width, keys), V (2 batch, keys, width) -> the type of Q"""
+    """Q (2 batch, queries, width), K (2 batch, width, keys), V (2 batch, keys, width) -> the type
+    of Q"""
     graph = new_graph()
     q = graph.new_input(dims=(2 * batch, queries, width), name="Q")
     k = graph.new_input(dims=(2 * batch, width, keys), name="K")

@@ -1,4 +1,7 @@
-"""An independent checker of equations between tensor programs: it shares no code with the prover. See `equations`."""
+"""An independent checker of equations between tensor programs: it shares no code with the prover.
+
+See `equations`.
+"""
 
 from taso_mirage.checker.equations import check, check_step
 from taso_mirage.checker.forms import Accepted, Refused

@@ -1,12 +1,14 @@
 """An independent checker of equations between tensor programs. It shares no code with the prover.
 
-Every element of a result becomes a polynomial in normal form: a sum of terms, each a sum over bound index variables of a product of
-powers of atoms. Atoms are sizes, index variables, reads of leaves, functions of polynomials, and conditions, which are 0 or 1. Both
-sides are read at one symbolic index, and must have the same normal form in every case of the conditions on that index.
+Every element of a result becomes a polynomial in normal form: a sum of terms, each a sum over bound
+index variables of a product of powers of atoms. Atoms are sizes, index variables, reads of leaves,
+functions of polynomials, and conditions, which are 0 or 1. Both sides are read at one symbolic
+index, and must have the same normal form in every case of the conditions on that index.
 
-Assumed: sizes are from 1 to 2**40; floats are real numbers (an operator's own numbers are rounded to its operand's dtype), and nothing is
-claimed where a division by zero, a root of a negative or a log of a non-positive number occurs. Integers are read modulo 2**n: sums
-and products are polynomials, all else is a function of which only the dtype is known.
+Assumed: sizes are from 1 to 2**40; floats are real numbers (an operator's own numbers are rounded
+to its operand's dtype), and nothing is claimed where a division by zero, a root of a negative or a
+log of a non-positive number occurs. Integers are read modulo 2**n: sums and products are
+polynomials, all else is a function of which only the dtype is known.
 """
 
 from __future__ import annotations

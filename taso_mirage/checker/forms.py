@@ -1,4 +1,5 @@
-"""Normal forms of the checker: polynomials over atoms, conditions on integers, and sums over bound index variables."""
+"""Normal forms of the checker: polynomials over atoms, conditions on integers, and sums over bound
+index variables."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Refused:
 
 @dataclass
 class Work:
-    """One check: its budget, polynomials known to be >= 0, and whether sizes are taken to be legal (on the left)."""
+    """One check: its budget, polynomials known to be >= 0, and whether sizes are taken to be legal
+    (on the left)."""
 
     steps: int = STEPS
     names: int = 0
@@ -227,7 +229,8 @@ def without(v: Atom, bound: Bound, powers: Powers) -> Poly | None:
 
 
 def split(v: Atom, x: Any) -> tuple[Poly, Bound] | None:
-    """v as d * high + low, if x divides something with v by a d of which the extent of v is a multiple."""
+    """v as d * high + low, if x divides something with v by a d of which the extent of v is a
+    multiple."""
     for _, above, below in sorted(set(atoms(x, "div")), key=key):
         slope, _ = linear(above, v)
         stride = divided(below, poly(slope)) if slope > 0 else None
@@ -288,7 +291,8 @@ def holds(p: Poly, facts: frozenset[Poly]) -> bool:
 
 
 def least(p: Poly) -> bool:
-    """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at least 0."""
+    """Whether p >= 0 with variables at the end of their range, and sizes as 1 + what is at
+    least 0."""
     for _ in range(4):
         ends = []
         for (bound, f), c in p.terms:

@@ -1,4 +1,5 @@
-"""The operators as the checker reads them in ONNX: every element of a result at a symbolic index."""
+"""The operators as the checker reads them in ONNX: every element of a result at a symbolic
+index."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def gemm(
 def windows(
     x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, out: Poly | None, how: Callable[..., Poly]
 ) -> Tensor:
-    """`how` of index and positions in a window, whether these are inside, and the bound variables."""
+    """`how` of index and positions in a window, whether these are inside, and the bound
+    variables."""
     s = len(kernel)
     need(len(x.shape) == s + 2 and len(strides) == len(dilations) == s == len(pads) / 2 and 0 < s < 4, "no windows")
     need(min(*strides, *dilations) > 0 <= min(pads), "no windows")

@@ -84,7 +84,8 @@ class Tensor:
         return self.over(lambda p: called(name, p), real=True)
 
     def most(self, *others: Any, sign: int = 1) -> Tensor:
-        """The largest, or with sign -1 the smallest (a function of its own on integers, where -x may wrap)."""
+        """The largest, or with sign -1 the smallest (a function of its own on integers, where -x
+        may wrap)."""
         dtype, turn = (self.dtype, sign) if self.dtype in FLOATS else (f"{sign}{self.dtype}", 1)
         return self.over(lambda *ps: greatest(dtype, total(valued(dtype, p * turn) for p in ps)) * turn, *others)
 

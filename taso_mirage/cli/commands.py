@@ -1,4 +1,7 @@
-"""The command line: `taso-mirage optimize | inspect | diff | substitutions | doctor`. Commands import what is heavy."""
+"""The command line: `taso-mirage optimize | inspect | diff | substitutions | doctor`.
+
+Commands import what is heavy.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,10 @@ def optimize(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make MODEL.onnx faster. The result computes the same, is never slower, and is checked before it is written."""
+    """Make MODEL.onnx faster.
+
+    The result computes the same, is never slower, and is checked before it is written.
+    """
     from taso_mirage import api
     from taso_mirage.report import summary
 
@@ -177,7 +183,8 @@ def optimize(
 
 
 def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:
-    """The result, with its changes where they were asked for, as one JSON object or as tables and lines."""
+    """The result, with its changes where they were asked for, as one JSON object or as tables and
+    lines."""
     from taso_mirage.report import explanations, summary
 
     if as_json:
@@ -190,7 +197,8 @@ def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:
 
 @app.command()
 def inspect(model: ModelFile, shape: ShapeOption = None, as_json: JsonOption = False) -> None:
-    """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and why."""
+    """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and
+    why."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
     from taso_mirage.report import inspection
@@ -219,7 +227,8 @@ def diff(
     trust_kernels: TrustKernels = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two models: their structure, and their outputs by the check's criterion (exit code 5 where they differ)."""
+    """Compare two models: their structure, and their outputs by the check's criterion (exit code 5
+    where they differ)."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.measure.target import target as named
     from taso_mirage.onnx_io import load
@@ -268,7 +277,8 @@ class CtrlC(BaseException):
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
-    """Raises Interrupted, but not inside of an import: a module in C++ makes an ImportError of it, or ends the process."""
+    """Raises Interrupted, but not inside of an import: a module in C++ makes an ImportError of it,
+    or ends the process."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return _again()
@@ -281,7 +291,10 @@ _postponed = threading.Event()
 
 
 def _again() -> None:
-    """The same signal a moment later. It is sent to the process: only so does it wake the main thread from a wait."""
+    """The same signal a moment later.
+
+    It is sent to the process: only so does it wake the main thread from a wait.
+    """
     _postponed.set()
     later = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     later.daemon = True  # the program's end does not wait for it
@@ -289,7 +302,8 @@ def _again() -> None:
 
 
 def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
-    """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a Ctrl-C is not to be lost there."""
+    """What Python drops, because it is raised in `__del__` or in a weak reference's callback; a
+    Ctrl-C is not to be lost there."""
     if isinstance(dropped.exc_value, CtrlC):
         _again()
     else:
@@ -298,7 +312,8 @@ def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Stop]:
-    """The first Ctrl-C after the start of the search ends it and keeps the best found; the next ends the program with nothing written."""
+    """The first Ctrl-C after the start of the search ends it and keeps the best found; the next
+    ends the program with nothing written."""
     from taso_mirage.search.config import Stop
 
     stop = Stop()
@@ -354,7 +369,10 @@ def _complain(text: str) -> None:
 
 
 def _unexpected(error: Exception) -> int:
-    """Say what is no error of ours: a terminal or a pipe that takes no more, or a bug. The exit code."""
+    """Say what is no error of ours: a terminal or a pipe that takes no more, or a bug.
+
+    The exit code.
+    """
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EPIPE):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for what Python itself would write at its end)
         why = "what was to be printed could not be written"

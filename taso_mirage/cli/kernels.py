@@ -1,4 +1,7 @@
-"""The command `taso-mirage kernels`: the fusible regions of a model, and the best muGraph of each. What is heavy is imported by it."""
+"""The command `taso-mirage kernels`: the fusible regions of a model, and the best muGraph of each.
+
+What is heavy is imported by it.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,11 @@ def kernels_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of each.
+    """List the regions of MODEL.onnx that fused kernels can replace, and search the best kernels of
+    each.
 
-    Laws that leave operators away are applied first, so that a guard behind a softmax is not in the way of its online form.
+    Laws that leave operators away are applied first, so that a guard behind a softmax is not in the
+    way of its online form.
     """
     from taso_mirage.kernels.regions import kernel_regions
     from taso_mirage.kernels.survey import survey, survey_data
@@ -88,8 +93,10 @@ def kernels_command(
 
 
 def normal(model: Model, sizes: Mapping[str, int]) -> Model:
-    """The model after the laws that leave operators away. A term has the name of the ONNX node that it comes from, or of one that
-    uses it."""
+    """The model after the laws that leave operators away.
+
+    A term has the name of the ONNX node that it comes from, or of one that uses it.
+    """
     from dataclasses import replace
 
     from taso_mirage.ir.terms import users
@@ -113,7 +120,8 @@ def normal(model: Model, sizes: Mapping[str, int]) -> Model:
 
 
 def _removes(law: Equation) -> bool:
-    """Whether a law only leaves operators away: what it would fuse into another one has more to give a region."""
+    """Whether a law only leaves operators away: what it would fuse into another one has more to
+    give a region."""
     before, after = ({n.op for n in terms if n.args} for terms in (law.lhs_terms, law.rhs_terms))
     return after <= before
 
@@ -147,7 +155,8 @@ def _keep(path: Path, known: Mapping[Graph, Mapping[str, Any]], found: Sequence[
 
 
 def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
-    """Write the program of every muGraph; by the region's number, the file, or why there is none."""
+    """Write the program of every muGraph; by the region's number, the file, or why there is
+    none."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for i, each in enumerate(found):
@@ -165,7 +174,8 @@ def _programs(found: Sequence[Surveyed], folder: Path) -> dict[int, str]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; the first keeps what was found, the second is what it was before."""
+    """Whether Ctrl-C was pressed; the first keeps what was found, the second is what it was
+    before."""
     pressed = False
     before = signal.getsignal(signal.SIGINT)
 

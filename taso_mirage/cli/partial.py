@@ -1,5 +1,5 @@
-"""The command `taso-mirage mutants`: the mutants of a costly part, where they are right, and what they cost. What is heavy is
-imported by it."""
+"""The command `taso-mirage mutants`: the mutants of a costly part, where they are right, and what
+they cost. What is heavy is imported by it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def mutants_command(
     budget: Annotated[float, typer.Option(min=0, help="Seconds that it may take; what was begun is ended.")] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the mutants of a costly part of MODEL.onnx: programs that are right on a part of its result, and corrected elsewhere.
+    """List the mutants of a costly part of MODEL.onnx: programs that are right on a part of its
+    result, and corrected elsewhere.
 
-    Each with a picture of where it is right, what it costs without and with correction, and whether the corrected one was verified.
+    Each with a picture of where it is right, what it costs without and with correction, and whether
+    the corrected one was verified.
     """
     from taso_mirage.cli.kernels import _interruptible
     from taso_mirage.measure.shapes import parse_shape
@@ -85,7 +87,8 @@ def mutants_command(
 
 @dataclass(frozen=True)
 class _About:
-    """What the command was asked: the file, its model, the sizes of dynamic dims, whether costs are measured, and how many to show."""
+    """What the command was asked: the file, its model, the sizes of dynamic dims, whether costs are
+    measured, and how many to show."""
 
     path: Path
     model: Model
@@ -123,7 +126,10 @@ class _Clock:
 
 
 def _term(about: _About, config: Config, cache: CostCache) -> Weighted:
-    """The optimizer's cost of terms. Raises RuntimeUnavailable where the target cannot be measured here."""
+    """The optimizer's cost of terms.
+
+    Raises RuntimeUnavailable where the target cannot be measured here.
+    """
     from taso_mirage.measure.tasks import overhead
     from taso_mirage.search.cost import Weighted
     from taso_mirage.search.passes import Context
@@ -139,8 +145,8 @@ def _term(about: _About, config: Config, cache: CostCache) -> Weighted:
 
 @dataclass(frozen=True)
 class _Listed:
-    """The costly parts with the seconds of one place, the dearest first; `total`: seconds of all operators, each alone. `estimated`: so
-    many operators were not measured, because it was late."""
+    """The costly parts with the seconds of one place, the dearest first; `total`: seconds of all
+    operators, each alone. `estimated`: so many operators were not measured, because it was late."""
 
     about: _About
     parts: Sequence[tuple[CostlyPart, float]]
@@ -208,7 +214,8 @@ def _listed(about: _About, parts: Sequence[CostlyPart], term: Weighted, stages: 
 
 @dataclass(frozen=True)
 class _Found:
-    """The mutants of a part, in their order, which costs so many seconds as it is; `left` of them were not looked at."""
+    """The mutants of a part, in their order, which costs so many seconds as it is; `left` of them
+    were not looked at."""
 
     about: _About
     part: CostlyPart
@@ -385,7 +392,8 @@ def _tests_data(evidence: Evidence) -> dict[str, Any]:
 
 
 def _region_data(found: Agreement) -> dict[str, Any]:
-    """For each output the ends of the intervals of each dim, and for each box whether it is right: nested lists."""
+    """For each output the ends of the intervals of each dim, and for each box whether it is right:
+    nested lists."""
     from taso_mirage.search.partial.pieces import coarse
 
     cut = [coarse(region.same, region.edges) for region in found.regions]

@@ -1,4 +1,7 @@
-"""The command `taso-mirage export-plugin`: an optimized model's fused kernels as TensorRT plugins. What is heavy is imported by it."""
+"""The command `taso-mirage export-plugin`: an optimized model's fused kernels as TensorRT plugins.
+
+What is heavy is imported by it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ def export_plugin(
     shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model, samples and a README."""
+    """Write the kernels of OPTIMIZED.onnx as a TensorRT plugin library in source, with its model,
+    samples and a README."""
     from taso_mirage.kernels.tensorrt.export import export
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load

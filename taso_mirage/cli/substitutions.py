@@ -1,4 +1,7 @@
-"""The commands `taso-mirage substitutions list | show | explain | verify | generate`. What is heavy is imported by the commands."""
+"""The commands `taso-mirage substitutions list | show | explain | verify | generate`.
+
+What is heavy is imported by the commands.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def list_(
     library: Library = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the rules that hold every TEXT and every --operator: name, operators, proof, equation."""
+    """List the rules that hold every TEXT and every --operator: name, operators, proof,
+    equation."""
     from taso_mirage.operators.ops import get
     from taso_mirage.report.rule_in_words import chosen, equation_text, rule_data
 
@@ -86,7 +90,8 @@ def explain(
     ] = Path("."),
     library: Library = None,
 ) -> None:
-    """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each (NAME-lhs.onnx, NAME-rhs.onnx)."""
+    """Say what one rule does, draw both sides (NAME.svg), and write a runnable ONNX model of each
+    (NAME-lhs.onnx, NAME-rhs.onnx)."""
     from taso_mirage.report.drawing import draw
     from taso_mirage.report.rule_in_words import find_rule, shown_rule, words
     from taso_mirage.system.files import file_name, write_file
@@ -157,7 +162,8 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or refuted. Exit code 5 if one fails."""
+    """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or
+    refuted. Exit code 5 if one fails."""
     from taso_mirage.generate.readme import write_laws
     from taso_mirage.prove.rules.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
 
@@ -215,7 +221,10 @@ def generate(
         "substitutions"
     ),
 ) -> None:
-    """Generate the library: enumerate, fingerprint, prune, generalise, prove. Deterministic, whatever the number of workers."""
+    """Generate the library: enumerate, fingerprint, prune, generalise, prove.
+
+    Deterministic, whatever the number of workers.
+    """
     from taso_mirage.generate import pipeline
 
     if workers is not None and scheduler is not None:

@@ -1,4 +1,7 @@
-"""The command `taso-mirage verify`: a certificate followed from one model to the other. What is heavy is imported by the command."""
+"""The command `taso-mirage verify`: a certificate followed from one model to the other.
+
+What is heavy is imported by the command.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it. Exit code 5 where one does not hold."""
+    """Follow a certificate from ORIGINAL.onnx to OPTIMIZED.onnx and check every step of it.
+
+    Exit code 5 where one does not hold.
+    """
     from taso_mirage.onnx_io import load
     from taso_mirage.report.follow import follow
     from taso_mirage.report.judge import CaseJudge

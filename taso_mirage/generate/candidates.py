@@ -19,7 +19,8 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RuleCandidate:
-    """An equation with every attribute explicit, as text; the types of its variables; the operators of its larger side."""
+    """An equation with every attribute explicit, as text; the types of its variables; the operators
+    of its larger side."""
 
     text: str
     given: str
@@ -39,7 +40,10 @@ class Proposed:
 
 
 def propose(name: str, ops: int, seed: int, report: Report = lambda text: None) -> Proposed:
-    """Everything before the fuzz and the proofs, for one family up to so many operators. The same seed gives the same."""
+    """Everything before the fuzz and the proofs, for one family up to so many operators.
+
+    The same seed gives the same.
+    """
     family = load_family(name)
     table = Table.start(family, seed)
     counts: dict[str, int] = {}
@@ -93,7 +97,8 @@ def _equations(table: Table, classes: Classes, seed: int, counts: dict[str, int]
 
 
 def _minimal(equations: dict[Equality, tuple[int, int]], trees: Trees, counts: dict[str, int]) -> list[Equality]:
-    """Twice: most equations follow in a step or two; what is left is tried with longer derivations."""
+    """Twice: most equations follow in a step or two; what is left is tried with longer
+    derivations."""
     kept, _ = minimise(equations, Derivation(trees.commutative), trees.operators)
     counts["not derived in 2 steps a side"] = len(kept)
     kept, _ = minimise(kept, Derivation(trees.commutative, depth=6, width=6000, slack=3), trees.operators)

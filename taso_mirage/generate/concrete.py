@@ -1,4 +1,5 @@
-"""A concrete equation taken apart: which of its attributes are the same, what they are, and the equation with others in their place."""
+"""A concrete equation taken apart: which of its attributes are the same, what they are, and the
+equation with others in their place."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Slot:
 
 
 class Concrete:
-    """An equation whose attributes are values: its terms at the given typing, slots of equal attributes, and other forms of it."""
+    """An equation whose attributes are values: its terms at the given typing, slots of equal
+    attributes, and other forms of it."""
 
     def __init__(self, equation: Equation, given: VariableTypes) -> None:
         self.equation = equation
@@ -99,7 +101,8 @@ class Concrete:
         return self.given
 
     def _freed(self, given: VariableTypes) -> VariableTypes:
-        """The given typing with letters of their own wherever the types allow it: (c, c, 3, 3) becomes (a, c, 3, 3)."""
+        """The given typing with letters of their own wherever the types allow it: (c, c, 3, 3)
+        becomes (a, c, 3, 3)."""
         taken = {s for _, t in given for d in t.shape or () for s in symbols(d)} | {n for n, _ in given}
         spare = [symbol(c) for c in ascii_lowercase if c not in taken]
         for letter in dict.fromkeys(d for _, t in given for d in t.shape or () if isinstance(d, Symbolic)):
@@ -135,7 +138,8 @@ class Concrete:
         return value(self.env) if isinstance(value, Expr) else value
 
     def _all_fixed(self) -> dict[Spot, Any]:
-        """Values as they are, sizes as expressions over the variables' dims, or over a name that the left side must have."""
+        """Values as they are, sizes as expressions over the variables' dims, or over a name that
+        the left side must have."""
         places = {str(d): f"dim({n}, {i})" for n, t in self.given for i, d in enumerate(t.shape or ())}
         forms: dict[Spot, Any] = {}
         for slot in self.slots():
@@ -161,7 +165,10 @@ class Concrete:
     # ------------------------------------------------------------ slots
 
     def slots(self) -> list[Slot]:
-        """In the order in which they occur on the left, permutations first, as axes follow them. Some are on the right only."""
+        """In the order in which they occur on the left, permutations first, as axes follow them.
+
+        Some are on the right only.
+        """
         left = [s for n in self.equation.lhs_terms for s in self.values if s[0] is n]
         found: dict[tuple[str, Any], tuple[list[Spot], list[Spot]]] = {}
         inside = set(self.equation.lhs_terms)
@@ -186,7 +193,8 @@ class Concrete:
     # ------------------------------------------------------------ building
 
     def build(self, forms: Forms, packed: bool = True) -> tuple[Equation, tuple[tuple[str, Any], ...]]:
-        """The equation with those attributes, and the values of its attribute names at the given typing."""
+        """The equation with those attributes, and the values of its attribute names at the given
+        typing."""
         packs = self._packs(forms) if packed else {}
         done: dict[Node, Node] = {}
         for node in topological((*self.equation.lhs.outputs, *self.equation.rhs.outputs)):
@@ -216,7 +224,8 @@ class Concrete:
         return tuple(bound.items())
 
     def _packs(self, forms: Forms) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """For an operator the attributes that are one name on all its terms and nowhere else: together they are `**a`."""
+        """For an operator the attributes that are one name on all its terms and nowhere else:
+        together they are `**a`."""
         where: dict[str, set[str]] = {}
         for (node, _), form in forms.items():
             for name in names_in_expression(form.source) if isinstance(form, Expr) else ():

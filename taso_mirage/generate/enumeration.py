@@ -1,8 +1,10 @@
-"""Bottom-up enumeration of the terms of a family, in columns, with one fingerprint class a hash (TASO, SOSP'19, section 2).
+"""Bottom-up enumeration of the terms of a family, in columns, with one fingerprint class a hash
+(TASO, SOSP'19, section 2).
 
-A *term* is a directed graph over inputs with one output; its size counts distinct operator nodes (both halves of a split are one).
-Terms whose size is the least of their class are *kept*: all of them are extended, in all namings of the inputs. The others are
-*candidates* only. The last level keeps nothing, and looks only at terms whose inputs are a prefix of every group.
+A *term* is a directed graph over inputs with one output; its size counts distinct operator nodes
+(both halves of a split are one). Terms whose size is the least of their class are *kept*: all of
+them are extended, in all namings of the inputs. The others are *candidates* only. The last level
+keeps nothing, and looks only at terms whose inputs are a prefix of every group.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Group:
 
 @dataclass
 class Columns:
-    """Candidates by number: operator, operands (numbers of kept terms), kind, size, inputs as a mask, cut axes as bits,
-    fingerprint, and the kept term that it is (or -1)."""
+    """Candidates by number: operator, operands (numbers of kept terms), kind, size, inputs as a
+    mask, cut axes as bits, fingerprint, and the kept term that it is (or -1)."""
 
     op: NDArray[np.int16]
     args: NDArray[np.int32]
@@ -76,7 +78,10 @@ Evaluate = Callable[["Table", list[Group]], list[NDArray[np.uint64]]]
 
 @dataclass
 class Table:
-    """The terms of a family up to some size. `candidate` gives the number of a kept term among all candidates."""
+    """The terms of a family up to some size.
+
+    `candidate` gives the number of a kept term among all candidates.
+    """
 
     family: Family
     values: list[TermValues]
@@ -130,7 +135,8 @@ class Table:
     # ------------------------------------------------------------ types
 
     def applied(self, operator: int, kinds: tuple[int, ...]) -> tuple[Node, int] | None:
-        """The typed term of an operator on kinds, and the kind of its result; None where it does not fit or is too large."""
+        """The typed term of an operator on kinds, and the kind of its result; None where it does
+        not fit or is too large."""
         key = (operator, kinds)
         if key not in self._terms:
             self._terms[key] = self._apply(self.family.operators[operator], [self.kinds[k] for k in kinds])
@@ -145,7 +151,8 @@ class Table:
         return term, self.kind(replace(kind, full=full))
 
     def sources(self, operator: int, kinds: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-        """For every axis of the result the (operand, axis) pairs whose dim it takes over, found by typing with a strange dim."""
+        """For every axis of the result the (operand, axis) pairs whose dim it takes over, found by
+        typing with a strange dim."""
         key = (operator, kinds)
         if key not in self._sources:
             self._sources[key] = _sources(self.family.operators[operator], [self.kinds[k] for k in kinds])
@@ -224,7 +231,10 @@ class Table:
         return values.compute(group.term, kinds, [self.rows[column] for column in args.T])
 
     def node_sets(self, columns: Columns, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The operator nodes of candidates, descending, at most four; -1 for none. Halves of one split are one node."""
+        """The operator nodes of candidates, descending, at most four; -1 for none.
+
+        Halves of one split are one node.
+        """
         below = columns.args[chosen]
         sets = [self.nodes[column] * (column >= 0)[:, None] - (column < 0)[:, None] for column in below.T]
         own = self._own_nodes(columns, chosen)
@@ -259,7 +269,8 @@ class Table:
                 yield from self._over(len(operator.operands), self._wide(operator, both, last), only=number)
 
     def _wide(self, operator: Operator, pairs: NDArray[np.int32], last: bool) -> NDArray[np.int32]:
-        """Operands of a wider operator, by its labels: any pair in both orders, and inputs for the rest."""
+        """Operands of a wider operator, by its labels: any pair in both orders, and inputs for the
+        rest."""
         labels = np.array([k.label for k in self.kinds])[self.all.kind[self.candidate]]
         size = self.all.size[self.candidate]
         first, second, *rest = [labels == operator.kinds.get(name, "") for name in operator.operands]
@@ -278,7 +289,8 @@ class Table:
     def _over(
         self, arity: int, args: NDArray[np.int32], swap: bool = False, only: int | None = None
     ) -> Iterator[Group]:
-        """Groups of all operators of that arity (or of one) on rows of operands; with `swap` in both orders."""
+        """Groups of all operators of that arity (or of one) on rows of operands; with `swap` in
+        both orders."""
         operators = [(i, o) for i, o in enumerate(self.family.operators) if len(o.operands) == arity]
         operators = [row for row in operators if only in (None, row[0])]
         if not operators or not len(args):

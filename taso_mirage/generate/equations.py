@@ -1,4 +1,5 @@
-"""Single equations: pairs of one fingerprint class, pruned of common subgraphs and supergraphs, re-checked, canonical."""
+"""Single equations: pairs of one fingerprint class, pruned of common subgraphs and supergraphs,
+re-checked, canonical."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class EquationPairs:
 
 @dataclass(frozen=True)
 class Classes:
-    """Candidates that are equal to another one, sorted by class, then by size; where each class starts; their node sets."""
+    """Candidates that are equal to another one, sorted by class, then by size; where each class
+    starts; their node sets."""
 
     members: _Ints
     starts: _Ints
@@ -60,8 +62,8 @@ class Classes:
         return np.diff(self.starts, append=len(self.members))
 
     def equations(self) -> tuple[EquationPairs, int]:
-        """Every member with the first one of its class that shares no node with it; and how many had none: a common subgraph,
-        replaced by a variable, makes them a smaller equation."""
+        """Every member with the first one of its class that shares no node with it; and how many
+        had none: a common subgraph, replaced by a variable, makes them a smaller equation."""
         lengths = self.lengths
         first = np.repeat(self.starts, lengths)
         place = np.arange(len(self.members))
@@ -110,7 +112,8 @@ def common_supergraph(table: Table, pairs: EquationPairs) -> NDArray[np.bool_]:
 def recheck_equations(
     table: Table, pairs: EquationPairs, assignments: Sequence[Assignment], seed: int
 ) -> NDArray[np.bool_]:
-    """Which equations hold at other sizes and other values: order makes flukes (max_pool of relu) that eight trials pass."""
+    """Which equations hold at other sizes and other values: order makes flukes (max_pool of relu)
+    that eight trials pass."""
     ok = np.ones(len(pairs), bool)
     for i, assignment in enumerate(assignments):
         again = _Again(table, TermValues(table.family, assignment, seed + i))
@@ -120,7 +123,8 @@ def recheck_equations(
 
 
 class _Again:
-    """Fingerprints of chosen candidates at one more assignment; only what they hang on is computed."""
+    """Fingerprints of chosen candidates at one more assignment; only what they hang on is
+    computed."""
 
     def __init__(self, table: Table, values: TermValues) -> None:
         self.table, self.values = table, values
@@ -211,7 +215,8 @@ class _Again:
 
 
 class Trees:
-    """Candidates as trees of symbols, and canonical forms of equations under renaming of variables and commuting."""
+    """Candidates as trees of symbols, and canonical forms of equations under renaming of variables
+    and commuting."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -236,7 +241,8 @@ class Trees:
         return self._known[term]
 
     def symbol(self, number: int, kinds: tuple[int, ...]) -> str:
-        """The operator's symbol, with the values of attributes that its operands decide (the group of a convolution)."""
+        """The operator's symbol, with the values of attributes that its operands decide (the group
+        of a convolution)."""
         key = (number, kinds)
         if key not in self._symbols:
             self._symbols[key] = _symbol(self.table, number, kinds)
@@ -312,7 +318,8 @@ def tree_variables(tree: Tree, found: dict[int, None] | None = None) -> dict[int
 
 
 def _signatures(sides: Sequence[Tree], commutative: set[str]) -> list[list[int]]:
-    """Variables in groups that only trying can tell apart: where they occur does not depend on their names."""
+    """Variables in groups that only trying can tell apart: where they occur does not depend on
+    their names."""
     places: dict[int, list[str]] = {}
 
     def visit(tree: Tree, path: str) -> None:

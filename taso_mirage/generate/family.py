@@ -1,4 +1,5 @@
-"""Families of the generator, as data: typed inputs, and operators as small patterns with their attribute values (TASO section 2)."""
+"""Families of the generator, as data: typed inputs, and operators as small patterns with their
+attribute values (TASO section 2)."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ FOLDER = Path(__file__).parent / "families"
 
 @dataclass(frozen=True, slots=True)
 class TermKind:
-    """What a term of the enumeration is: a label of the family ("matrix", "kernel"), and a type whose dims are letters.
+    """What a term of the enumeration is: a label of the family ("matrix", "kernel"), and a type
+    whose dims are letters.
 
-    `full` says whether the residue modulo q is defined (see `meanings.field`)."""
+    `full` says whether the residue modulo q is defined (see `meanings.field`).
+    """
 
     label: str
     tensor: Tensor
@@ -35,9 +38,9 @@ class TermKind:
 class Operator:
     """One operator of a family: a pattern over operands in the order in which they occur in it.
 
-    `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut between its operands along that axis;
-    `part_of`: one half of the operand, which must be cut there in the middle; both halves are one node. `inputs_only`: operands are
-    inputs.
+    `symbol` names it in canonical forms, where kinds are forgotten. `cut`: the result is cut
+    between its operands along that axis; `part_of`: one half of the operand, which must be cut
+    there in the middle; both halves are one node. `inputs_only`: operands are inputs.
     """
 
     name: str
@@ -61,7 +64,8 @@ class Operator:
         return int(self.pattern.outputs[0].attr("index"))
 
     def apply(self, kinds: Sequence[TermKind]) -> tuple[Node, TermKind] | None:
-        """The typed term on variables named like the operands, and its kind (as if full); None where it does not fit."""
+        """The typed term on variables named like the operands, and its kind (as if full); None
+        where it does not fit."""
         if not self._fits(kinds):
             return None
         names: dict[str, Any] = {n: variable(n, k.tensor) for n, k in zip(self.operands, kinds, strict=True)}
@@ -102,8 +106,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Family:
-    """The inputs (name, group of interchangeable ones, kind), the operators, and where terms are evaluated: the enumeration
-    fingerprints at `assignments`; equations are looked at once more at `recheck`, where sizes are 1 and windows small."""
+    """The inputs (name, group of interchangeable ones, kind), the operators, and where terms are
+    evaluated: the enumeration fingerprints at `assignments`; equations are looked at once more at
+    `recheck`, where sizes are 1 and windows small."""
 
     name: str
     about: str

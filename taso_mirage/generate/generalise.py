@@ -1,4 +1,5 @@
-"""From an equation with every attribute fixed to the most general rule that survives the fuzz: attributes become names and guards."""
+"""From an equation with every attribute fixed to the most general rule that survives the fuzz:
+attributes become names and guards."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from taso_mirage.rewriting.text import show_equation
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 DRAWN, QUICK = 800, 24
-"""So many draws are made, and so many typings of them tested, to decide whether a more general form is worth settling."""
+"""So many draws are made, and so many typings of them tested, to decide whether a more general form
+is worth settling."""
 VARIED = 3
-"""So many of them must have another value of the attribute than the given one, or it is no more general."""
+"""So many of them must have another value of the attribute than the given one, or it is no more
+general."""
 
 
 class Reach(NamedTuple):
-    """How far a form reaches, to be compared: without a guard, how many typings it has, how many of those tested passed."""
+    """How far a form reaches, to be compared: without a guard, how many typings it has, how many of
+    those tested passed."""
 
     unguarded: bool
     typings: int
@@ -88,7 +92,8 @@ class _Search:
         self.work, self.seed = work, seed
 
     def most_general(self) -> Forms:
-        """Slot by slot the first form, from general to fixed, that holds (with a guard, if need be) and says more."""
+        """Slot by slot the first form, from general to fixed, that holds (with a guard, if need be)
+        and says more."""
         forms = dict(self.work.fixed)
         slots = self.work.slots()
         for slot in slots:
@@ -117,7 +122,8 @@ class _Search:
         return verdict, attributes
 
     def _varied(self, forms: Forms, candidate: Forms, most: bool) -> Reach:
-        """How many typings pass that the fixed form does not match; `most`: of all draws, to compare forms."""
+        """How many typings pass that the fixed form does not match; `most`: of all draws, to
+        compare forms."""
         built, attributes = self.work.build(forms, packed=False)
         at_given = dict(attributes)
         new = sorted({v.name for v in candidate.values() if isinstance(v, Expr) and v.name})
@@ -146,7 +152,8 @@ class _Search:
     # ------------------------------------------------------------ candidates
 
     def candidates(self, slot: Slot, slots: list[Slot], forms: Forms) -> Iterator[list[dict[Spot, Any]]]:
-        """Forms of a slot's attributes, the most general first; those that are as general as each other together."""
+        """Forms of a slot's attributes, the most general first; those that are as general as each
+        other together."""
         if slot.left:
             name = self.work.name(slot.left[0], forms)
             if slot.sort == "axis":
@@ -164,7 +171,8 @@ class _Search:
         yield from ([c] for c in self._ranked(slot))
 
     def _axis(self, slot: Slot, name: str) -> dict[Spot, Any]:
-        """`i` wherever it is; as one of `axes` it is (i,), or i[0] where only `axes` can bind it."""
+        """`i` wherever it is; as one of `axes` it is (i,), or i[0] where only `axes` can bind
+        it."""
         return {s: self._as_axis(slot, s, name) for s in (*slot.left, *slot.right)}
 
     def _as_axis(self, slot: Slot, spot: Spot, name: str) -> Expr:
@@ -187,7 +195,8 @@ class _Search:
         yield plain
 
     def _moved(self, slot: Slot, axis: Slot, slots: list[Slot], p: str, forms: Forms) -> Iterator[dict[Spot, Any]]:
-        """An axis of the left side as a name, and on the right side that axis before or after the permutation."""
+        """An axis of the left side as a name, and on the right side that axis before or after the
+        permutation."""
         if axis.sort != "axis" or not axis.left or isinstance(axis.value, tuple) or axis.value >= len(slot.value):
             return
         known = forms[axis.left[0]]
@@ -208,7 +217,8 @@ class _Search:
             yield found
 
     def _anchored(self, slot: Slot, slots: list[Slot], p: str) -> Iterator[dict[Spot, Any]]:
-        """Where only the right side has axes: one of them as it is, the others where the permutation takes it."""
+        """Where only the right side has axes: one of them as it is, the others where the
+        permutation takes it."""
         axes = [s for s in slots if s.sort == "axis"]
         if len(axes) < 2 or any(s.left or isinstance(s.value, tuple) or s.value >= len(slot.value) for s in axes):
             return
@@ -221,7 +231,8 @@ class _Search:
                 yield {s: Expr(text if s[1] == "axis" else f"({text},)") for o, text in pairs for s in o.right}
 
     def _derived(self, slot: Slot, slots: list[Slot], name: str) -> dict[Spot, Any]:
-        """Attributes of the right side alone that follow from this one: inverse permutations, pads that differ by a constant."""
+        """Attributes of the right side alone that follow from this one: inverse permutations, pads
+        that differ by a constant."""
         found: dict[Spot, Any] = {}
         for other in slots:
             if other.left or other.sort != slot.sort:

@@ -1,10 +1,13 @@
-"""Rules with several outputs: joins of single equations that share what they compute (TASO, SOSP'19, section 2.2).
+"""Rules with several outputs: joins of single equations that share what they compute (TASO,
+SOSP'19, section 2.2).
 
-A join (l1, l2) = (r1, r2) is *essential* if some r has a variable that its own l lacks and the other l has: conv(x, v) and conv(x, w)
-become the halves of conv(x, concat(v, w)). Any other join is its single equations, applied one after the other. Only joins that cut their
-right-hand sides out of one term are looked for: others compute each side from more variables than before. A join is *composed* if what
-is split has more operators than one on concatenated variables, and single equations give both left-hand sides its root: then a smaller
-join of that root follows on them (an enlarged convolution merges with another one).
+A join (l1, l2) = (r1, r2) is *essential* if some r has a variable that its own l lacks and the
+other l has: conv(x, v) and conv(x, w) become the halves of conv(x, concat(v, w)). Any other join is
+its single equations, applied one after the other. Only joins that cut their right-hand sides out of
+one term are looked for: others compute each side from more variables than before. A join is
+*composed* if what is split has more operators than one on concatenated variables, and single
+equations give both left-hand sides its root: then a smaller join of that root follows on them (an
+enlarged convolution merges with another one).
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ _Key = tuple[tuple[int, int], ...]
 
 
 def merges(table: Table, classes: Classes) -> EquationPairs:
-    """Pairs (by place in `classes`) of a smallest member of a class and a member with a variable more. A class with a bare variable has
-    none: that would match everywhere."""
+    """Pairs (by place in `classes`) of a smallest member of a class and a member with a variable
+    more. A class with a bare variable has none: that would match everywhere."""
     columns = table.all
     mask, size = columns.mask[classes.members], columns.size[classes.members]
     lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -65,9 +68,11 @@ def _meet(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def joins(table: Table, classes: Classes, limit: int) -> dict[Join, tuple[int, int, int, int]]:
-    """All essential joins of at most so many operators on each side, canonical, with one instance (candidates) of each.
+    """All essential joins of at most so many operators on each side, canonical, with one instance
+    (candidates) of each.
 
-    Of the joins of two classes that are split alike the smallest is taken: single equations give the others.
+    Of the joins of two classes that are split alike the smallest is taken: single equations give
+    the others.
     """
     trees = Trees(table)
     places = merges(table, classes)
@@ -106,7 +111,8 @@ def _merge(table: Table, classes: Classes, a: int, b: int) -> _Merge:
 
 
 def _sharing(equations: list[_Merge], limit: int) -> Iterator[tuple[_Merge, _Merge]]:
-    """Pairs whose right-hand sides share a node: equal node sets, one inside the other, or overlapping within the limit."""
+    """Pairs whose right-hand sides share a node: equal node sets, one inside the other, or
+    overlapping within the limit."""
     by_set: dict[frozenset[int], list[int]] = {}
     by_node: dict[int, list[int]] = {}
     for i, equation in enumerate(equations):

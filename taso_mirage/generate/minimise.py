@@ -1,4 +1,5 @@
-"""Minimising: an equation is kept only if the smaller kept ones do not derive it, by rewriting from both sides until they meet."""
+"""Minimising: an equation is kept only if the smaller kept ones do not derive it, by rewriting from
+both sides until they meet."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ Substitution = dict[int, Id]
 
 @dataclass
 class Bank:
-    """Trees as numbers: equal trees have one number. Operands of commutative symbols are ordered by their numbers."""
+    """Trees as numbers: equal trees have one number.
+
+    Operands of commutative symbols are ordered by their numbers.
+    """
 
     commutative: set[str]
     nodes: list[tuple[object, ...]] = field(default_factory=list)
@@ -48,7 +52,10 @@ class KeptDirection:
 
 
 class Derivation:
-    """What a growing set of rewrites derives. Rewrites of a tree are remembered; new rules are tried on old trees once."""
+    """What a growing set of rewrites derives.
+
+    Rewrites of a tree are remembered; new rules are tried on old trees once.
+    """
 
     def __init__(self, commutative: set[str], depth: int = 2, width: int = 200, slack: int = 1) -> None:
         self.bank = Bank(commutative)
@@ -59,14 +66,16 @@ class Derivation:
         self._roots: dict[Id, tuple[int, list[Id]]] = {}
 
     def learn(self, left: Tree, right: Tree) -> None:
-        """Both directions of an equation become rewrites, where the result has no variable of its own."""
+        """Both directions of an equation become rewrites, where the result has no variable of its
+        own."""
         for a, b in ((left, right), (right, left)):
             if not isinstance(a, int) and tree_variables(b).keys() <= tree_variables(a).keys():
                 self._rules.setdefault(a[0], []).append(KeptDirection(self.bank.add(a), self.bank.add(b)))
         self._count += 1
 
     def derives(self, left: Tree, right: Tree, steps: int | None = None) -> bool:
-        """Whether rewriting meets within the depth, from both sides; or within so many steps from the left."""
+        """Whether rewriting meets within the depth, from both sides; or within so many steps from
+        the left."""
         a, b = self.bank.add(left), self.bank.add(right)
         limit = max(self.bank.sizes[a], self.bank.sizes[b]) + self.slack
         seen, front = [{a: None}, {b: None}], [[a], [b]]
@@ -149,8 +158,11 @@ OperatorCount = Callable[..., int]
 def minimise(
     equations: Iterable[Equality], derivation: Derivation, operators: OperatorCount, always: int = 2
 ) -> tuple[list[Equality], Derivation]:
-    """The equations that smaller kept ones do not derive, and what they derive. Those of up to `always` operators are kept
-    unless one rule alone gives them: longer derivations drop short useful rules in favour of detours."""
+    """The equations that smaller kept ones do not derive, and what they derive.
+
+    Those of up to `always` operators are kept unless one rule alone gives them: longer derivations
+    drop short useful rules in favour of detours.
+    """
     kept: list[Equality] = []
     for left, right in sorted(equations, key=partial(order, operators)):
         small = max(operators(left), operators(right)) <= always

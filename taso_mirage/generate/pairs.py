@@ -1,4 +1,5 @@
-"""Pairs of terms whose operator nodes unite to a given number: what a new operator may take as its two operands."""
+"""Pairs of terms whose operator nodes unite to a given number: what a new operator may take as its
+two operands."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ BITS = 20
 
 
 def uniting(size: NDArray[np.int8], nodes: Numbers, count: int) -> Two:
-    """Unordered pairs of different terms whose node sets unite to exactly `count` nodes (at most 3).
+    """Unordered pairs of different terms whose node sets unite to exactly `count` nodes (at most
+    3).
 
     `size` counts the nodes of each term, `nodes` has them in descending order, -1 for none.
     """

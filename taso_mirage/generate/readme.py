@@ -1,4 +1,5 @@
-"""The page of the library, its counts and its timings: all that stands beside the rules in `substitutions/`."""
+"""The page of the library, its counts and its timings: all that stands beside the rules in
+`substitutions/`."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def write_timings(folder: Path, seconds: Mapping[str, float]) -> None:
 
 
 def readme(rules: Sequence[Rule], rejected: Sequence[RejectedRule], counts: _Counts, laws: _Counts) -> str:
-    """The page: counts by family, size and proof, stages, and the commands. The same library gives the same bytes."""
+    """The page: counts by family, size and proof, stages, and the commands.
+
+    The same library gives the same bytes.
+    """
     families = sorted({r.family for r in rules})
     joint = sum(len(r.equation.roots) > 1 for r in rules)
     lines = [

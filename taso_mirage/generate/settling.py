@@ -1,4 +1,5 @@
-"""From a candidate to a rule: generalised by fuzz, then proved; and which proved rules the others make superfluous."""
+"""From a candidate to a rule: generalised by fuzz, then proved; and which proved rules the others
+make superfluous."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ ERRORS = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate: a proved rule (its text), a refutation, or neither (`why`); plain data, for a checkpoint."""
+    """What became of a candidate: a proved rule (its text), a refutation, or neither (`why`); plain
+    data, for a checkpoint."""
 
     rule: str | None
     rejected: tuple[str, str, dict[str, object]] | None
@@ -56,7 +58,8 @@ def settle_candidate(candidate: RuleCandidate, family: str, seed: int, typings: 
 
 
 class TooLong(BaseException):
-    """A candidate took longer than any that is ever proved: a proof is found in seconds or not at all."""
+    """A candidate took longer than any that is ever proved: a proof is found in seconds or not at
+    all."""
 
 
 SECONDS = 240
@@ -64,7 +67,8 @@ SECONDS = 240
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLong in this thread after so many seconds (between two steps of Python: what runs in C ends first)."""
+    """Raise TooLong in this thread after so many seconds (between two steps of Python: what runs in
+    C ends first)."""
     thread, lock, over = threading.get_ident(), threading.Lock(), False
 
     def stop() -> None:
@@ -84,7 +88,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _settled(candidate: RuleCandidate, family: str, seed: int, typings: int) -> Rule | Failure:
-    """A form that passes the fuzz of its own making may still fail on new typings: then other ones are drawn from the start."""
+    """A form that passes the fuzz of its own making may still fail on new typings: then other ones
+    are drawn from the start."""
     equation, given = parse_equation(candidate.text), parse_given(candidate.given)
     rejected = Failure(FailureKind.EXCLUDED, "not tried", equation=candidate.text)
     for attempt in range(ATTEMPTS):
@@ -114,8 +119,11 @@ State = tuple[Node, ...]
 
 
 class Needed:
-    """The rules that are needed so far: a rule that they derive is superfluous. Rules of up to two operators are superfluous only as an
-    instance of one other; longer derivations would drop short useful rules."""
+    """The rules that are needed so far: a rule that they derive is superfluous.
+
+    Rules of up to two operators are superfluous only as an instance of one other; longer
+    derivations would drop short useful rules.
+    """
 
     def __init__(self, seed: int, depth: int = 3, width: int = 150) -> None:
         self.seed, self.depth, self.width = seed, depth, width
@@ -124,7 +132,8 @@ class Needed:
         self._known = Rules(())
 
     def offer(self, rule: Rule) -> bool:
-        """Keep a proved rule, unless what is kept derives it at its own typing and at others of different structure."""
+        """Keep a proved rule, unless what is kept derives it at its own typing and at others of
+        different structure."""
         cases = list(islice(self._cases(rule), 4))
         if cases and all(self._derives(a, b, rule.operators) for a, b in cases):
             return False

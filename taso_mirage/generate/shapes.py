@@ -1,4 +1,5 @@
-"""Sizes as expressions over the dims of a rule's variables: `c*h` becomes `dim(x, 1) * dim(x, 2)`."""
+"""Sizes as expressions over the dims of a rule's variables: `c*h` becomes `dim(x, 1) * dim(x,
+2)`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from taso_mirage.operators.expressions import Expr
 
 
 def in_dims(value: Any, places: Mapping[str, str]) -> Expr | None:
-    """An attribute's value as an expression, given where sizes are: `c*h` is "dim(x, 1)". None where a letter is nowhere."""
+    """An attribute's value as an expression, given where sizes are: `c*h` is "dim(x, 1)".
+
+    None where a letter is nowhere.
+    """
     parts = [_size(v, places) for v in (value if isinstance(value, tuple) else (value,))]
     known = [p for p in parts if p is not None]
     if len(known) < len(parts):

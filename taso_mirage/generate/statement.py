@@ -1,4 +1,5 @@
-"""Candidates as equations that can be read: patterns with explicit attributes, and one typing in letters."""
+"""Candidates as equations that can be read: patterns with explicit attributes, and one typing in
+letters."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ _Given = tuple[tuple[str, Tensor], ...]
 
 
 def stated_equation(table: Table, left: Sequence[int], right: Sequence[int]) -> tuple[str, _Given] | None:
-    """`lhs == rhs` for candidates of a table, the side that binds all variables on the left (the larger one if both do), and the types
-    of the variables. None where both sides are one term once composite operators are spelled out."""
+    """`lhs == rhs` for candidates of a table, the side that binds all variables on the left (the
+    larger one if both do), and the types of the variables. None where both sides are one term once
+    composite operators are spelled out."""
     writer = _Writer(table)
     sides = [[writer.pattern(c) for c in side] for side in (left, right)]
     if all(a is b for a, b in zip(*sides, strict=True)):
@@ -48,7 +50,8 @@ class _Writer:
         self._known: dict[int, Node] = {}
 
     def pattern(self, candidate: int) -> Node:
-        """The untyped term of a candidate; sizes in attributes are letters, parts of a split are dims of variables."""
+        """The untyped term of a candidate; sizes in attributes are letters, parts of a split are
+        dims of variables."""
         if candidate not in self._known:
             self._known[candidate] = self._build(candidate)
         return self._known[candidate]
@@ -72,7 +75,8 @@ class _Writer:
         return [int(self.table.candidate[a]) for a in columns.args[candidate] if a >= 0]
 
     def parts(self, candidate: int, axis: int) -> tuple[str, str] | None:
-        """The sizes of both halves of an axis that was cut: those of what was concatenated there."""
+        """The sizes of both halves of an axis that was cut: those of what was concatenated
+        there."""
         number = int(self.table.all.op[candidate])
         if number == INPUT:
             return None

@@ -1,4 +1,5 @@
-"""Values of many terms at once: residues in batches, by each operator's own definition, and 64-bit fingerprints of them."""
+"""Values of many terms at once: residues in batches, by each operator's own definition, and 64-bit
+fingerprints of them."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.terms import Node, Tensor, is_float, topological
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 
 _Array = NDArray[np.integer]
 CHUNK = 1 << 21
-"""How many residues of one result are computed at a time; temporaries take some ten times their bytes."""
+"""How many residues of one result are computed at a time; temporaries take some ten times their
+bytes."""
 
 
 class TermValues:
-    """The residues of all kept terms at one assignment of sizes: by kind an array (2, terms, trials, elements) of uint16."""
+    """The residues of all kept terms at one assignment of sizes: by kind an array (2, terms,
+    trials, elements) of uint16."""
 
     def __init__(self, family: Family, assignment: Assignment, seed: int) -> None:
         self.sizes, self.trials = dict(assignment.sizes), assignment.trials
@@ -34,8 +37,12 @@ class TermValues:
         return tuple(evaluate(d, self.sizes) for d in tensor.shape or ())
 
     def fresh(self, kind: TermKind) -> _Array:
-        """Random residues of an input. In half of the trials all of one sign (residues above p/2 are negative): the largest of many
-        numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) = max_pool(max_pool(relu(x))) would pass."""
+        """Random residues of an input.
+
+        In half of the trials all of one sign (residues above p/2 are negative): the largest of many
+        numbers is hardly ever negative otherwise, and max_pool(max_pool(x)) =
+        max_pool(max_pool(relu(x))) would pass.
+        """
         data = self.field.fresh(Tensor(kind.tensor.dtype, self.shape(kind.tensor))).data.reshape(2, self.trials, -1)
         if not is_float(kind.tensor.dtype):
             return data.reshape(2, 1, self.trials, -1).astype(np.uint16)
@@ -47,7 +54,8 @@ class TermValues:
         return data.reshape(2, 1, self.trials, -1).astype(np.uint16)
 
     def compute(self, term: Node, kinds: Mapping[str, TermKind], rows: Sequence[_Array]) -> _Array:
-        """The residues of `term` on operands by name, whose rows are in `rows`: (2, n, trials, elements) of uint16."""
+        """The residues of `term` on operands by name, whose rows are in `rows`: (2, n, trials,
+        elements) of uint16."""
         n = len(rows[0]) if rows else 1
         wide = self.field.repeated(n)
         loaded = {name: self._load(kind, row) for (name, kind), row in zip(kinds.items(), rows, strict=True)}
@@ -56,7 +64,8 @@ class TermValues:
         return result.data.reshape(2, n, self.trials, -1).astype(np.uint16)
 
     def full(self, term: Node, kinds: Mapping[str, TermKind]) -> bool:
-        """Whether the residue modulo q of a result is defined: not behind an exp (Mirage section 5)."""
+        """Whether the residue modulo q of a result is defined: not behind an exp (Mirage section
+        5)."""
         narrow = Field(1)
         env = {}
         for leaf in topological([term]):

@@ -1,1 +1,2 @@
-"""Graphs: symbolic dims, interned terms, muGraphs and models; what a term means is said elsewhere."""
+"""Graphs: symbolic dims, interned terms, muGraphs and models; what a term means is said
+elsewhere."""

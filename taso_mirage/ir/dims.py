@@ -1,4 +1,5 @@
-"""Dimensions: an int, or a `Symbolic` integer polynomial over named sizes, in a normal form so that equal means equal."""
+"""Dimensions: an int, or a `Symbolic` integer polynomial over named sizes, in a normal form so that
+equal means equal."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from taso_mirage.errors import Undecidable
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The atom `numerator // denominator`, where the division does not come out even for every size."""
+    """The atom `numerator // denominator`, where the division does not come out even for every
+    size."""
 
     numerator: Symbolic
     denominator: Dim
@@ -33,7 +35,10 @@ _Terms: TypeAlias = tuple[tuple[DimMonomial, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Symbolic:
-    """A polynomial with integer coefficients; `terms` is sorted and holds no zero. Symbols stand for sizes >= 0."""
+    """A polynomial with integer coefficients; `terms` is sorted and holds no zero.
+
+    Symbols stand for sizes >= 0.
+    """
 
     terms: _Terms
     _hash: int = field(init=False, repr=False)
@@ -117,7 +122,8 @@ def _terms(dim: Dim) -> _Terms:
 
 
 TERMS = 1024
-"""Products that a size may be the sum of: sums multiplied with sums would have exponentially many."""
+"""Products that a size may be the sum of: sums multiplied with sums would have exponentially
+many."""
 
 
 @lru_cache(maxsize=1 << 15)
@@ -171,7 +177,8 @@ def _divide_term(term: tuple[DimMonomial, int], divisor: tuple[DimMonomial, int]
 
 @lru_cache(maxsize=4096)
 def floor_divide(a: Dim, b: Dim) -> Dim:
-    """`a // b`; the part of `a` that `b` divides comes out: (b*q + r) // b = q + r // b, exact for integers."""
+    """`a // b`; the part of `a` that `b` divides comes out: (b*q + r) // b = q + r // b, exact for
+    integers."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if b == 0:
@@ -197,7 +204,8 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
 
 
 def _divide_by_number(a: Symbolic, b: int) -> Dim:
-    """Whole multiples of `b` come out of every term, a common factor cancels, and floors of floors are one floor."""
+    """Whole multiples of `b` come out of every term, a common factor cancels, and floors of floors
+    are one floor."""
     quotient = _build([(m, c // b) for m, c in a.terms])
     rest = _lift(_build([(m, c % b) for m, c in a.terms]))
     factor = gcd(b, *(c for m, c in rest.terms if m))
@@ -314,7 +322,10 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
 
 
 def broadcast_dims(a: Dim, b: Dim) -> Dim:
-    """The broadcast of two dims. A symbol against n > 1 is n: whatever the symbol is, a legal run gives n."""
+    """The broadcast of two dims.
+
+    A symbol against n > 1 is n: whatever the symbol is, a legal run gives n.
+    """
     if a == b or (isinstance(b, int) and b == 1):
         return a
     if isinstance(a, int) and a == 1:
@@ -347,7 +358,8 @@ def show_shape(shape: Iterable[Dim]) -> str:
 
 
 def gathered(parts: Sequence[int], wholes: Sequence[int]) -> list[range] | None:
-    """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are nobody's. None where one is cut otherwise."""
+    """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are
+    nobody's. None where one is cut otherwise."""
     found: list[range] = []
     i = 0
     for n in wholes:

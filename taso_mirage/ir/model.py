@@ -1,4 +1,5 @@
-"""A model: a graph with its weights, and what must survive around it (names, header, the nodes' origins)."""
+"""A model: a graph with its weights, and what must survive around it (names, header, the nodes'
+origins)."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Model:
-    """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has no definition here."""
+    """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
+    no definition here."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -92,10 +94,13 @@ def random_inputs(
     extreme: Collection[str] = (),
     kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans. `sizes` fixes symbols.
+    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans.
 
-    With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that `extreme` names are the least and the
-    greatest of their type, -1 and 0. Those in `kept` are as they are there.
+    `sizes` fixes symbols.
+
+    With `wide`, integers are of both signs up to 100 and never 0; those of the inputs that
+    `extreme` names are the least and the greatest of their type, -1 and 0. Those in `kept` are as
+    they are there.
     """
     rng = np.random.default_rng(seed)
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **(sizes or {})}
@@ -138,7 +143,8 @@ def _integers(
 
 
 def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:
-    """A random value of fixed sizes, for measuring; those of a large one repeat: drawing them all takes longer than the measurement."""
+    """A random value of fixed sizes, for measuring; those of a large one repeat: drawing them all
+    takes longer than the measurement."""
     few = variable("", Tensor(node.dtype, (DRAWN,)))
     large = node.tensor.shape is not None and prod(map(int, node.shape)) > DRAWN
     return np.resize(random_array(few, rng, {}), [int(n) for n in node.shape]) if large else random_array(node, rng, {})

@@ -1,4 +1,5 @@
-"""What a kernel's body must be: tiles, and the stage of every term in it (Mirage, OSDI'25, section 3: valid block graphs)."""
+"""What a kernel's body must be: tiles, and the stage of every term in it (Mirage, OSDI'25, section
+3: valid block graphs)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class LoopPhase(IntEnum):
     """When a term of a body is known, relative to the for-loop."""
 
     INVARIANT = 0
-    """It hangs on no operand that the loop cuts (Mirage wants every path through the loop; this is wider)."""
+    """It hangs on no operand that the loop cuts (Mirage wants every path through the loop; this is
+    wider)."""
     LOOP = 1
     """Another value in every iteration."""
     AFTER = 2
@@ -43,8 +45,9 @@ class LoopPhase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A muGraph of one sample, run for as many as a run has: the first `dims` dims, of size 1 in the muGraph, are free in the inputs that
-    `inputs` tells, and in every result; of the other inputs all samples share one."""
+    """A muGraph of one sample, run for as many as a run has: the first `dims` dims, of size 1 in
+    the muGraph, are free in the inputs that `inputs` tells, and in every result; of the other
+    inputs all samples share one."""
 
     dims: int
     inputs: tuple[bool, ...]
@@ -56,7 +59,9 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
 
 
 def loop_phases(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, LoopPhase]:
-    """The stage of every term of a body, operands first. Raises IllTyped where a term mixes the loop with what follows it.
+    """The stage of every term of a body, operands first.
+
+    Raises IllTyped where a term mixes the loop with what follows it.
 
     In a loop of one iteration an accumulator may be of an invariant.
     """
@@ -89,7 +94,10 @@ def _stage(node: Node, below: set[LoopPhase], loop: int) -> LoopPhase:
 
 
 def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) -> Tensor:
-    """The tile of an operand of this type that one block sees in one iteration. Raises IllTyped where parts are not equal."""
+    """The tile of an operand of this type that one block sees in one iteration.
+
+    Raises IllTyped where parts are not equal.
+    """
     shape = _shape(type)
     parts = _parts(len(shape), grid, imap, fmap, loop)
     for axis, (n, count) in enumerate(zip(shape, parts, strict=True)):
@@ -99,12 +107,15 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
 
 
 Overlap = tuple[int, int]
-"""The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one ends where the dim ends, and what it shares
-with the one before is computed twice."""
+"""The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one
+ends where the dim ends, and what it shares with the one before is computed twice."""
 
 
 def overlaps(shapes: Sequence[Shape], body: Graph, grid: _Ints, imap: _Maps) -> tuple[Overlap | None, ...]:
-    """For each grid dim how the tiles that it cuts overlap, None where they are equal parts. Nothing else cuts such a dim."""
+    """For each grid dim how the tiles that it cuts overlap, None where they are equal parts.
+
+    Nothing else cuts such a dim.
+    """
     found: list[Overlap | None] = [None] * len(grid)
     for shape, leaf, axes in zip(shapes, body.inputs, imap, strict=True):
         tiles = _shape(leaf.tensor)
@@ -123,7 +134,8 @@ def _overlap(size: Dim, tile: Dim, count: int) -> Overlap | None:
 def check(
     operands: Sequence[Tensor], body: Graph, grid: _Ints, loop: int, imap: _Maps, fmap: _Ints, omap: _Maps
 ) -> None:
-    """Raise IllTyped, with the operand, the dimension and both values, unless these make a kernel."""
+    """Raise IllTyped, with the operand, the dimension and both values, unless these make a
+    kernel."""
     if len(grid) > 3 or any(n < 1 for n in (*grid, loop)):
         raise IllTyped(
             f"grid {grid} and loop {loop}; up to three block counts, each at least 1, and a range of at least 1"
@@ -154,7 +166,10 @@ def check(
 def _check_overlaps(
     who: str, whole: Shape | None, tile: Shape, overlapping: Sequence[Overlap | None], cuts: _Ints
 ) -> None:
-    """All that a grid dim cuts has the same tiles, if they overlap. The size of an output follows."""
+    """All that a grid dim cuts has the same tiles, if they overlap.
+
+    The size of an output follows.
+    """
     for g, axis in enumerate(cuts):
         each = overlapping[g]
         if each is None or axis < 0:

@@ -1,4 +1,5 @@
-"""Tensor types, interned terms and graphs: the one program representation (TASO's graph, PET's mutant, Mirage's muGraph)."""
+"""Tensor types, interned terms and graphs: the one program representation (TASO's graph, PET's
+mutant, Mirage's muGraph)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A type: `dtype` is numpy's or ml_dtypes' name (or ONNX's for values that are no tensors), `shape` None if unranked."""
+    """A type: `dtype` is numpy's or ml_dtypes' name (or ONNX's for values that are no tensors),
+    `shape` None if unranked."""
 
     dtype: str
     shape: Shape | None
@@ -52,9 +54,11 @@ class Literal:
 
 
 class Node:
-    """An immutable, interned term: equal terms are the same object, so `==` is `is` and hashing is free.
+    """An immutable, interned term: equal terms are the same object, so `==` is `is` and hashing is
+    free.
 
-    `type` is a Tensor, a tuple of Tensors (read with the op `item`), or None in a pattern whose variables are untyped.
+    `type` is a Tensor, a tuple of Tensors (read with the op `item`), or None in a pattern whose
+    variables are untyped.
     """
 
     __slots__ = ("__weakref__", "args", "attrs", "is_weight", "op", "type")
@@ -73,7 +77,11 @@ class Node:
         attrs: Attributes = (),
         type: Type | Callable[[], Type] = None,
     ) -> Node:
-        """Intern a term. A callable `type` is asked only when the term is new; named leaves have their type in the key."""
+        """Intern a term.
+
+        A callable `type` is asked only when the term is new; named leaves have their type in the
+        key.
+        """
         key = (op, args, attrs, type if op in LEAVES else None)
         node = cls._pool.get(key)
         if node is None:
@@ -155,7 +163,8 @@ ABSENT = Node("absent", (), (), Tensor("absent", ()))
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A function from `inputs` to `outputs`; other leaves (weights, constants) are part of the terms."""
+    """A function from `inputs` to `outputs`; other leaves (weights, constants) are part of the
+    terms."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -165,7 +174,10 @@ class Graph:
 
 
 def topological(outputs: Iterable[Node], stop: Container[Node] = ()) -> list[Node]:
-    """All terms below `outputs`, operands first; nothing below (or of) `stop`. Iterative: models are deep."""
+    """All terms below `outputs`, operands first; nothing below (or of) `stop`.
+
+    Iterative: models are deep.
+    """
     if not stop:
         return _all_below(outputs)
     order: list[Node] = []
@@ -222,7 +234,9 @@ def with_args(node: Node, args: tuple[Node, ...]) -> Node:
 def substitute(
     outputs: Sequence[Node], mapping: Mapping[Node, Node], order: Iterable[Node] | None = None
 ) -> tuple[Node, ...]:
-    """`outputs` with terms replaced by terms of the same type. What is put in is not searched again.
+    """`outputs` with terms replaced by terms of the same type.
+
+    What is put in is not searched again.
 
     `order`: the terms below the outputs, operands first, where they are at hand.
     """

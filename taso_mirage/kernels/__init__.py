@@ -1,1 +1,2 @@
-"""Fused kernels (muGraphs) found by search: sub-expressions closed once, roles chosen after, sizes last (Mirage, OSDI'25)."""
+"""Fused kernels (muGraphs) found by search: sub-expressions closed once, roles chosen after, sizes
+last (Mirage, OSDI'25)."""

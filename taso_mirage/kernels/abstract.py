@@ -1,10 +1,12 @@
-"""The sketch of a term: its normal form over named axes, modulo the axioms of Mirage (OSDI'25, section 4.3), and what is part of it.
+"""The sketch of a term: its normal form over named axes, modulo the axioms of Mirage (OSDI'25,
+section 4.3), and what is part of it.
 
-A sketch is a polynomial: products of atoms with integer coefficients. An atom is an input, exp of a product, a sum over bound labels, a
-function, a polynomial that stays factored (under an inverse, a root or a product of sums), or a whole, which is a polynomial that nothing
-takes apart; it carries a root level and an exponent. A sum distributes and pulls out what does not have its label, exp(a + b) splits,
-sqrt is multiplicative and otherwise opaque, and a product of sums is never expanded. Sketches of one algebra are integers: equal means
-interned equal.
+A sketch is a polynomial: products of atoms with integer coefficients. An atom is an input, exp of a
+product, a sum over bound labels, a function, a polynomial that stays factored (under an inverse, a
+root or a product of sums), or a whole, which is a polynomial that nothing takes apart; it carries a
+root level and an exponent. A sum distributes and pulls out what does not have its label, exp(a + b)
+splits, sqrt is multiplicative and otherwise opaque, and a product of sums is never expanded.
+Sketches of one algebra are integers: equal means interned equal.
 """
 
 from __future__ import annotations
@@ -128,11 +130,13 @@ class Algebra:
         return self._leaf(AbstractFactor(INPUT_FORM, name, tuple(labels)))
 
     def function(self, name: str, args: Sequence[AbstractExpression], exponential: bool = False) -> AbstractExpression:
-        """An opaque function; `exponential` where the field knows its value mod p alone, so that exp of it is opaque too."""
+        """An opaque function; `exponential` where the field knows its value mod p alone, so that
+        exp of it is opaque too."""
         return self._leaf(AbstractFactor(FUNCTION, name, (), tuple(args), (), exponential))
 
     def share(self, label: str) -> AbstractExpression:
-        """1 / n for a label of n elements: a mean's factor stands where its sum does, above or below a fraction line."""
+        """1 / n for a label of n elements: a mean's factor stands where its sum does, above or
+        below a fraction line."""
         return self._leaf(AbstractFactor(SHARE_FORM, family(label)))
 
     def whole(self, p: AbstractExpression) -> AbstractExpression:
@@ -192,8 +196,8 @@ class Algebra:
         return self.polys[self.mul(rest, self.atoms[sums[0][0] // ROOT_LEVELS].polys[0])]
 
     def common(self, p: AbstractExpression) -> tuple[FactorPowers, Coefficient, AbstractExpression]:
-        """p as product * number * rest, the rest without a common factor; its first coefficient, in an order that no renaming
-        changes, is 1."""
+        """p as product * number * rest, the rest without a common factor; its first coefficient, in
+        an order that no renaming changes, is 1."""
         terms = self.polys[p]
         if len(terms) == 1:
             return *terms[0], self.one
@@ -234,7 +238,8 @@ class Algebra:
         return self.single(tuple((f + 1, e) for f, e in factors))
 
     def exp(self, p: AbstractExpression) -> AbstractExpression:
-        """exp(a + b) = exp(a) exp(b); of what has an exp inside it is opaque, as it is in the field."""
+        """exp(a + b) = exp(a) exp(b); of what has an exp inside it is opaque, as it is in the
+        field."""
         if self._of_poly[p].exponential:
             return self.function("", (p,), True)
         total: FactorPowers = ()
@@ -300,7 +305,8 @@ class Algebra:
         return f"{family(label)}#f{self._fresh}"
 
     def flat(self, factors: FactorPowers) -> tuple[tuple[str, ...], FactorPowers]:
-        """A product with its sums opened: fresh labels for what they bind, and all factors below them."""
+        """A product with its sums opened: fresh labels for what they bind, and all factors below
+        them."""
         found = self._flat.get(factors)
         if found is None:
             found = self._flat[factors] = self._opened_sums(factors)
@@ -321,7 +327,11 @@ class Algebra:
         return tuple(bound), total
 
     def _component(self, bound: tuple[str, ...], factors: FactorPowers) -> int:
-        """The atom of a sum. Bound names number the binder's height, so that nothing below is captured; the least order is taken."""
+        """The atom of a sum.
+
+        Bound names number the binder's height, so that nothing below is captured; the least order
+        is taken.
+        """
         key = bound, factors
         found = self._components.get(key)
         if found is None:

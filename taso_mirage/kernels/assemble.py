@@ -1,7 +1,9 @@
-"""A plan with tile sizes as a muGraph: one `kernel` term for each of its kernels, over the goal's own inputs.
+"""A plan with tile sizes as a muGraph: one `kernel` term for each of its kernels, over the goal's
+own inputs.
 
-A class is a tile with one axis for each of its labels, in one order for all; the grid label of a split reduction is no axis where
-every block has one part of it. Kernels store classes, and the stabilisers of those that are relative to a maximum.
+A class is a tile with one axis for each of its labels, in one order for all; the grid label of a
+split reduction is no axis where every block has one part of it. Kernels store classes, and the
+stabilisers of those that are relative to a maximum.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
-"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is uniform."""
+"""Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
+uniform."""
 Labels = tuple[tuple[str, ...], ...]
-"""The labels of every axis, outermost first: none where its size is 1, several where it is a product."""
+"""The labels of every axis, outermost first: none where its size is 1, several where it is a
+product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every axis."""
+    """A tensor that a kernel reads: the model's, or an earlier kernel's, with the label of every
+    axis."""
 
     node: Node
     labels: Labels
@@ -43,8 +48,9 @@ def assembled(
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
 ) -> Graph | None:
-    """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of their labels. None where a value cannot
-    be kept relative to its stabiliser in this plan, or a block's part of a tensor is in several pieces."""
+    """The muGraph over `inputs`; `leaves` are the terms of the goal's views, with the sizes of
+    their labels. None where a value cannot be kept relative to its stabiliser in this plan, or a
+    block's part of a tensor is in several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
     for each, stable in zip(plan, safe, strict=True):
@@ -56,7 +62,8 @@ def assembled(
 
 
 def axes_order(closure: Closure) -> list[str]:
-    """All labels in one order: as the results have them, then as the inputs do; the parts of a split one after the other."""
+    """All labels in one order: as the results have them, then as the inputs do; the parts of a
+    split one after the other."""
     goal = closure.goal
     found: dict[str, None] = {}
     for labels in (*goal.outputs, *goal.inputs.values()):
@@ -67,7 +74,10 @@ def axes_order(closure: Closure) -> list[str]:
 
 @dataclass
 class _Kernel:
-    """The body of one kernel while it is written. `hidden` labels have one element in a block, and no axis."""
+    """The body of one kernel while it is written.
+
+    `hidden` labels have one element in a block, and no axis.
+    """
 
     tiled: Tiled
     closure: Closure
@@ -100,7 +110,8 @@ class _Kernel:
     # ------------------------------------------------------------ what it is of
 
     def possible(self) -> bool:
-        """Whether every stabiliser can be had where it is needed, every result has the labels of the grid, and tiles are boxes."""
+        """Whether every stabiliser can be had where it is needed, every result has the labels of
+        the grid, and tiles are boxes."""
         stabilisers = self.safe.stabilisers
         whole = all(d.denominator == 1 for degrees in self.safe.degrees.values() for d in degrees.values())
         early = all(self.loop not in stabilisers[k].over for k in stabilisers if k in self.maxima)
@@ -168,8 +179,8 @@ class _Kernel:
         return next((i for i, axis in enumerate(labels) if label in axis), -1)
 
     def _contiguous(self, labels: Labels) -> bool:
-        """Whether a block's part of every axis is in one piece: what is outside of a label that is cut is cut to 1; and a label whose
-        tiles overlap has axes of its own."""
+        """Whether a block's part of every axis is in one piece: what is outside of a label that is
+        cut is cut to 1; and a label whose tiles overlap has axes of its own."""
         cut = {*self.grid, self.loop}
         overlapping = {x for x in self.grid if self.sizes[x] % self._size(x)}
         return all(
@@ -224,7 +235,8 @@ class _Kernel:
         return self._tile(view, self._given(view))
 
     def constant(self, value: float) -> Node:
-        """A number as it is: a conversion within a body does not round, and half precision has no 1e-5 and no 100000."""
+        """A number as it is: a conversion within a body does not round, and half precision has no
+        1e-5 and no 100000."""
         dtype = next(node.dtype for node in self.given.values() if is_float(node.dtype))
         single = constant(np.asarray(value, np.float32))
         return single if dtype == "float32" else term("cast", single, to=dtype)
@@ -282,7 +294,8 @@ class _Kernel:
     # ------------------------------------------------------------ stabilisers
 
     def _stabilise(self, key: int, stabiliser: Stabiliser) -> None:
-        """The maximum of a class that is exponentiated: of this iteration and those before, and of all."""
+        """The maximum of a class that is exponentiated: of this iteration and those before, and of
+        all."""
         axes = tuple(i for i, x in enumerate(self._axes(self.closure.classes[key])) if x in stabiliser.over)
         largest = term("reduce_max", self.ordered(key), axes=axes, keepdims=0) if axes else self.ordered(key)
         self.largest[key] = term("max", largest, self.constant(LOWEST))  # of a tile that is masked whole it is -inf
@@ -290,7 +303,8 @@ class _Kernel:
         self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
 
     def _stabiliser(self, key: int, labels: Iterable[str], known: bool = False) -> Node:
-        """The maximum so far, or, where it is `known`, of all iterations, with the axes of some labels."""
+        """The maximum so far, or, where it is `known`, of all iterations, with the axes of some
+        labels."""
         stabiliser = self.safe.stabilisers[key]
         m = self._aligned((self.final if known else self.largest)[key], stabiliser.labels, labels)
         return term("running_max", m) if self.loop in stabiliser.over and not known else m

@@ -59,7 +59,8 @@ class AbstractFactor(NamedTuple):
 
 
 class Properties(NamedTuple):
-    """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the field's residue mod q is lost."""
+    """Of an atom or a polynomial: the free labels, how deep binders nest in it, and whether the
+    field's residue mod q is lost."""
 
     free: LabelSet = NONE
     height: int = 0

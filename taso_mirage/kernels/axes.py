@@ -1,7 +1,9 @@
-"""Axis classes by unification: axes that must be one get one label (einsum letters found for a whole graph).
+"""Axis classes by unification: axes that must be one get one label (einsum letters found for a
+whole graph).
 
-A dim is a tuple of labels, outermost first: one as a rule, none for a dim of size 1, several where a reshape merges or splits dims.
-Labels that stand side by side in one tensor never become one: then an operand is renamed, and its inputs are used under two views.
+A dim is a tuple of labels, outermost first: one as a rule, none for a dim of size 1, several where
+a reshape merges or splits dims. Labels that stand side by side in one tensor never become one: then
+an operand is renamed, and its inputs are used under two views.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class Unifier:
         return prod(self.sizes[label] for label in axis)
 
     def together(self, labels: Iterable[Label]) -> None:
-        """State that these labels differ: they are seen in one place. Raises Unsupported where two are one already."""
+        """State that these labels differ: they are seen in one place.
+
+        Raises Unsupported where two are one already.
+        """
         seen = self.axis(labels)
         if len(set(seen)) < len(seen):
             raise Unsupported("one axis is met twice")
@@ -56,10 +61,13 @@ class Unifier:
     def unify(
         self, a: AxisLabels, b: AxisLabels, bound: tuple[AxisLabels, AxisLabels] = ((), ())
     ) -> list[tuple[Label, Label]]:
-        """Make two axes of one size one. What cannot be one is returned, as labels of `b` with those of `a` to rename them to.
+        """Make two axes of one size one.
 
-        `bound`: the labels that either side is already summed over. One that the first side is, and that is free in the second (the
-        residual of a block), stays apart, or the sum's roles and the result's would be the same.
+        What cannot be one is returned, as labels of `b` with those of `a` to rename them to.
+
+        `bound`: the labels that either side is already summed over. One that the first side is, and
+        that is free in the second (the residual of a block), stays apart, or the sum's roles and
+        the result's would be the same.
         """
         if self.size(self.axis(a)) != self.size(self.axis(b)):
             raise Unsupported("axes of different sizes")

@@ -1,8 +1,11 @@
-"""Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there is.
+"""Regions whose leading dims only a run fixes: the kernel of one sample, run for every sample there
+is.
 
-The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as one of a single sample, where they are
-1; its blocks are launched once for every sample (`mugraph.Batch`). That is right where no sample's result hangs on another sample. It is
-fast at every number of samples where all of them share no more memory than each has of its own: that is read once for every sample.
+The sizes that the other dims have are in a kernel's code, so a region with free dims is searched as
+one of a single sample, where they are 1; its blocks are launched once for every sample
+(`mugraph.Batch`). That is right where no sample's result hangs on another sample. It is fast at
+every number of samples where all of them share no more memory than each has of its own: that is
+read once for every sample.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.work import size
 
 SAMPLES = (2, 3), (5, 2)
@@ -37,8 +40,8 @@ Known = dict[tuple[Graph, Graph, Batch], bool]
 
 @dataclass(frozen=True, slots=True)
 class EqualRegions:
-    """Equal regions: what is searched for, and what it computes at the sizes that it is measured at; they differ where `batch` says how
-    many of what was searched run there."""
+    """Equal regions: what is searched for, and what it computes at the sizes that it is measured
+    at; they differ where `batch` says how many of what was searched run there."""
 
     goal: Graph
     whole: Graph
@@ -48,8 +51,11 @@ class EqualRegions:
 def equal_regions(
     model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: bool = False
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
-    """The regions of a model with their places, and the free dims of those that are left out. With `batched` one with free dims runs at
-    all sizes or is left out. Without, every free dim is at its size."""
+    """The regions of a model with their places, and the free dims of those that are left out.
+
+    With `batched` one with free dims runs at all sizes or is left out. Without, every free dim is
+    at its size.
+    """
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: Known = {}
@@ -85,7 +91,8 @@ def _free(nodes: Iterable[Node]) -> set[str]:
 
 
 def _batched(spot: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
-    """The kind of a region with free dims, if those are leading ones and its samples have nothing to do with each other."""
+    """The kind of a region with free dims, if those are leading ones and its samples have nothing
+    to do with each other."""
     batch = batch_of(spot)
     if batch is None:
         return None
@@ -114,8 +121,8 @@ def _shared(goal: Graph, batch: Batch) -> int:
 
 
 def batch_of(spot: RegionSite) -> Batch | None:
-    """The leading dims that are free in all results and in some inputs; None where other dims are free too, or other ones elsewhere, or
-    no input says how many samples there are."""
+    """The leading dims that are free in all results and in some inputs; None where other dims are
+    free too, or other ones elsewhere, or no input says how many samples there are."""
     nodes = (*spot.inputs, *spot.outputs)
     last = [max((i + 1 for i, dim in enumerate(node.shape) if isinstance(dim, Symbolic)), default=0) for node in nodes]
     leading = {tuple(node.shape[:n]) for node, n in zip(nodes, last, strict=True) if n}
@@ -134,8 +141,9 @@ def _name(dim: Dim) -> bool:
 
 
 def independent(spot: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> bool:
-    """Whether a region's results are those of its samples: at two sets of sizes, on random inputs, in float64. Its operators are those of
-    regions, whose results do not hang on how large a number is."""
+    """Whether a region's results are those of its samples: at two sets of sizes, on random inputs,
+    in float64. Its operators are those of regions, whose results do not hang on how large a number
+    is."""
     rng = np.random.default_rng(0)
     for numbers in SAMPLES:
         whole = resized(spot, _sizes(free, numbers))

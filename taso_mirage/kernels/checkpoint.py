@@ -1,4 +1,5 @@
-"""muGraphs as JSON, for checkpoints: the printed program, line by line, which is read as text and never executed."""
+"""muGraphs as JSON, for checkpoints: the printed program, line by line, which is read as text and
+never executed."""
 
 from __future__ import annotations
 
@@ -17,12 +18,16 @@ VERSION = 1
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """A value for `json.dump` from which `from_json` makes the same graph (the same terms, as they are interned)."""
+    """A value for `json.dump` from which `from_json` makes the same graph (the same terms, as they
+    are interned)."""
     return {"mugraph": VERSION, "program": show_graph(graph).splitlines()}
 
 
 def from_json(value: Any) -> Graph:
-    """The graph of `to_json`. Raises SyntaxProblem, or IllTyped, for whatever else a file may hold."""
+    """The graph of `to_json`.
+
+    Raises SyntaxProblem, or IllTyped, for whatever else a file may hold.
+    """
     lines = value.get("program") if isinstance(value, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise SyntaxProblem("a checkpoint of a muGraph has its program as a list of lines")
@@ -35,9 +40,11 @@ def from_json(value: Any) -> Graph:
 
 
 class Checkpoint:
-    """How far a search came: `next` is the candidate that is looked at next, `found` holds what was accepted before, as JSON values.
+    """How far a search came: `next` is the candidate that is looked at next, `found` holds what was
+    accepted before, as JSON values.
 
-    `key` says which search it is. Raises InvalidOption where the file is of another one; the file is then left as it is.
+    `key` says which search it is. Raises InvalidOption where the file is of another one; the file
+    is then left as it is.
     """
 
     def __init__(self, path: Path | None, key: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """The closure of a goal over its sub-expressions, with all derivations of each: an AND-OR graph.
 
-It takes the place of Mirage's enumeration of kernels (OSDI'25, section 4), pruned by the same abstract expressions.
+It takes the place of Mirage's enumeration of kernels (OSDI'25, section 4), pruned by the same
+abstract expressions.
 
-A class is a sketch that is part of the goal; an edge derives it from others by one operator. Everything that a kernel may compute on
-its way to the goal is in it once, whatever the sizes, the grid or the loop.
+A class is a sketch that is part of the goal; an edge derives it from others by one operator.
+Everything that a kernel may compute on its way to the goal is in it once, whatever the sizes, the
+grid or the loop.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ _Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Classes as the labels that each hangs on, the derivations of each, and the class of every output.
+    """Classes as the labels that each hangs on, the derivations of each, and the class of every
+    output.
 
-    `statistics`: classes and edges (all that were kept), wrong (edges that the field refuted), tried (terms made), checked and pruned
-    (different terms looked at and dropped), lost (terms in which a label cancels), targets, seconds, verifying (seconds of them); capped
-    is 1 where a closure without pruning was cut short. Classes and edges of which no output is derived are then dropped.
+    `statistics`: classes and edges (all that were kept), wrong (edges that the field refuted),
+    tried (terms made), checked and pruned (different terms looked at and dropped), lost (terms in
+    which a label cancels), targets, seconds, verifying (seconds of them); capped is 1 where a
+    closure without pruning was cut short. Classes and edges of which no output is derived are then
+    dropped.
     """
 
     goal: Labelled
@@ -53,8 +58,8 @@ def close(
 ) -> Closure:
     """All classes and edges, each checked in the field with fresh residues of `seed`.
 
-    Raises Unsupported where there are more than `cap` classes, or where an output is not derived. Without `prune` every term is a
-    class (the ablation): then the first `cap` are returned.
+    Raises Unsupported where there are more than `cap` classes, or where an output is not derived.
+    Without `prune` every term is a class (the ablation): then the first `cap` are returned.
     """
     start = time.perf_counter()
     closing = _Closing(goal, prune, cap)
@@ -145,7 +150,8 @@ class _Closing:
             each.end()
 
     def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
-        """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a cancellation lost a label."""
+        """Keep a derivation, unless its term is no part of the goal (nor `needed` for one) or a
+        cancellation lost a label."""
         self.counts["tried"] += 1
         at = self.index.get(sketch)
         if at is None:
@@ -215,12 +221,14 @@ class _Closing:
         return self.algebra.factored(p) if min(len(self.algebra.polys[x]) for x in (p, q)) > 1 else p
 
     def _shared(self, p: AbstractExpression, q: AbstractExpression) -> bool:
-        """Whether both are part of one target, as far as that can be told before they are joined."""
+        """Whether both are part of one target, as far as that can be told before they are
+        joined."""
         return not self.prune or bool(self.targets.places(p) & self.targets.places(q))
 
 
 def _cancels(algebra: Algebra, p: AbstractExpression, q: AbstractExpression, sign: int) -> bool:
-    """Whether a factor of p meets one of q (of 1/q for the sign -1) above and below a fraction line."""
+    """Whether a factor of p meets one of q (of 1/q for the sign -1) above and below a fraction
+    line."""
     return bool(algebra.above(p) & algebra.below(q, sign) or algebra.below(p) & algebra.above(q, sign))
 
 
@@ -253,7 +261,8 @@ class _Wanted:
 
     @staticmethod
     def _means(goal: Labelled, atoms: Iterable[AbstractFactor]) -> dict[str, AbstractExpression]:
-        """The labels over which a mean is taken, and the size that each divides by: of a split label its grid part divides by all."""
+        """The labels over which a mean is taken, and the size that each divides by: of a split
+        label its grid part divides by all."""
         algebra, found = goal.algebra, {}
         sizes = {atom.name for atom in atoms if atom.form is FactorForm.SHARE}
         for whole, (outer, inner) in goal.split.items():

@@ -1,10 +1,12 @@
-"""Every edge of a closure checked in the field against the goal's own operators (Mirage, OSDI'25, section 5).
+"""Every edge of a closure checked in the field against the goal's own operators (Mirage, OSDI'25,
+section 5).
 
 Edges are checked instead of whole muGraphs: there are few of them, and all muGraphs share them.
 
-Leaves are independent random residues at small sizes that tell labels apart. A class that is a term of the goal has the value that the
-goal's operators give it, any other the value of its first derivation; an edge that gives another value is wrong. So every
-derivation of an output over the edges that remain computes what the goal does.
+Leaves are independent random residues at small sizes that tell labels apart. A class that is a term
+of the goal has the value that the goal's operators give it, any other the value of its first
+derivation; an edge that gives another value is wrong. So every derivation of an output over the
+edges that remain computes what the goal does.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ ROUNDS = 6
 def refuted_derivations(
     goal: Labelled, classes: Sequence[AbstractExpression], edges: Sequence[Sequence[DerivationEdge]], seed: int
 ) -> set[tuple[int, DerivationEdge]]:
-    """The edges that the field refutes, or that too few trials decide. Sizes change from round to round."""
+    """The edges that the field refutes, or that too few trials decide.
+
+    Sizes change from round to round.
+    """
     wrong: set[tuple[int, DerivationEdge]] = set()
     agreed: Counter[tuple[int, DerivationEdge]] = Counter()
     waiting = [(i, e) for i, made in enumerate(edges) for e in made if e.kind.reads is None]
@@ -67,7 +72,8 @@ class Field32(Field):
 
 
 class _Values:
-    """The value of every class in one round; the axes of a value are its labels in alphabetical order."""
+    """The value of every class in one round; the axes of a value are its labels in alphabetical
+    order."""
 
     def __init__(
         self,
@@ -174,8 +180,8 @@ class _Values:
 
 
 def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """Labels that have one size, as views of one leaf do: of each label the one that stands for it, and which of those are the product of
-    the two parts of a split one."""
+    """Labels that have one size, as views of one leaf do: of each label the one that stands for it,
+    and which of those are the product of the two parts of a split one."""
     groups: dict[str, str] = {}
     products: dict[str, tuple[str, str]] = {}
     wholes = {outer: whole for whole, (outer, _) in goal.split.items()}
@@ -204,7 +210,10 @@ def tied(goal: Labelled) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
 
 
 def small_sizes(goal: Labelled, round_: int) -> dict[str, int]:
-    """A size of its own for every label, from 2 on; in every other round the other way round. Views of one leaf share theirs."""
+    """A size of its own for every label, from 2 on; in every other round the other way round.
+
+    Views of one leaf share theirs.
+    """
     groups, products = tied(goal)
     distinct = [label for label in dict.fromkeys(groups.values()) if label not in products]
     order = distinct if round_ % 2 == 0 else distinct[::-1]

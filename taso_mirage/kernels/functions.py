@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant
 from taso_mirage.meanings.field import Field, Residues
-from taso_mirage.operators.ops import get, interpret_term, load_specs, term
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import get, load_specs, term
 
 
 def is_scalar(node: Node) -> bool:
@@ -31,7 +32,8 @@ def with_operands(example: Node, operands: Sequence[Node]) -> Node:
 
 
 def function_name(node: Node) -> str:
-    """The identity of an opaque function: its operator, with what is not left out or the default."""
+    """The identity of an opaque function: its operator, with what is not left out or the
+    default."""
     defaults = {name: default for name, (_, default) in get(node.op).attributes.items()}
     shown = [f"{k}={v!r}" for k, v in node.attrs if v != defaults[k]]
     if any(is_scalar(a) for a in node.args):

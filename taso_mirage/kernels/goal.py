@@ -12,12 +12,14 @@ from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
 
 LabelNames: TypeAlias = tuple[tuple[str, ...], ...]
-"""For each axis the labels that make it up, outermost first: one as a rule, none for an axis of size 1."""
+"""For each axis the labels that make it up, outermost first: one as a rule, none for an axis of
+size 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledTerm:
-    """A term of the goal (after operators were replaced by what defines them), its axes, and its sketch."""
+    """A term of the goal (after operators were replaced by what defines them), its axes, and its
+    sketch."""
 
     node: Node
     axes: LabelNames
@@ -28,9 +30,11 @@ class LabelledTerm:
 class Labelled:
     """A goal over named axes.
 
-    `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views, called x and x'. `leaves`: the leaf of
-    every view. `constants`: the value of each scalar by its name. `functions`: an example term of each opaque function by its name.
-    `split`: the grid part and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed over.
+    `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views,
+    called x and x'. `leaves`: the leaf of every view. `constants`: the value of each scalar by its
+    name. `functions`: an example term of each opaque function by its name. `split`: the grid part
+    and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed
+    over.
     """
 
     graph: Graph

@@ -22,7 +22,10 @@ float16, bfloat16, float32 = "float16", "bfloat16", "float32"
 
 
 class KernelGraph:
-    """A graph while it is written. Values are terms; `dims` are the sizes of a tensor's axes, and a `dim` may count from the end."""
+    """A graph while it is written.
+
+    Values are terms; `dims` are the sizes of a tensor's axes, and a `dim` may count from the end.
+    """
 
     def __init__(self) -> None:
         self.inputs: list[Node] = []
@@ -99,7 +102,8 @@ class KernelGraph:
         return term("transpose", x, perm=perm)
 
     def rms_norm(self, x: Node, weight: Node | None = None, epsilon: float = 0.0) -> Node:
-        """x over the root of the mean of its squares along the last dim (plus `epsilon`), times `weight`."""
+        """x over the root of the mean of its squares along the last dim (plus `epsilon`), times
+        `weight`."""
         squares = term("reduce_mean", term("mul", x, x), axes=(len(x.shape) - 1,), keepdims=1)
         if epsilon:
             squares = term("add", squares, _operand(epsilon, x))

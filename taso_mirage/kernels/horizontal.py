@@ -1,8 +1,9 @@
-"""A goal whose results do not share their labels, as goals that run beside each other (horizontal fusion).
+"""A goal whose results do not share their labels, as goals that run beside each other (horizontal
+fusion).
 
-One grid cannot cut results that have other labels: the queries, keys and values of one norm, or a block's result and the sum that it
-leaves for the next. Each such set of results is a *lane*, with all that it is computed from: what lanes share is cheap, and computed in
-each of them.
+One grid cannot cut results that have other labels: the queries, keys and values of one norm, or a
+block's result and the sum that it leaves for the next. Each such set of results is a *lane*, with
+all that it is computed from: what lanes share is cheap, and computed in each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from taso_mirage.kernels.labels import Labelled
 
 @dataclass(frozen=True, slots=True)
 class FusedGoal:
-    """`graph` has inputs of its own; `inputs` and `results` are their places among those of the goal."""
+    """`graph` has inputs of its own; `inputs` and `results` are their places among those of the
+    goal."""
 
     graph: Graph
     inputs: tuple[int, ...]
@@ -39,7 +41,8 @@ def fused_goals(labelled: Labelled) -> list[FusedGoal]:
 def together(
     goal: Graph, parts: Sequence[FusedGoal], found: Sequence[Graph]
 ) -> tuple[Graph, Mapping[Node, tuple[int, Node]]]:
-    """The muGraphs of a goal's lanes as one, and for each of its terms the number of a lane and the term there that it was."""
+    """The muGraphs of a goal's lanes as one, and for each of its terms the number of a lane and the
+    term there that it was."""
     outputs: dict[int, Node] = {}
     origin: dict[Node, tuple[int, Node]] = {}
     for i, (lane, graph) in enumerate(zip(parts, found, strict=True)):

@@ -1,8 +1,10 @@
-"""A goal of ordinary operators over named axes: a label for every axis class, and the sketch of every result.
+"""A goal of ordinary operators over named axes: a label for every axis class, and the sketch of
+every result.
 
-Nothing is listed by operator: an operator that is defined over others is replaced by them; a function of one tensor, element by
-element, is an atom of its own (unless it is exp, sqrt or arithmetic with a constant); everything else is read off its definition by
-the meaning `LabelsMeaning`. Inputs, weights and constants are all inputs.
+Nothing is listed by operator: an operator that is defined over others is replaced by them; a
+function of one tensor, element by element, is an atom of its own (unless it is exp, sqrt or
+arithmetic with a constant); everything else is read off its definition by the meaning
+`LabelsMeaning`. Inputs, weights and constants are all inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
-from taso_mirage.operators.ops import interpret_term
+from taso_mirage.operators.interpret import interpret_term
 
 __all__ = ["Labelled", "label"]
 
@@ -36,11 +38,13 @@ SHARED = (ADD_KIND, SUB)
 
 
 def label(graph: Graph, split: str | None = None) -> Labelled:
-    """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid is to cut as well.
+    """Find the labels of a graph whose sizes are fixed; `split` names a reduced label that the grid
+    is to cut as well.
 
     A sum that is used in several places is one value, which products do not distribute over.
 
-    Raises Unsupported, which names the term, where an operator moves elements between axes or a result does not hang on its axes.
+    Raises Unsupported, which names the term, where an operator moves elements between axes or a
+    result does not hang on its axes.
     """
     outputs = inlined(graph.outputs)
     unifier = Unifier()
@@ -217,7 +221,8 @@ class _Reading:
     def _centred(
         self, term: ScalarTerm, found: AbstractExpression, renaming: tuple[tuple[int, int], ...]
     ) -> AbstractExpression:
-        """The mean of squares less the square of the mean, as the mean of the squares of the differences."""
+        """The mean of squares less the square of the mean, as the mean of the squares of the
+        differences."""
         mean = squared_mean(term)
         if mean is None:
             return found
@@ -291,7 +296,8 @@ class _Reading:
 
 
 def _unit(kind: Elementwise, term: ScalarTerm) -> int | None:
-    """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of sums)."""
+    """The operand of an elementwise operator that is the constant 1, -1 (of products) or 0 (of
+    sums)."""
     args = enumerate(term.args)
     return next((i for i, arg in args if arg.kind is TermForm.CONSTANT and arg.value in kind.units), None)
 
@@ -305,7 +311,8 @@ def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
 
 
 def _named(values: Mapping[Node, LabelledValue], unifier: Unifier) -> dict[int, str]:
-    """A letter for each label, in the order in which the inputs have them; behind z come a1, b1, ..."""
+    """A letter for each label, in the order in which the inputs have them; behind z come a1, b1,
+    ..."""
     leaves = (axis for v in values.values() if v.term.kind is TermForm.LEAF for axis in v.axes)
     others = (axis for v in values.values() for t in below(v.term) for axis in (t.labels, *([n for _, n in t.pairs],)))
     everything = (axis for v in values.values() for axis in v.axes)

@@ -1,4 +1,5 @@
-"""Products of factors with exponents, and their coefficients: what a sketch's polynomials are made of."""
+"""Products of factors with exponents, and their coefficients: what a sketch's polynomials are made
+of."""
 
 from __future__ import annotations
 

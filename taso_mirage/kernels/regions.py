@@ -1,13 +1,17 @@
-"""The regions of a model that a kernel search is worth on: norms with their linear layers, attention, gates, elementwise chains.
+"""The regions of a model that a kernel search is worth on: norms with their linear layers,
+attention, gates, elementwise chains.
 
-A region grows from a product, then from the folds and chains that are left, over operators that have labels (`labels.label`). It is
-convex, also once the other regions are one term each, so that all can be replaced. A linear layer of many rows stays outside: it is bound
-by operations, and a library's product does it best. A fold after a linear layer waits for all of its columns, so a region ends
-there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a region have the same labels, which its grid can cut;
-where kernels can run beside each other, results of other labels are lanes (`horizontal.py`), of which no two compute the same product.
-What counts is what operators compute, not how many they are: a fused operator of a runtime is a region alone, and one of several results
-is in it with all that reads them. What has kernels that prepare weights is a region first, where a back end has those (`prepared.py`).
-What only repeats elements (the heads that queries share) is in it where something hangs on all of them.
+A region grows from a product, then from the folds and chains that are left, over operators that
+have labels (`labels.label`). It is convex, also once the other regions are one term each, so that
+all can be replaced. A linear layer of many rows stays outside: it is bound by operations, and a
+library's product does it best. A fold after a linear layer waits for all of its columns, so a
+region ends there, unless the fold is another linear layer (LoRA, a gated MLP). All results of a
+region have the same labels, which its grid can cut; where kernels can run beside each other,
+results of other labels are lanes (`horizontal.py`), of which no two compute the same product. What
+counts is what operators compute, not how many they are: a fused operator of a runtime is a region
+alone, and one of several results is in it with all that reads them. What has kernels that prepare
+weights is a region first, where a back end has those (`prepared.py`). What only repeats elements
+(the heads that queries share) is in it where something hangs on all of them.
 """
 
 from __future__ import annotations
@@ -52,9 +56,11 @@ PRODUCTS = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelRegion:
-    """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of the operators of each.
+    """Equal pieces of a model: `graph` has canonical inputs and fixed sizes, `places` the names of
+    the operators of each.
 
-    `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`: its inputs and outputs once.
+    `flops`, and the `bytes` that are moved where every operator runs alone, of one place; `least`:
+    its inputs and outputs once.
     """
 
     graph: Graph
@@ -70,15 +76,16 @@ class KernelRegion:
 
 
 def kernel_regions(model: Model, sizes: SymbolSizes) -> list[KernelRegion]:
-    """The regions of a model with every symbol at its size, in the order of their first places; equal ones are one."""
+    """The regions of a model with every symbol at its size, in the order of their first places;
+    equal ones are one."""
     found = fragments(model, sizes).items()
     return [_region(graph, tuple([s.names for s in spots])) for graph, spots in found]
 
 
 @dataclass(frozen=True, slots=True)
 class RegionSite:
-    """One place of a region: the model's terms that are its inputs, and those that it gives, in the order of its graph, and the
-    names of its operators."""
+    """One place of a region: the model's terms that are its inputs, and those that it gives, in the
+    order of its graph, and the names of its operators."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -88,8 +95,9 @@ class RegionSite:
 def fragments(
     model: Model, sizes: SymbolSizes, lanes: int = 1, batched: bool = False, prepared: bool = False
 ) -> dict[Graph, list[RegionSite]]:
-    """The graphs of all regions, of at most so many lanes, in the order of their first places, each with its places. With `batched` a
-    linear layer of a free number of rows is in none: it may get many. With `prepared` what has kernels that prepare weights is a region."""
+    """The graphs of all regions, of at most so many lanes, in the order of their first places, each
+    with its places. With `batched` a linear layer of a free number of rows is in none: it may get
+    many. With `prepared` what has kernels that prepare weights is a region."""
     growing = _Growing(model.graph.outputs, sizes, lanes, batched)
     if prepared:
         growing.prepare()
@@ -117,8 +125,10 @@ def _name(model: Model, node: Node) -> str:
 
 
 def operator_alone(node: Node, sizes: SymbolSizes) -> Graph:
-    """One operator, with all its results, over canonical inputs. Raises LookupError, TypeError or TasoMirageError where it has no fixed
-    sizes."""
+    """One operator, with all its results, over canonical inputs.
+
+    Raises LookupError, TypeError or TasoMirageError where it has no fixed sizes.
+    """
     results = (
         [node] if isinstance(node.type, Tensor) else [term("item", node, index=i) for i in range(len(node.type or ()))]
     )
@@ -196,7 +206,8 @@ class _Growing:
         self.rank = self._ranked()
 
     def _worth(self, members: Sequence[Node]) -> bool:
-        """Whether more than one value is computed; or, on a GPU, a product with a weight for few rows, which libraries are slow at."""
+        """Whether more than one value is computed; or, on a GPU, a product with a weight for few
+        rows, which libraries are slow at."""
         thin = self.lanes > 1 and any(self.kinds[n] is _Kind.LINEAR for n in members)
         return self._computes(self.fragment(members)) > (0 if thin else 1)
 
@@ -211,7 +222,10 @@ class _Growing:
     # ------------------------------------------------------------ operators
 
     def _kind(self, node: Node) -> _Kind | None:
-        """None for what is in no region: what has no type at these sizes, too. What reads a result of several has the kind of a view."""
+        """None for what is in no region: what has no type at these sizes, too.
+
+        What reads a result of several has the kind of a view.
+        """
         if not node.args or is_weight(node) or not is_defined(node):
             return None
         if is_part(node):
@@ -233,17 +247,20 @@ class _Growing:
         return None if kind is _Kind.LINEAR and free else kind
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
-        """What a region has with a term: of several results that one computes, it and all that reads them."""
+        """What a region has with a term: of several results that one computes, it and all that
+        reads them."""
         made = node.args[0] if is_part(node) else node
         return made, *self.items[made]
 
     def _computes(self, graph: Graph) -> int:
-        """How many values are computed, operators unfolded; one that only has another shape or order of its axes is the same."""
+        """How many values are computed, operators unfolded; one that only has another shape or
+        order of its axes is the same."""
         found = self._labelled(graph)
         return 0 if found is None else len({each.sketch for each in found.known} - {*found.views.values()})
 
     def _repeating(self, graph: Graph) -> Labelled | None:
-        """The labels of one that only repeats elements, which its result has where something else hangs on all of them."""
+        """The labels of one that only repeats elements, which its result has where something else
+        hangs on all of them."""
         result = graph.outputs[0]
         if len(graph.outputs) > 1 or not is_float(result.dtype):
             return None
@@ -273,7 +290,8 @@ class _Growing:
         return self._trimmed(members)
 
     def _trimmed(self, members: list[Node]) -> list[Node]:
-        """Without the last terms of chains, and the lanes, that only add a result: what uses them can compute them."""
+        """Without the last terms of chains, and the lanes, that only add a result: what uses them
+        can compute them."""
         for each in members[::-1]:
             rest = [n for n in members if n is not each]
             last = self.kinds[each] is _Kind.CHAIN and not any(each in n.args for n in rest)
@@ -286,7 +304,8 @@ class _Growing:
         return members
 
     def _lanes(self, members: Sequence[Node]) -> list[tuple[list[Node], Graph]]:
-        """What each lane computes, in the model's order, and its graph; what several share is in all of them."""
+        """What each lane computes, in the model's order, and its graph; what several share is in
+        all of them."""
         found, results = self._labelled(self.fragment(members)), self.results(members)
         outside = {a for n in members for a in n.args}.difference(members)
         made = []
@@ -325,7 +344,8 @@ class _Growing:
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
     def _beside(self, lanes: Sequence[tuple[Sequence[Node], Graph]]) -> bool:
-        """Whether there are few lanes, each with few inputs and with what computes, and no product is in two of them."""
+        """Whether there are few lanes, each with few inputs and with what computes, and no product
+        is in two of them."""
         if len(lanes) > self.lanes:
             return False
         products: set[Node] = set()
@@ -352,7 +372,8 @@ class _Growing:
         return max(products.values()) <= PRODUCTS
 
     def _convex(self, inside: set[Node]) -> bool:
-        """Whether no path leaves the terms and comes back, also where it passes through other regions as one term."""
+        """Whether no path leaves the terms and comes back, also where it passes through other
+        regions as one term."""
         last = max(self.rank[n] for n in inside)
         stack = [u for n in inside for u in self.users.get(n, ()) if u not in inside]
         seen: set[Node] = set()
@@ -405,7 +426,8 @@ def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
 def canonical_region(
     members: Sequence[Node], results: Sequence[Node], sizes: SymbolSizes
 ) -> tuple[Graph, dict[Node, Node]]:
-    """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has become. Scalars stay constants."""
+    """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has
+    become. Scalars stay constants."""
     inside = set(members)
     outside = {a for n in members for a in n.args if a not in inside}
     done: dict[Node, Node] = {ABSENT: ABSENT}

@@ -1,4 +1,5 @@
-"""What the operators of a goal are to the kernel search: arithmetic, opaque functions of one element, or what defines them."""
+"""What the operators of a goal are to the kernel search: arithmetic, opaque functions of one
+element, or what defines them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from taso_mirage.kernels.axes import Unifier
 from taso_mirage.kernels.derivations.terms import TermForm, below
 from taso_mirage.kernels.functions import is_scalar, tensors
 from taso_mirage.kernels.trace import ALGEBRA, LabelledValue, LabelsMeaning
-from taso_mirage.operators.ops import TERMS, definition, interpret_term
+from taso_mirage.operators.interpret import definition, interpret_term
+from taso_mirage.operators.ops import TERMS
 
 
 class Role(Enum):
@@ -24,7 +26,8 @@ class Role(Enum):
 
 
 def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs with every operator that is defined over others replaced by them, unless it is one opaque function."""
+    """The outputs with every operator that is defined over others replaced by them, unless it is
+    one opaque function."""
     done: dict[Node, Node] = {}
 
     def replaced(node: Node, stop: Iterable[Node]) -> Node:

@@ -1,7 +1,8 @@
-"""`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage, OSDI'25).
+"""`superoptimize`: the muGraphs that compute a graph, the fastest by the model first (Mirage,
+OSDI'25).
 
-Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role of every axis, then sizes; what is
-returned was verified as a whole.
+Close over the goal's sub-expressions once, verify every derivation, choose derivations and the role
+of every axis, then sizes; what is returned was verified as a whole.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ SPLIT_FROM = 256
 class SearchOptions:
     """What restricts the space; None leaves it to the search.
 
-    `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to three counts); `franges`: the for-loop
-    ranges; `imaps`: what a row of `imap` may be, `omaps`: of `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims
-    that the for-loop may cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
+    `griddims`: the grids (up to three block counts); `blockdims`: the threads of a block (up to
+    three counts); `franges`: the for-loop ranges; `imaps`: what a row of `imap` may be, `omaps`: of
+    `omap` (for each grid dim the dim that it cuts, or -1); `fmaps`: the dims that the for-loop may
+    cut, or -1. `max_block_ops`: operators of a body (Mirage's own search has 11).
     """
 
     griddims: Sequence[_Ints] | None = None
@@ -88,7 +90,8 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class FoundMuGraph:
-    """A muGraph that computes `goal`: its predicted seconds on `device`, and the evidence that it does."""
+    """A muGraph that computes `goal`: its predicted seconds on `device`, and the evidence that it
+    does."""
 
     graph: Graph
     goal: Graph
@@ -123,7 +126,8 @@ class FoundMuGraph:
         return triton.program(self.graph, [replace(each.schedule, warps=warps) for each, warps in pairs])
 
     def generate_triton_program(self, path: Path | str) -> None:
-        """Write a Python module with the Triton kernels and a function `launch` for torch tensors."""
+        """Write a Python module with the Triton kernels and a function `launch` for torch
+        tensors."""
         write_file(Path(path), self.program().source)
 
 
@@ -182,8 +186,9 @@ class TiledPlan:
 
 
 def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
-    """In their order, but what has the slowest kernel of another one comes again only after each such kernel has come: a tuner that
-    measures the first few then sees that many different kernels, and not one beside many that follow it."""
+    """In their order, but what has the slowest kernel of another one comes again only after each
+    such kernel has come: a tuner that measures the first few then sees that many different kernels,
+    and not one beside many that follow it."""
     seen: Counter[tuple[object, ...]] = Counter()
     times = []
     for each in candidates:
@@ -198,7 +203,8 @@ REALS = ("float16", "bfloat16", "float32")
 
 
 def _refuse(goal: Graph) -> None:
-    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where nothing is computed."""
+    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
+    nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
         if node.op in LEAVES and node.dtype not in (*REALS, "bool"):
@@ -232,8 +238,9 @@ class Search:
         progress: _Progress = lambda stage, done, total: None,
         checkpoint: Path | None = None,
     ) -> list[FoundMuGraph]:
-        """The `best` fastest muGraphs by the model that are verified, after at most about `budget` seconds. With `checkpoint`, a JSON
-        file, an interrupted search goes on where it was. Raises Unsupported where every muGraph overflows or rounds too much."""
+        """The `best` fastest muGraphs by the model that are verified, after at most about `budget`
+        seconds. With `checkpoint`, a JSON file, an interrupted search goes on where it was. Raises
+        Unsupported where every muGraph overflows or rounds too much."""
         end = time.monotonic() + budget
         state = Checkpoint(checkpoint, self._key())
         found = [FoundMuGraph.of_json(value, self.goal) for value in state.found]
@@ -272,8 +279,8 @@ class Search:
     def candidates(
         self, end: float = math.inf, progress: _Progress = lambda stage, done, total: None
     ) -> list[TiledPlan]:
-        """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that are done by the monotonic time
-        `end`."""
+        """Plans with sizes, the fastest by the model first (but see `varied`), of the closures that
+        are done by the monotonic time `end`."""
         found: list[TiledPlan] = []
         closures = [None, *self._splits()]
         for i, split in enumerate(closures):
@@ -285,13 +292,17 @@ class Search:
         return varied(sorted(found, key=self.order))
 
     def order(self, candidate: TiledPlan) -> tuple[int, float, float]:
-        """What is least comes first. Where there are few threads, a split has to promise more than the model can tell apart: it never
-        fills the machine better."""
+        """What is least comes first.
+
+        Where there are few threads, a split has to promise more than the model can tell apart: it
+        never fills the machine better.
+        """
         split = self.device.general and candidate.closure.goal.split
         return rank(candidate.seconds * (1 + NEAR if split else 1), sum(each.held for each in candidate.plan))
 
     def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
-        """What is found if the candidate is within the restrictions and verified; equal roles are verified once."""
+        """What is found if the candidate is within the restrictions and verified; equal roles are
+        verified once."""
         graph = candidate.graph()
         if graph is None or not self.options.allows(graph):
             return None
@@ -335,7 +346,8 @@ class Search:
                     yield TiledPlan(tiled, closure, stable, sizes)
 
     def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
-        """The plans that can be stabilised; of the kernels before the last one only those are enumerated that may be."""
+        """The plans that can be stabilised; of the kernels before the last one only those are
+        enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
         limits = Limits(options.max_kernels, options.max_block_ops)
@@ -381,11 +393,12 @@ def superoptimize(
     checkpoint: Path | None = None,
     **restrictions: object,
 ) -> list[FoundMuGraph]:
-    """The `best` muGraphs for a graph of fixed sizes, the fastest by the device's model first; each is verified.
+    """The `best` muGraphs for a graph of fixed sizes, the fastest by the device's model first; each
+    is verified.
 
-    `budget` is about how many seconds the search may take; with the file `checkpoint` it can be resumed. `restrictions` are the fields
-    of Options. Raises Unsupported, which names the term, where an operator moves elements between axes, or which says why every muGraph
-    would overflow.
+    `budget` is about how many seconds the search may take; with the file `checkpoint` it can be
+    resumed. `restrictions` are the fields of Options. Raises Unsupported, which names the term,
+    where an operator moves elements between axes, or which says why every muGraph would overflow.
     """
     options = SearchOptions(**restrictions)  # type: ignore[arg-type]
     return Search(graph, options, device, seed).run(best, budget, progress, checkpoint)

@@ -1,7 +1,9 @@
-"""muGraphs and their goals at small sizes that tell labels apart, grid from loop, and both from what is broadcast.
+"""muGraphs and their goals at small sizes that tell labels apart, grid from loop, and both from
+what is broadcast.
 
-A muGraph is its roles; the field tests it where every label that is cut into tiles has a small composite size, one that is cut to 1 a
-small one, so that a test runs few blocks (Mirage, OSDI'25, section 5, tests at the real sizes).
+A muGraph is its roles; the field tests it where every label that is cut into tiles has a small
+composite size, one that is cut to 1 a small one, so that a test runs few blocks (Mirage, OSDI'25,
+section 5, tests at the real sizes).
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from taso_mirage.operators.ops import term
 
 ONE, PART, WHOLE, UNEVEN = range(4)
 Cuts = Mapping[str, int]
-"""For each label of a kernel: cut to 1, cut into equal tiles, whole, or cut into tiles that overlap."""
+"""For each label of a kernel: cut to 1, cut into equal tiles, whole, or cut into tiles that
+overlap."""
 SMALL = (2, 3, 5, 7, 11, 13, 17, 19)
 COMPOSITE = (4, 6, 9, 8, 10, 15, 12, 14)
 ODD = (9, 15, 21, 25, 27, 33, 35, 39)
-"""Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another kernel may cut them into equal ones."""
+"""Sizes of labels that some kernel cuts into tiles that overlap, two of half of one more; another
+kernel may cut them into equal ones."""
 
 
 def cuts(tiled: Tiled, sizes: TileSizes) -> dict[str, int]:
@@ -34,7 +38,8 @@ def cuts(tiled: Tiled, sizes: TileSizes) -> dict[str, int]:
 
 
 def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
-    """A size for every label; labels that must have one size (of views of one tensor) have one, others differ."""
+    """A size for every label; labels that must have one size (of views of one tensor) have one,
+    others differ."""
     groups, products = tied(goal)
     members: dict[str, list[str]] = {}
     for label, group in groups.items():

@@ -1,9 +1,12 @@
-"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by degrees.
+"""Stabilised exponentials: which values of a muGraph are kept relative to a maximum, derived by
+degrees.
 
-exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A value of degree d is computed times
-exp(-d m), m the maximum of s over the labels that are summed away, so nothing overflows; a result has degree 0, where m cancels.
-The rolling and the split update of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree of 0
-is computed bare, as the model writes it, if all that this costs is an overflow that the model's own result has (`bare.py`).
+exp(s) has degree 1 in s; products add degrees, quotients subtract them, sums need equal ones. A
+value of degree d is computed times exp(-d m), m the maximum of s over the labels that are summed
+away, so nothing overflows; a result has degree 0, where m cancels. The rolling and the split update
+of Neptune (PLDI'26) follow: an accumulator is rescaled when its maximum grows. What has no degree
+of 0 is computed bare, as the model writes it, if all that this costs is an overflow that the
+model's own result has (`bare.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from taso_mirage.verdicts import Failure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class Stabiliser:
-    """The maximum of the class `of` over the labels `over`, to which one kernel keeps its values; `labels` are those that it has."""
+    """The maximum of the class `of` over the labels `over`, to which one kernel keeps its values;
+    `labels` are those that it has."""
 
     of: int
     over: frozenset[str]
@@ -31,10 +35,12 @@ class Stabiliser:
 
 @dataclass(frozen=True, slots=True)
 class Stabilisation:
-    """One kernel: the degree of each of its classes, the stabiliser of each class that is exponentiated, and for each exponential that
-    is stabilised the class whose stabiliser it is relative to.
+    """One kernel: the degree of each of its classes, the stabiliser of each class that is
+    exponentiated, and for each exponential that is stabilised the class whose stabiliser it is
+    relative to.
 
-    `bare`: the classes that are computed as the model writes them; those of `stable` are computed relative to maxima (one may be both).
+    `bare`: the classes that are computed as the model writes them; those of `stable` are computed
+    relative to maxima (one may be both).
     """
 
     degrees: Mapping[int, Degree]
@@ -46,8 +52,9 @@ class Stabilisation:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is computed so wherever it is used; and
-    for an exponential what it is relative to, with the labels over which its own exponent is the maximum of that."""
+    """A class: its degree, None where it has none; what it is if it is computed bare; whether it is
+    computed so wherever it is used; and for an exponential what it is relative to, with the labels
+    over which its own exponent is the maximum of that."""
 
     degree: Degree | None
     bare: OverflowEffect
@@ -113,7 +120,8 @@ def _degree(edge: DerivationEdge, of: int | None, below: Sequence[Degree | None]
 
 
 def _stabilised(plan: Plan, values: Sequence[_Values], closure: Closure) -> tuple[Stabilisation, ...] | Failure:
-    """What each kernel computes relative to maxima, and what bare: the last one its results that have a degree."""
+    """What each kernel computes relative to maxima, and what bare: the last one its results that
+    have a degree."""
     wanted = {(t, values[-1][t].degree != NO_DEGREE) for t in closure.targets}
     asked: list[set[Asked]] = []
     for kernel, own in zip(reversed(plan), reversed(values), strict=True):

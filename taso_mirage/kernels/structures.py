@@ -1,8 +1,10 @@
-"""muGraphs before sizes: which derivations each kernel computes, and the role of every axis in it (Mirage, OSDI'25, section 4).
+"""muGraphs before sizes: which derivations each kernel computes, and the role of every axis in it
+(Mirage, OSDI'25, section 4).
 
-A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that a result has (one without it is the
-same in all blocks along it), the for-loop one that none has. Bodies come in the order of their length, so that a cap keeps the simplest
-ones, and some for each loop.
+A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that
+a result has (one without it is the same in all blocks along it), the for-loop one that none has.
+Bodies come in the order of their length, so that a cap keeps the simplest ones, and some for each
+loop.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ _Choice = tuple[Mapping[int, DerivationEdge], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class KernelBody:
-    """What one kernel computes: `targets`, from the model's inputs and from `leaves`, which earlier kernels store.
+    """What one kernel computes: `targets`, from the model's inputs and from `leaves`, which earlier
+    kernels store.
 
-    `chosen` has a derivation for every other class, operands first. `grid` are the labels that its grid may cut.
+    `chosen` has a derivation for every other class, operands first. `grid` are the labels that its
+    grid may cut.
     """
 
     targets: tuple[int, ...]
@@ -68,7 +72,8 @@ Plan = tuple[PlannedKernel, ...]
 
 
 def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list[KernelBody]:
-    """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some more for each loop of a first kernel."""
+    """The shortest `limit` bodies that compute `targets`, of at most `whole` operators, and some
+    more for each loop of a first kernel."""
     closure = space.closure
     choices = list(islice(_varied(space, targets, whole), limit))
     for loop in () if space.stored else _reduced(closure, targets):
@@ -98,9 +103,9 @@ def _reduced(closure: Closure, targets: Sequence[int]) -> list[str]:
 
 
 def loops(body: KernelBody, closure: Closure) -> list[str | None]:
-    """None, and every label that a for-loop over this body may cut: one that no result has, and of which nothing after the loop
-    meets a value within it. What takes one pass for the sake of a loop, and is derived otherwise as well,
-    has that loop."""
+    """None, and every label that a for-loop over this body may cut: one that no result has, and of
+    which nothing after the loop meets a value within it. What takes one pass for the sake of a
+    loop, and is derived otherwise as well, has that loop."""
     labels = {x for c, _ in body.chosen for x in closure.classes[c]} | {
         x for c in body.leaves for x in closure.classes[c]
     }
@@ -114,7 +119,8 @@ INVARIANT, INSIDE, AFTER = range(3)
 
 
 def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int] | None:
-    """Whether each class is invariant, within the loop over a label, or known after it; None where the two meet."""
+    """Whether each class is invariant, within the loop over a label, or known after it; None where
+    the two meet."""
     found = {leaf: INSIDE if loop in closure.classes[leaf] else INVARIANT for leaf in body.leaves}
     for made, edge in body.chosen:
         below = {found[a] for a in edge.args}
@@ -135,8 +141,9 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels and in longer ones; the operators of
-    a body; muGraphs that are looked at, of up to two kernels and of each longer length."""
+    """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
+    and in longer ones; the operators of a body; muGraphs that are looked at, of up to two kernels
+    and of each longer length."""
 
     kernels: int = 2
     operators: int = 18
@@ -146,7 +153,8 @@ class Limits:
 
 
 def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] = lambda body: True) -> Iterator[Plan]:
-    """muGraphs, those of fewer kernels first; `keep` tells which bodies are wanted for a first kernel.
+    """muGraphs, those of fewer kernels first; `keep` tells which bodies are wanted for a first
+    kernel.
 
     A reduction that is split over the grid (split-K of a product, split-KV of attention) takes two
     kernels or more: some compute one part in each block, and a later one combines the parts.
@@ -159,7 +167,8 @@ def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] =
 
 
 class _Plans:
-    """The bodies that are known so far, by what they give and how many kernels may run before them (2 for more)."""
+    """The bodies that are known so far, by what they give and how many kernels may run before them
+    (2 for more)."""
 
     def __init__(self, closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool]) -> None:
         self.closure, self.limits, self.keep = closure, limits, keep
@@ -169,7 +178,8 @@ class _Plans:
         self.known: dict[tuple[tuple[int, ...], int], list[KernelBody]] = {}
 
     def ending(self, targets: tuple[int, ...], number: int, limit: int | None = None) -> Iterator[Plan]:
-        """The muGraphs of `number` kernels that give some classes; `limit` bodies of each kernel that lead to any."""
+        """The muGraphs of `number` kernels that give some classes; `limit` bodies of each kernel
+        that lead to any."""
         leading = 0
         for body in self.bodies(targets, min(number - 1, 2)):
             if leading == limit:
@@ -187,7 +197,8 @@ class _Plans:
             yield from ((*plan, PlannedKernel(body, loop)) for loop in here)
 
     def two(self, targets: tuple[int, ...]) -> Iterator[Plan]:
-        """The muGraphs of two kernels, some for each second one before more of any: a cap then leaves no hand-over out."""
+        """The muGraphs of two kernels, some for each second one before more of any: a cap then
+        leaves no hand-over out."""
         left = [self._before(each, 2, None) for each in self.bodies(targets, 1)]
         while left:
             for each in tuple(left):
@@ -206,7 +217,8 @@ class _Plans:
         return self.known[key]
 
     def _splits_well(self, body: KernelBody) -> bool:
-        """Whether every block has one part of a split label, or none has: what reads parts has them on its grid, or combines them."""
+        """Whether every block has one part of a split label, or none has: what reads parts has them
+        on its grid, or combines them."""
         reads = {c for c, e in body.chosen if e.kind.reads is not None} | {*body.leaves}
         labels = {x for c in reads for x in self.closure.classes[c]} & self.outer
         return labels <= body.grid or not self.outer.isdisjoint(body.reduced)
@@ -214,7 +226,8 @@ class _Plans:
 
 @dataclass(frozen=True)
 class Space:
-    """The derivations that a kernel may use, and the classes that an earlier one may store for it: none for a first one."""
+    """The derivations that a kernel may use, and the classes that an earlier one may store for it:
+    none for a first one."""
 
     closure: Closure
     edges: Sequence[Sequence[DerivationEdge]]
@@ -228,7 +241,8 @@ class Space:
 
     @cached_property
     def depths(self) -> list[int]:
-        """How many operators derive each class at least, whatever is shared: the length of the shortest chain; 0 for what is read."""
+        """How many operators derive each class at least, whatever is shared: the length of the
+        shortest chain; 0 for what is read."""
         return self._least(max, lambda c: 0)
 
     def _least(self, joined: Callable[[Iterable[int]], int], leaf: Callable[[int], int]) -> list[int]:
@@ -249,11 +263,13 @@ class Space:
         return found
 
     def leaf(self, c: int) -> int:
-        """What it costs, in operators, that an earlier kernel stores a class and this one reads it: more with more axes."""
+        """What it costs, in operators, that an earlier kernel stores a class and this one reads it:
+        more with more axes."""
         return max(len(self.closure.classes[c]), 1)
 
     def looped(self, loop: str) -> Space:
-        """What a loop over a label can compute: what has the label is made without what is known after the loop."""
+        """What a loop over a label can compute: what has the label is made without what is known
+        after the loop."""
         classes = self.closure.classes
         known = _derived(self.edges, lambda c, edge: loop not in classes[c] and edge.label != loop)
         have = {c for c, labels in enumerate(classes) if loop in labels} | known
@@ -264,8 +280,11 @@ class Space:
 
 
 def space(closure: Closure, before: int, combines: bool) -> Space:
-    """A kernel with no, one or more kernels `before` it. Of a split reduction one either `combines` partial results, without what they
-    are of, or computes parts: it does not sum over them."""
+    """A kernel with no, one or more kernels `before` it.
+
+    Of a split reduction one either `combines` partial results, without what they are of, or
+    computes parts: it does not sum over them.
+    """
     outer, inner = (frozenset(pair[i] for pair in closure.goal.split.values()) for i in (0, 1))
     partial = _derived(closure.edges, lambda c, edge: edge.label not in outer)
     edges: list[list[DerivationEdge]] = []
@@ -290,8 +309,9 @@ def _derived(edges: Sequence[Sequence[DerivationEdge]], allowed: Callable[[int, 
 
 
 def _chosen(space: Space, targets: Sequence[int], whole: int) -> Iterator[_Choice]:
-    """Consistent choices of derivations, short ones first: best-first by what is chosen and what the classes that wait need at
-    least, each for itself. Classes that several share are counted several times, so the order is nearly that of the lengths."""
+    """Consistent choices of derivations, short ones first: best-first by what is chosen and what
+    the classes that wait need at least, each for itself. Classes that several share are counted
+    several times, so the order is nearly that of the lengths."""
     numbers, needs, depths = count(), space.needs, space.depths
     start = tuple(dict.fromkeys(targets))
     queue: list[tuple[int, int, int, dict[int, DerivationEdge], tuple[int, ...], tuple[int, ...]]] = []

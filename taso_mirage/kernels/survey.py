@@ -1,4 +1,5 @@
-"""The regions of a model, each searched within its share of a budget, and what the cost model says of its operators one by one.
+"""The regions of a model, each searched within its share of a budget, and what the cost model says
+of its operators one by one.
 
 What was found is a plain value for `json.dump`, so that a survey goes on where it was interrupted.
 """
@@ -30,7 +31,8 @@ SINGLE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A region with its best muGraph, or why there is none, and the predicted seconds of its operators as a kernel each."""
+    """A region with its best muGraph, or why there is none, and the predicted seconds of its
+    operators as a kernel each."""
 
     region: KernelRegion
     found: FoundMuGraph | None
@@ -62,9 +64,11 @@ def survey(
     device: Device = H100,
     seed: int = 0,
 ) -> Iterator[Surveyed]:
-    """Every region with what was found; what one leaves of its share of `budget`, in seconds, is for those after it.
+    """Every region with what was found; what one leaves of its share of `budget`, in seconds, is
+    for those after it.
 
-    `known`: what `survey_data` gave for a graph in an earlier survey. Once `stop` says so, the rest is not searched.
+    `known`: what `survey_data` gave for a graph in an earlier survey. Once `stop` says so, the rest
+    is not searched.
     """
     end = time.monotonic() + budget
     single: dict[Graph, float] = {}
@@ -104,8 +108,8 @@ def _searched(
 
 
 def _single(node: Node, known: dict[Graph, float], progress: Callable[[str, int, int], None], device: Device) -> float:
-    """Predicted seconds of one operator as a kernel of its own: nothing for another shape of the same bytes; a roofline
-    where the search finds no kernel."""
+    """Predicted seconds of one operator as a kernel of its own: nothing for another shape of the
+    same bytes; a roofline where the search finds no kernel."""
     graph = operator_alone(node, {})
     if graph not in known:
         try:
@@ -145,7 +149,10 @@ def survey_data(each: Surveyed) -> dict[str, Any]:
 
 
 def known_regions(rows: Any, device: Device = H100) -> dict[Graph, Mapping[str, Any]]:
-    """The regions of an earlier survey for which a muGraph was found. Raises SyntaxProblem for what is no such survey."""
+    """The regions of an earlier survey for which a muGraph was found.
+
+    Raises SyntaxProblem for what is no such survey.
+    """
     try:
         done = [row for row in rows if row["mugraph"] is not None and row["device"] == device.name]
         return {from_json(row["goal"]): row for row in done}

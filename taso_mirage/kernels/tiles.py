@@ -1,8 +1,9 @@
 """Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU.
 
-A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its operations, and the latency of its
-iterations; plus what a launch costs, and the start of blocks that do not iterate. Moving and computing overlap in a loop. It ranks;
-only a measurement tells the time.
+A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its
+operations, and the latency of its iterations; plus what a launch costs, and the start of blocks
+that do not iterate. Moving and computing overlap in a loop. It ranks; only a measurement tells the
+time.
 """
 
 from __future__ import annotations
@@ -30,28 +31,34 @@ NEAR = 0.02
 STORED = 4
 """Bytes of an element that one kernel stores for another: fp32."""
 OVERLAPPING = 8
-"""In a loop of so many iterations, a part of that size of the shorter of moving and computing does not overlap with the longer."""
+"""In a loop of so many iterations, a part of that size of the shorter of moving and computing does
+not overlap with the longer."""
 TAIL = 0.05
-"""Where each thread has one block, a part of that size of its time is lost, for one of them is interrupted and nobody helps it."""
+"""Where each thread has one block, a part of that size of its time is lost, for one of them is
+interrupted and nobody helps it."""
 SHARES = tuple(2**i for i in range(8))
 """Into how many equal shares a label is cut for a few threads."""
 AHEAD = 4
 """Iterations whose loads are under way at a time."""
 WAITING = 0.5
-"""Of the time of computing, the part that a block waits for itself where no other is beside it on its processor."""
+"""Of the time of computing, the part that a block waits for itself where no other is beside it on
+its processor."""
 FILLING = 0.5
-"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the first is there: of several iterations."""
+"""Of the time of moving one iteration's tiles, the part that nothing overlaps with, before the
+first is there: of several iterations."""
 FEW = 3
 """So many tilings of a kernel that is not the slowest."""
 UNEVEN = (16, 32, 64, 128)
-"""Tiles of a label that no such power of two divides: the last block's overlaps with the one before."""
+"""Tiles of a label that no such power of two divides: the last block's overlaps with the one
+before."""
 ITERATION = (16, 512)
 """Elements of the looped label in one iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A kernel with the tile of each of its labels, its predicted seconds, and the bytes that a block holds."""
+    """A kernel with the tile of each of its labels, its predicted seconds, and the bytes that a
+    block holds."""
 
     kernel: PlannedKernel
     tiles: TileSizes
@@ -68,7 +75,10 @@ def tiled(
     best: int,
     counts: Allowed = (None, None),
 ) -> list[Tiled]:
-    """The fastest `best` tilings by the model, the first the fastest. `width`: bytes of an element of inputs and results."""
+    """The fastest `best` tilings by the model, the first the fastest.
+
+    `width`: bytes of an element of inputs and results.
+    """
     labels = sorted(_labels(kernel, closure))
     options = [_options(label, kernel, closure, sizes, device) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
@@ -85,7 +95,8 @@ def tiled(
 
 
 def rank(seconds: float, held: float) -> tuple[int, float, float]:
-    """The order of what the model says: of times that it cannot tell apart, what leaves more of a processor to other blocks is first."""
+    """The order of what the model says: of times that it cannot tell apart, what leaves more of a
+    processor to other blocks is first."""
     return round(math.log(seconds) / NEAR), held, seconds
 
 
@@ -95,7 +106,8 @@ def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
 
 
 def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, str]:
-    """The label along which the elements of a tensor stand side by side; of what kernels hand on, as the goal's results have them."""
+    """The label along which the elements of a tensor stand side by side; of what kernels hand on,
+    as the goal's results have them."""
     goal = closure.goal
     axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))
@@ -132,7 +144,8 @@ def _parts(size: int, low: int, high: int) -> list[int]:
 
 
 class _Model:
-    """The analytic model over all tilings of a kernel: every number is an array with one element for each."""
+    """The analytic model over all tilings of a kernel: every number is an array with one element
+    for each."""
 
     def __init__(
         self,
@@ -166,7 +179,8 @@ class _Model:
         return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
 
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the tiles of the operands, double-buffered in a loop, fit into shared memory, and the sums into registers."""
+        """Whether the tiles of the operands, double-buffered in a loop, fit into shared memory, and
+        the sums into registers."""
         cut = sum((self.tiles[x] < self.sizes[x] for x in self.body.grid if x in self.tiles), 0 * self.one)
         return np.asarray(
             (self.shared() <= self.device.shared) & (self.sums() <= self.device.registers) & (cut <= GRID_DIMS)
@@ -220,7 +234,8 @@ class _Model:
         return self.volume(self.closure.classes[c])
 
     def _moved(self, c: int) -> TileCounts:
-        """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without iterations a line."""
+        """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without
+        iterations a line."""
         width = self._bytes(c)
         label = self.inner.get(c)
         least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
@@ -258,8 +273,9 @@ def fastest(
     counts: Allowed,
     memo: dict[tuple[object, ...], list[Tiled]],
 ) -> list[tuple[Tiled, ...]]:
-    """The best tilings of a muGraph: the kernels do not share tiles, so each is tiled alone; `memo` has those of this closure. There are
-    `best` of the slowest kernel, with the fastest of the others, and a few of those."""
+    """The best tilings of a muGraph: the kernels do not share tiles, so each is tiled alone; `memo`
+    has those of this closure. There are `best` of the slowest kernel, with the fastest of the
+    others, and a few of those."""
     each: list[list[Tiled]] = []
     for kernel in plan:
         key = kernel, tuple(sizes.items())

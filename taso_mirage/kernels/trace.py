@@ -1,4 +1,7 @@
-"""The meaning `labels`: what an operator does on named axes, read off its definition. Values are axes and a term over scalars and folds."""
+"""The meaning `labels`: what an operator does on named axes, read off its definition.
+
+Values are axes and a term over scalars and folds.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return ScalarTerm(MEAN_KIND, folded.args, labels=folded.labels)
 
     def broadcast(self, xs: Sequence[LabelledValue]) -> tuple[list[LabelledValue], LabelledAxes]:
-        """Operands under common labels, and the axes of a result of all of them; aligned at the right."""
+        """Operands under common labels, and the axes of a result of all of them; aligned at the
+        right."""
         rank = max(len(x.axes) for x in xs)
         places = [list(range(rank - len(x.axes), rank)) for x in xs]
         values, found = self._placed(xs, places)
@@ -126,7 +130,8 @@ class LabelsMeaning(Meaning[LabelledValue]):
     def _placed(
         self, xs: Sequence[LabelledValue], places: Sequence[Sequence[Hashable]]
     ) -> tuple[list[LabelledValue], dict[Hashable, AxisLabels]]:
-        """Give axes in one place one label; an operand that would then meet a label twice is renamed, the one with fewer folds."""
+        """Give axes in one place one label; an operand that would then meet a label twice is
+        renamed, the one with fewer folds."""
         found: dict[Hashable, AxisLabels] = {}
         values = list(xs)
         folded: AxisLabels = ()

@@ -1,7 +1,8 @@
-"""A muGraph against its goal: random tests in the finite field, then numbers (Mirage, section 5; PET, Theorem 2).
+"""A muGraph against its goal: random tests in the finite field, then numbers (Mirage, section 5;
+PET, Theorem 2).
 
-What the field accepts is equal in exact arithmetic but for the stated probability; what also passes the numbers does not
-overflow where the goal does not, and rounds as float32 does.
+What the field accepts is equal in exact arithmetic but for the stated probability; what also passes
+the numbers does not overflow where the goal does not, and rounds as float32 does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
 from taso_mirage.meanings.residues import P
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 
 ATTEMPTS = 16
@@ -34,7 +35,8 @@ UNDERFLOW = 1e-30
 
 
 def verified_mugraph(mugraph: Graph, goal: Graph, tests: int = 8, seed: int = 0) -> Evidence | Failure:
-    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; a failure says why not."""
+    """Whether `mugraph` computes what `goal` does, over the same leaves at fixed sizes; a failure
+    says why not."""
     leaves = _leaves(goal)
     if strange := [n for n in _leaves(mugraph) if n not in leaves]:
         why = f"it reads {strange[0].attr('name')} of type {strange[0].type}, which the goal does not"
@@ -80,7 +82,10 @@ def _listed(types: Iterable[object]) -> str:
 
 
 def _in_the_field(mugraph: Graph, goal: Graph, tests: int, seed: int) -> int | Failure:
-    """How many tests did not decide before `tests` did. Each has its own inputs and its own base of the powers."""
+    """How many tests did not decide before `tests` did.
+
+    Each has its own inputs and its own base of the powers.
+    """
     passed = undecided = 0
     for attempt in range(ATTEMPTS):
         xp = Field32(tests - passed, seed * ATTEMPTS + attempt)
@@ -118,11 +123,12 @@ SINGLE = Single()
 
 @dataclass(frozen=True, slots=True)
 class NumericCase:
-    """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input, so that scores are large
-    of one sign: exp overflows, or a sum of it is 0), "rising" and "falling" (the maximum changes in every iteration, or never),
-    "apart" (the scale is a distance between the elements along every axis, so that a maximum over too much leaves nothing), "shifted"
-    (the scale is the mean of the first input, as activations may have one: its elements, all normal, differ little from each other, and
-    squares less a square cancel)."""
+    """How inputs are drawn: rounded to `dtype`; "normal", "positive" and "opposed" (signs by input,
+    so that scores are large of one sign: exp overflows, or a sum of it is 0), "rising" and
+    "falling" (the maximum changes in every iteration, or never), "apart" (the scale is a distance
+    between the elements along every axis, so that a maximum over too much leaves nothing),
+    "shifted" (the scale is the mean of the first input, as activations may have one: its elements,
+    all normal, differ little from each other, and squares less a square cancel)."""
 
     dtype: str
     draw: str
@@ -148,7 +154,8 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class NumericReference:
-    """A case drawn: the inputs, and each output of the goal in float64 with the error that it allows, absolute."""
+    """A case drawn: the inputs, and each output of the goal in float64 with the error that it
+    allows, absolute."""
 
     case: NumericCase
     inputs: Mapping[Node, Array]
@@ -194,8 +201,9 @@ def _references(goal: Graph, seed: int) -> tuple[NumericReference, ...]:
 
 
 def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
-    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of the goal's condition; and where an input
-    is shifted, of what a rounding of its mean does to an element."""
+    """The allowed error is a multiple of what a rounding of each input in float32 changes, so of
+    the goal's condition; and where an input is shifted, of what a rounding of its mean does to an
+    element."""
     rng = np.random.default_rng(seed)
     inputs = {n: _drawn(n.tensor, case, i, rng) for i, n in enumerate(_leaves(goal))}
     nudged = {n: _nudged(a, rng) for n, a in inputs.items()}

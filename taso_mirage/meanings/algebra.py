@@ -18,9 +18,10 @@ from taso_mirage.meanings.polynomials import Atom, Branch, Monomial, Poly, Ratio
 class ScalarAlgebra(Protocol):
     """`ranges`: the bounds of atoms that are known; `fractions`: (a, b, x) of 1 / (a + b exp(x)).
 
-    `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces integers.
-    `largest` is a maximum over branches, and `pulled` what can be taken out of it. `shifted` and
-    `factored` take factors out of a sum. `span` has the values that a function can have.
+    `poly` is an atom as a polynomial, `apply` the normal form of a function; `bind` replaces
+    integers. `largest` is a maximum over branches, and `pulled` what can be taken out of it.
+    `shifted` and `factored` take factors out of a sum. `span` has the values that a function can
+    have.
     """
 
     indices: Indices

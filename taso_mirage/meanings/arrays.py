@@ -1,4 +1,5 @@
-"""What the meanings over numpy arrays share: structure is numpy's, below `lead` leading axes (trials) that are not the program's."""
+"""What the meanings over numpy arrays share: structure is numpy's, below `lead` leading axes
+(trials) that are not the program's."""
 
 from __future__ import annotations
 

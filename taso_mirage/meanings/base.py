@@ -1,4 +1,5 @@
-"""The primitives that operators are defined over; a `Meaning` interprets them (shapes, reals, finite field, degree...)."""
+"""The primitives that operators are defined over; a `Meaning` interprets them (shapes, reals,
+finite field, degree...)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ Scalar = Callable[..., Any]
 
 
 class Meaning(Generic[V]):
-    """An array namespace. Shapes are as in numpy; a `Dim` is an int unless the meaning says otherwise."""
+    """An array namespace.
+
+    Shapes are as in numpy; a `Dim` is an int unless the meaning says otherwise.
+    """
 
     def shape(self, a: V) -> Shape:
         raise NotImplementedError
@@ -71,23 +75,27 @@ class Meaning(Generic[V]):
         raise NotImplementedError
 
     def slice(self, a: V, axis: int, start: Dim, stop: Dim, step: int = 1) -> V:
-        """Python's slice along one axis, with start and stop already within [0, n] (stop may be -1 for a negative step)."""
+        """Python's slice along one axis, with start and stop already within [0, n] (stop may be -1
+        for a negative step)."""
         raise NotImplementedError
 
     def pad(
         self, a: V, low: Sequence[Dim], high: Sequence[Dim], value: float = 0, interior: Sequence[int] | None = None
     ) -> V:
-        """`interior` copies of `value` between neighbours, then `low` before and `high` after, each axis."""
+        """`interior` copies of `value` between neighbours, then `low` before and `high` after, each
+        axis."""
         raise NotImplementedError
 
     def window(
         self, a: V, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
     ) -> V:
-        """Sliding windows: each of `axes` becomes its positions, and one axis per window dim is appended."""
+        """Sliding windows: each of `axes` becomes its positions, and one axis per window dim is
+        appended."""
         raise NotImplementedError
 
     def take(self, a: V, indices: V, axis: int) -> V:
-        """Gather: `axis` is replaced by the axes of `indices`; a negative index counts from the end."""
+        """Gather: `axis` is replaced by the axes of `indices`; a negative index counts from the
+        end."""
         raise NotImplementedError
 
     def take_along(self, a: V, indices: V, axis: int) -> V:
@@ -95,7 +103,8 @@ class Meaning(Generic[V]):
         raise NotImplementedError
 
     def each(self, n: int, fn: Callable[[int], R]) -> list[R]:
-        """fn(0), ..., fn(n-1), which are of one type; a meaning of types asks for the first alone."""
+        """fn(0), ..., fn(n-1), which are of one type; a meaning of types asks for the first
+        alone."""
         return [fn(i) for i in range(n)]
 
     # What follows is sugar: no meaning overrides it.
@@ -137,7 +146,8 @@ class Meaning(Generic[V]):
 
 
 def contraction(equation: str, rank_a: int, rank_b: int) -> tuple[str, str, str]:
-    """The letters of both operands and the result, `...` spelled out (numpy's rule: aligned at the right)."""
+    """The letters of both operands and the result, `...` spelled out (numpy's rule: aligned at the
+    right)."""
     inputs, result = equation.replace(" ", "").split("->")
     a, b = inputs.split(",")
     spare = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -1,8 +1,11 @@
-"""The meaning `boxes`: where the elements of a tensor begin to be computed in another way (PET, OSDI'21, section 4).
+"""The meaning `boxes`: where the elements of a tensor begin to be computed in another way (PET,
+OSDI'21, section 4).
 
-In a multi-linear program an element at v is a sum over r of products of input elements at positions that are linear in v and r. Within a
-*box* the range of r and the linear maps are the same for all v. Boxes are products of intervals here, so a value holds, for each dim, the
-*split points* at which the next interval begins. More points than needed are harmless: they cost tests and pieces, not soundness.
+In a multi-linear program an element at v is a sum over r of products of input elements at positions
+that are linear in v and r. Within a *box* the range of r and the linear maps are the same for all
+v. Boxes are products of intervals here, so a value holds, for each dim, the *split points* at which
+the next interval begins. More points than needed are harmless: they cost tests and pieces, not
+soundness.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ Splits = tuple[frozenset[int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor of fixed sizes with its split points. `known`: its elements, where no input is part of them."""
+    """A tensor of fixed sizes with its split points.
+
+    `known`: its elements, where no input is part of them.
+    """
 
     type: Tensor
     splits: Splits
@@ -41,7 +47,10 @@ class Cut:
 
 
 class Boxes(Meaning[Cut]):
-    """Sizes are integers. Operators that are not linear in what depends on an input raise Unsupported: they end a region."""
+    """Sizes are integers.
+
+    Operators that are not linear in what depends on an input raise Unsupported: they end a region.
+    """
 
     def shape(self, a: Cut) -> Shape:
         return SHAPES.shape(a.type)
@@ -109,7 +118,8 @@ class Boxes(Meaning[Cut]):
     # ------------------------------------------------------------ positions
 
     def reshape(self, a: Cut, shape: Sequence[Dim]) -> Cut:
-        """Runs of dims with equal products are taken together: what is merged is linear only within a row."""
+        """Runs of dims with equal products are taken together: what is merged is linear only within
+        a row."""
         result = SHAPES.reshape(a.type, shape)
         wanted = tuple(int(n) for n in result.shape or ())
         splits: list[frozenset[int]] = []
@@ -165,7 +175,8 @@ class Boxes(Meaning[Cut]):
     def window(
         self, a: Cut, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
     ) -> Cut:
-        """A position of the window crosses a split point where its first does, its second...: each is a split point of the result."""
+        """A position of the window crosses a split point where its first does, its second...: each
+        is a split point of the result."""
         result = SHAPES.window(a.type, axes, sizes, strides, dilations)
         whole = tuple(int(n) for n in result.shape or ())
         splits, inner = list(a.splits), []
@@ -208,7 +219,8 @@ def _every(n: int) -> frozenset[int]:
 
 
 def _aligned(x: Cut, axis: int, rank: int) -> list[frozenset[int]]:
-    """The split points of an operand along an axis of a result of `rank` dims; a dim of 1 has none."""
+    """The split points of an operand along an axis of a result of `rank` dims; a dim of 1 has
+    none."""
     own = axis - (rank - len(x.sizes))
     return [x.splits[own]] if own >= 0 else []
 

@@ -19,7 +19,8 @@ class Unprovable(Exception):
 
 @dataclass(frozen=True)
 class DataIndex:
-    """An integer that is read from data (an index of a gather): one unknown for equal `value`s, which is a normal form."""
+    """An integer that is read from data (an index of a gather): one unknown for equal `value`s,
+    which is a normal form."""
 
     value: Any
     text: str
@@ -71,7 +72,8 @@ def polynomial(terms: Iterable[Any]) -> Dim:
 
 @lru_cache(maxsize=65536)
 def of_sizes_nonnegative(e: Dim) -> bool:
-    """Whether a polynomial over sizes is >= 0 whenever all sizes are >= 1: its coefficients in sizes - 1 are."""
+    """Whether a polynomial over sizes is >= 0 whenever all sizes are >= 1: its coefficients in
+    sizes - 1 are."""
     if isinstance(e, int):
         return e >= 0
     total: Dim = 0

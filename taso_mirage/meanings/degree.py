@@ -1,4 +1,5 @@
-"""The meaning `degree`: the polynomial degree of a program in each input; at most 1 in each is multi-linear (PET section 3)."""
+"""The meaning `degree`: the polynomial degree of a program in each input; at most 1 in each is
+multi-linear (PET section 3)."""
 
 from __future__ import annotations
 

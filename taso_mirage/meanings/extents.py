@@ -1,4 +1,5 @@
-"""The meaning `extents`: integer arrays whose elements are sizes, so that what a model computes from shapes is known symbolically."""
+"""The meaning `extents`: integer arrays whose elements are sizes, so that what a model computes
+from shapes is known symbolically."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from taso_mirage.meanings.reals import Reals
 
 
 class Extents(Reals):
-    """Values are object arrays of Dims (dtype int64 to the program); what needs more than their arithmetic is Undecidable."""
+    """Values are object arrays of Dims (dtype int64 to the program); what needs more than their
+    arithmetic is Undecidable."""
 
     def dtype(self, a: Array) -> str:
         return "int64" if a.dtype == object else str(a.dtype.name)

@@ -1,9 +1,11 @@
-"""The meaning `field`: exact residues modulo two primes, for fingerprints (Mirage section 5; PET Theorem 2).
+"""The meaning `field`: exact residues modulo two primes, for fingerprints (Mirage section 5; PET
+Theorem 2).
 
-A value is a residue mod p and one mod q, q | p - 1, over a leading axis of independent trials. exp(x) = g^x_q mod p with g of
-order q, so exp(a + b) = exp(a) exp(b) holds; sqrt is an odd power map, so it is multiplicative; order is on centred residues;
-every other function of floats is a keyed random oracle. Equal programs agree on every trial; two different polynomials of
-degree d agree on one trial with probability at most d / 32531.
+A value is a residue mod p and one mod q, q | p - 1, over a leading axis of independent trials.
+exp(x) = g^x_q mod p with g of order q, so exp(a + b) = exp(a) exp(b) holds; sqrt is an odd power
+map, so it is multiplicative; order is on centred residues; every other function of floats is a
+keyed random oracle. Equal programs agree on every trial; two different polynomials of degree d
+agree on one trial with probability at most d / 32531.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from taso_mirage.meanings.shapes import SHAPES
 
 @dataclass(frozen=True, slots=True)
 class Residues:
-    """`data` is (2, trials, *shape) of int64 residues; `full` says whether the mod-q side is defined (not behind an exp);
-    `valid` marks the trials that decide: no zero denominator, and no order between numbers equal mod p alone."""
+    """`data` is (2, trials, *shape) of int64 residues; `full` says whether the mod-q side is
+    defined (not behind an exp); `valid` marks the trials that decide: no zero denominator, and no
+    order between numbers equal mod p alone."""
 
     data: Array
     dtype: str
@@ -40,7 +43,8 @@ class Residues:
 
 
 class Field(Meaning[Residues]):
-    """One instance holds the trials' generators and the oracles' key, so values of one instance can be compared."""
+    """One instance holds the trials' generators and the oracles' key, so values of one instance can
+    be compared."""
 
     def __init__(self, trials: int = 8, seed: int = 0) -> None:
         self.trials, self.key = trials, seed
@@ -48,7 +52,8 @@ class Field(Meaning[Residues]):
         self.generator = residue_power(self.rng.integers(2, P - 1, (trials, 1)), np.int64(2), P)
 
     def repeated(self, times: int) -> Field:
-        """The field of so many programs side by side, each with this one's trials: values of (times * trials, ...)."""
+        """The field of so many programs side by side, each with this one's trials: values of (times
+        * trials, ...)."""
         wide = copy(self)
         wide.trials, wide.generator = self.trials * times, np.tile(self.generator, (times, 1))
         return wide
@@ -66,7 +71,8 @@ class Field(Meaning[Residues]):
         return Residues(data, dtype, full, np.ones(self.trials, bool) if valid is None else valid)
 
     def load(self, array: Array) -> Residues:
-        """Numbers as residues: a float is the dyadic rational that it is; infinities are the ends of the order."""
+        """Numbers as residues: a float is the dyadic rational that it is; infinities are the ends
+        of the order."""
         array = np.asarray(array)
         if array.dtype.kind in "biu":
             data = array.astype(np.int64)[None, None] % moduli(array.ndim)

@@ -1,4 +1,5 @@
-"""Integers of a proof: index variables with ranges, sizes of at least 1, and what follows about polynomials over both."""
+"""Integers of a proof: index variables with ranges, sizes of at least 1, and what follows about
+polynomials over both."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from taso_mirage.meanings.integers import follows
 
 
 class Indices:
-    """Index variables and their ranges, for one proof. `steps` counts its work; `budget` bounds it."""
+    """Index variables and their ranges, for one proof.
+
+    `steps` counts its work; `budget` bounds it.
+    """
 
     def __init__(self, budget: int = 200_000) -> None:
         self.extents: dict[str, Dim] = {}
@@ -46,7 +50,8 @@ class Indices:
         return self.variable(f"?{len(self.extents)}", extent)
 
     def bind(self, e: Dim, mapping: Mapping[str, Dim]) -> Dim:
-        """`e` with variables replaced, and quotients simplified by what is known of their ranges."""
+        """`e` with variables replaced, and quotients simplified by what is known of their
+        ranges."""
         if isinstance(e, int) or index_names(e).isdisjoint(mapping):
             return e
         total: Dim = 0
@@ -223,7 +228,8 @@ def _lift(e: Dim) -> Symbolic:
 
 
 def _over(term: Any, divisor: Any) -> Dim | None:
-    """term / divisor where the monomial divides and a whole multiple of the coefficient can be taken out."""
+    """term / divisor where the monomial divides and a whole multiple of the coefficient can be
+    taken out."""
     powers = dict(term[0])
     for atom, power in divisor[0]:
         powers[atom] = powers.get(atom, 0) - power

@@ -1,4 +1,5 @@
-"""Z3 on the integers of a proof: what follows from conditions, index ranges and sizes of at least 1."""
+"""Z3 on the integers of a proof: what follows from conditions, index ranges and sizes of at least
+1."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Ranges(Protocol):
 
 
 def context(indices: Ranges) -> Any:
-    """Z3's state for one proof: what it can show within the limit must not hang on earlier proofs."""
+    """Z3's state for one proof: what it can show within the limit must not hang on earlier
+    proofs."""
     import z3
 
     if indices.context is None:
@@ -66,7 +68,8 @@ class _Translation:
 
 
 def follows(indices: Ranges, given: Conditions, alternatives: Iterable[Dim]) -> bool:
-    """Whether under `given` one of `alternatives` is >= 0, for all values; False where Z3 does not know."""
+    """Whether under `given` one of `alternatives` is >= 0, for all values; False where Z3 does not
+    know."""
     return covers(indices, given, [[a] for a in alternatives])
 
 

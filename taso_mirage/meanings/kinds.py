@@ -1,8 +1,9 @@
-"""The kinds of atoms in normal forms: one text for each, which is its key, and what it says as a record.
+"""The kinds of atoms in normal forms: one text for each, which is its key, and what it says as a
+record.
 
 Kinds with dtypes are calls of scalar functions: `name:float` of floats, `name:float:bool` where the
-result is none, and `name:int32,float:int32` where an operand is none. `wrap:int32` is a value modulo
-2^32, `cast:float32` a rounding to that type.
+result is none, and `name:int32,float:int32` where an operand is none. `wrap:int32` is a value
+modulo 2^32, `cast:float32` a rounding to that type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Polynomials with rational coefficients over interned atoms: the data of scalar normal forms (`scalars` has the rules)."""
+"""Polynomials with rational coefficients over interned atoms: the data of scalar normal forms
+(`scalars` has the rules)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ Branch: TypeAlias = "tuple[tuple[str, ...], Conditions, Poly]"
 
 
 class Atom:
-    """An interned factor. `names` are its free integers, `level` the depth of its binders, `skeleton` its form without integers."""
+    """An interned factor.
+
+    `names` are its free integers, `level` the depth of its binders, `skeleton` its form without
+    integers.
+    """
 
     __slots__ = ("args", "floors", "id", "kind", "level", "names", "skeleton")
     kind: str
@@ -93,7 +98,10 @@ def constant_poly(c: Rational) -> Poly:
 
 ZERO, ONE = constant_poly(0), constant_poly(1)
 LEAST, MOST = Poly({(): Fraction(-1, 10**400)}), Poly({(): Fraction(1, 10**400)})
-"""Stand for minus and plus infinity, by identity: the numbers do not matter. Arithmetic on them is `elementwise.apply`'s."""
+"""Stand for minus and plus infinity, by identity: the numbers do not matter.
+
+Arithmetic on them is `elementwise.apply`'s.
+"""
 
 
 def infinite(p: Poly) -> bool:

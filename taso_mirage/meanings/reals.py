@@ -1,4 +1,5 @@
-"""The meaning `reals`: numpy arrays, in the declared dtypes or (the check's reference) with every float in float64."""
+"""The meaning `reals`: numpy arrays, in the declared dtypes or (the check's reference) with every
+float in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from taso_mirage.meanings.base import Meaning, Scalar, contraction
 
 
 class Reals(Meaning[Array]):
-    """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes hold."""
+    """`exact` evaluates every float in float64 and rounds nowhere; otherwise the declared dtypes
+    hold."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact

@@ -51,7 +51,8 @@ class Preimage:
 
 
 FieldRule: TypeAlias = Callable[[Preimage], Image | None]
-"""None where the field knows nothing: the function is an oracle on floats, and itself on integers."""
+"""None where the field knows nothing: the function is an oracle on floats, and itself on
+integers."""
 
 
 def moduli(rank: int) -> Array:
@@ -117,7 +118,8 @@ def tied_residues(arrays: list[Array]) -> Array:
 
 
 def quotient(of: Preimage) -> Image | None:
-    """A quotient, or the reciprocal of one operand; trials with a zero denominator do not decide."""
+    """A quotient, or the reciprocal of one operand; trials with a zero denominator do not
+    decide."""
     if not is_float(of.dtype):
         return None
     numerator = of.arrays[0] if len(of.arrays) == 2 else np.ones_like(of.arrays[0])

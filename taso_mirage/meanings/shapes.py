@@ -186,7 +186,10 @@ SHAPES = ShapesMeaning()
 
 @lru_cache(maxsize=4096)
 def _result_dtype(fn: Scalar, dtypes: tuple[str, ...]) -> str:
-    """The dtype of `fn`, from `fn` itself: run it on one element of each. ONNX never promotes, so operands agree."""
+    """The dtype of `fn`, from `fn` itself: run it on one element of each.
+
+    ONNX never promotes, so operands agree.
+    """
     arrays = [np.ones((1,), numpy_dtype(d)) for d in dtypes]
     function = function_of(fn)
     values = [d for i, d in enumerate(dtypes) if i not in function.free]

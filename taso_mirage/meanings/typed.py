@@ -1,4 +1,5 @@
-"""What the meanings that annotate types share: every primitive types its result, and a note is combined beside it."""
+"""What the meanings that annotate types share: every primitive types its result, and a note is
+combined beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ N = TypeVar("N")
 
 
 class Typed(Meaning[tuple[Tensor, N]], Generic[N]):
-    """A value is (type, note). A subclass says in `note` what a primitive makes of its operands' notes."""
+    """A value is (type, note).
+
+    A subclass says in `note` what a primitive makes of its operands' notes.
+    """
 
     def note(self, primitive: str, fn: Any, notes: Sequence[N], operands: Sequence[Tensor], result: Tensor) -> N:
         raise NotImplementedError

@@ -1,4 +1,5 @@
-"""A variance in one pass: parts that are merged one after the other (Chan, Golub and LeVeque 1979; Welford 1962)."""
+"""A variance in one pass: parts that are merged one after the other (Chan, Golub and LeVeque 1979;
+Welford 1962)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ V = TypeVar("V")
 
 
 def merged_variance(xp: Meaning[V], variance: V, mean: V, part: V, part_mean: V, count: V) -> tuple[V, V]:
-    """The variance and the mean of `count` equal parts, from those of all but the last one and its own.
+    """The variance and the mean of `count` equal parts, from those of all but the last one and its
+    own.
 
     No large squares are subtracted, so a large mean costs no digits.
     """

@@ -1,1 +1,2 @@
-"""What a model does when it runs: sessions in a child process, times, and results against float64."""
+"""What a model does when it runs: sessions in a child process, times, and results against
+float64."""

@@ -1,20 +1,25 @@
-"""The check: an optimized model against its original, by their errors against one float64 evaluation.
+"""The check: an optimized model against its original, by their errors against one float64
+evaluation.
 
-Criterion, for every output, every input set and every size tried: with r the original's graph evaluated in float64,
+Criterion, for every output, every input set and every size tried: with r the original's graph
+evaluated in float64,
     max|optimized - r| <= FACTOR * max|original - r| + FLOOR * eps * max|r|
-where eps is the rounding of the output's dtype and FLOOR depends on its bytes. Elements that are not finite must be the same in
-both; integers, booleans and strings must be equal. So the optimized model may round as much as the original does, and not lose a
-digit more.
+where eps is the rounding of the output's dtype and FLOOR depends on its bytes. Elements that are
+not finite must be the same in both; integers, booleans and strings must be equal. So the optimized
+model may round as much as the original does, and not lose a digit more.
 
-Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r is no reference (a decision
-that rounding turned, or a definition that is wrong), and the optimized model must be within FLOOR * eps * max of the original. If it
-is no further off than the dtype's least normal number, below which digits are lost without any fault, the optimized model must be as
-near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that one's kernels that are wrong, so the
-original runs on the CPU provider then: what is near r there is the original of the case.
+Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r
+is no reference (a decision that rounding turned, or a definition that is wrong), and the optimized
+model must be within FLOOR * eps * max of the original. If it is no further off than the dtype's
+least normal number, below which digits are lost without any fault, the optimized model must be as
+near to r as the original is. On another target than ONNX Runtime's CPU provider it may be that
+one's kernels that are wrong, so the original runs on the CPU provider then: what is near r there is
+the original of the case.
 
-Where r is no reference and that fails, every input, weight and constant is rounded another way: if this moves r itself implausibly far
-too (quantized activations, a choice of experts), rounding turned a decision of the original and may turn it either way, and the bound is
-larger by TURNED * min(max|original - r|, max|moved r - r|).
+Where r is no reference and that fails, every input, weight and constant is rounded another way: if
+this moves r itself implausibly far too (quantized activations, a choice of experts), rounding
+turned a decision of the original and may turn it either way, and the bound is larger by TURNED *
+min(max|original - r|, max|moved r - r|).
 """
 
 from __future__ import annotations
@@ -67,8 +72,9 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class CheckCase:
-    """One set of inputs: where it comes from, the arrays, the original's outputs and float64 reference on it, and how far roundings
-    move each of these references (computed when it is asked for)."""
+    """One set of inputs: where it comes from, the arrays, the original's outputs and float64
+    reference on it, and how far roundings move each of these references (computed when it is asked
+    for)."""
 
     name: str
     inputs: Arrays
@@ -79,7 +85,8 @@ class CheckCase:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One output on one case: its error, the original's own, and the bound that the criterion gives."""
+    """One output on one case: its error, the original's own, and the bound that the criterion
+    gives."""
 
     case: str
     output: str
@@ -111,8 +118,9 @@ def check_cases(
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
 ) -> Iterator[CheckCase]:
-    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64 reference. `skipped` gets a line about
-    sizes that the original, or the reference, does not take; `fixed` names the dims whose sizes the user chose.
+    """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
+    reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
+    `fixed` names the dims whose sizes the user chose.
 
     NoReference where the original runs on the first inputs and the reference does not.
     """
@@ -135,7 +143,8 @@ def check_cases(
 
 
 def _evaluated(exact: FloatReference, inputs: Arrays) -> Any:
-    """The reference on inputs; what the evaluation raises is given back, since the others are evaluated at the same time."""
+    """The reference on inputs; what the evaluation raises is given back, since the others are
+    evaluated at the same time."""
     try:
         return exact(inputs)
     except (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError) as error:
@@ -149,7 +158,8 @@ def _tame(case: CheckCase) -> bool:
 
 
 def _witnessed(witness: Callable[[], Session], target: Target, case: CheckCase) -> CheckCase:
-    """The case; with the outputs of the original on the CPU provider, if these are near the reference and the target's are not."""
+    """The case; with the outputs of the original on the CPU provider, if these are near the
+    reference and the target's are not."""
     if target.name == CPU.name or _plausible(case):
         return case
     try:
@@ -181,7 +191,8 @@ def _explained(dtype: Any, target: float) -> float:
 
 
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
-    """How far each output moves in float64 when inputs, weights and constants are rounded another way."""
+    """How far each output moves in float64 when inputs, weights and constants are rounded another
+    way."""
     found = [0.0] * len(reference)
     for seed in NUDGES:
         for i, (near, exact) in enumerate(zip(FloatReference(model, seed)(inputs), reference, strict=True)):
@@ -192,7 +203,8 @@ def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float
 
 
 def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> list[Difference]:
-    """The difference of every output on every case; an optimized model that does not run differs infinitely."""
+    """The difference of every output on every case; an optimized model that does not run differs
+    infinitely."""
     found: list[Difference] = []
     for case in prepared:
         try:
@@ -207,7 +219,8 @@ def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> li
 
 
 def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
-    """A difference that failed, with the bound that it has where rounding turned a decision of the original."""
+    """A difference that failed, with the bound that it has where rounding turned a decision of the
+    original."""
     if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
         return found
     moved, dtype = case.moved()[output], case.original[output].dtype
@@ -217,7 +230,8 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
 
 
 def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
-    """The criterion of this module on one output; of a sequence or a map on each of its parts, of which the worst is given."""
+    """The criterion of this module on one output; of a sequence or a map on each of its parts, of
+    which the worst is given."""
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
@@ -246,7 +260,10 @@ def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference
 
 
 def _parts(value: Any) -> tuple[list[Any], list[Any]]:
-    """The arrays of a sequence or a map, and how they are put together. The floats of a map have single precision."""
+    """The arrays of a sequence or a map, and how they are put together.
+
+    The floats of a map have single precision.
+    """
     if isinstance(value, dict):
         array = np.array(list(value.values()))
         return [tuple(value)], [array.astype(np.float32) if array.dtype == np.float64 else array]
@@ -258,7 +275,8 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
 
 @dataclass(slots=True)
 class _Maxima:
-    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized - original, exact, original."""
+    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized -
+    original, exact, original."""
 
     error: float = 0.0
     own: float = 0.0
@@ -268,8 +286,8 @@ class _Maxima:
 
 
 def _maxima(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> _Maxima | None:
-    """None where an element is finite in one of both and not in the other, or not finite and another. Block by block, so that logits of
-    half a gigabyte stay in the cache."""
+    """None where an element is finite in one of both and not in the other, or not finite and
+    another. Block by block, so that logits of half a gigabyte stay in the cache."""
     found = _Maxima()
     flat = [np.ravel(a) for a in (new, old, exact)]
     for start in range(0, old.size, BLOCK):
@@ -330,7 +348,8 @@ def _same_twice(a: Any, b: Any) -> bool:
 
 
 def first_bad(count: int, passes: Callable[[int], bool]) -> int:
-    """The least k in 1..count such that the first k steps fail, given that all of them do (bisection)."""
+    """The least k in 1..count such that the first k steps fail, given that all of them do
+    (bisection)."""
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2

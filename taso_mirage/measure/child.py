@@ -1,7 +1,9 @@
-"""ONNX Runtime in a process of its own: what crashes it, fills the memory or never ends takes that process with it, not this one.
+"""ONNX Runtime in a process of its own: what crashes it, fills the memory or never ends takes that
+process with it, not this one.
 
-One process lives as long as this one and answers calls of functions in turn; after a crash or a time limit the next call starts
-another. What it keeps (`native.py`) has numbers that hold for one life of it.
+One process lives as long as this one and answers calls of functions in turn; after a crash or a
+time limit the next call starts another. What it keeps (`native.py`) has numbers that hold for one
+life of it.
 
     python -P -m taso_mirage.measure.child FD
 """
@@ -42,8 +44,11 @@ class Child:
         self._dropped: deque[tuple[int, int]] = deque()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of a module gives there. Raises what it raises; RuntimeCrashed where the process ended, RunFailed where
-        it took longer than `limit`."""
+        """What a function of a module gives there.
+
+        Raises what it raises; RuntimeCrashed where the process ended, RunFailed where it took
+        longer than `limit`.
+        """
         with self._lock:
             connection = self._started()
             done = [number for life, number in self._taken() if life == self.life]
@@ -65,7 +70,10 @@ class Child:
         return answer
 
     def drop(self, life: int, number: int) -> None:
-        """Let go of what has this number, before the next call. Any thread and any finalizer may say so."""
+        """Let go of what has this number, before the next call.
+
+        Any thread and any finalizer may say so.
+        """
         self._dropped.append((life, number))
 
     def stop(self) -> None:
@@ -193,7 +201,8 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 def _limit_memory() -> None:
-    """A model that needs all memory gets an error, and where that is not enough, the system ends this process before any other."""
+    """A model that needs all memory gets an error, and where that is not enough, the system ends
+    this process before any other."""
     import resource
 
     with suppress(OSError, ValueError):

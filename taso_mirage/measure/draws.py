@@ -1,8 +1,9 @@
 """The inputs of the check and of the timing: the user's, and those that are made up.
 
-Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside their integers: a sampling rate, a
-length or an id cannot be made up. Elsewhere inputs are random at the sizes that were asked for (three seeds), and, as far as the
-original runs there, with wide and with extreme integers and at further sizes of every dynamic dim.
+Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside
+their integers: a sampling rate, a length or an id cannot be made up. Elsewhere inputs are random at
+the sizes that were asked for (three seeds), and, as far as the original runs there, with wide and
+with extreme integers and at further sizes of every dynamic dim.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ LISTED = 6
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One set of inputs that the original runs on, its outputs there, and its sizes. What is `needed` is no further case."""
+    """One set of inputs that the original runs on, its outputs there, and its sizes.
+
+    What is `needed` is no further case.
+    """
 
     name: str
     inputs: Arrays
@@ -41,7 +45,8 @@ class Drawn:
 
 
 def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
-    """The base sizes, then for every dynamic dim a larger and a smaller size, the others at their base."""
+    """The base sizes, then for every dynamic dim a larger and a smaller size, the others at their
+    base."""
     found = [dict(base)]
     for name in model.symbols():
         for size in (base[name] + 3, max(1, base[name] - 1)):
@@ -61,13 +66,15 @@ def fitting(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> 
 
 
 def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
-    """The inputs to time: the user's first ones of these sizes, or random ones with the user's integers."""
+    """The inputs to time: the user's first ones of these sizes, or random ones with the user's
+    integers."""
     found = fitting(model, given, sizes)
     return random_inputs(model, 0, sizes, kept=_kept(model, given, sizes)) if found is None else found
 
 
 def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:
-    """The integers, booleans and strings of the user's first inputs that have the shape of these sizes."""
+    """The integers, booleans and strings of the user's first inputs that have the shape of these
+    sizes."""
     if not given:
         return {}
     known = {**dict.fromkeys(model.symbols(), 2), **model.sizes, **sizes}
@@ -87,7 +94,8 @@ def _floats(model: Model) -> list[Node]:
 
 
 def _is_tensor(node: Node) -> bool:
-    """Whether an input without a known rank is a tensor: the reader writes what a sequence consists of in the place of a dtype."""
+    """Whether an input without a known rank is a tensor: the reader writes what a sequence consists
+    of in the place of a dtype."""
     if node.dtype == "string":
         return True
     try:
@@ -98,7 +106,8 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
-    """The same with other floats: their own values, so that they stay in their range, smaller and in another order."""
+    """The same with other floats: their own values, so that they stay in their range, smaller and
+    in another order."""
     rng = np.random.default_rng(seed)
     found = dict(inputs)
     for node in _floats(model):
@@ -109,7 +118,10 @@ def _other_floats(model: Model, inputs: Arrays, seed: int) -> Arrays:
 
 
 class InputDraws:
-    """The inputs of the check, in their order. `fixed` names the dims whose sizes the user chose."""
+    """The inputs of the check, in their order.
+
+    `fixed` names the dims whose sizes the user chose.
+    """
 
     def __init__(
         self,
@@ -165,7 +177,8 @@ class InputDraws:
     # ------------------------------------------------------------ needed
 
     def _only_tensors(self) -> None:
-        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has no word for it."""
+        """Of a sequence, a map or an optional value none can be made up, and a file of inputs has
+        no word for it."""
         for node in self.model.graph.inputs:
             if node.tensor.shape is None and not _is_tensor(node):
                 raise NoReference(f"the input {node.attr('name')!r} is no tensor ({node.type})")
@@ -206,7 +219,8 @@ class InputDraws:
                 yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes)
 
     def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[Drawn]:
-        """All at once, or where the original does not take that (one of them is an id) each alone."""
+        """All at once, or where the original does not take that (one of them is an id) each
+        alone."""
         alone = [[name] for name in names] if len(names) > 1 else []
         for group in ([list(names)] if names else []) + alone:
             inputs = random_inputs(self.model, SEEDS[-1] + 3, self.base, extreme=group, kept=kept)
@@ -248,7 +262,8 @@ class InputDraws:
         )
 
     def _shapes(self, sizes: Mapping[str, int]) -> str:
-        """How to give the sizes that nobody gave: by their names, and as the shape of the first input that has one of them."""
+        """How to give the sizes that nobody gave: by their names, and as the shape of the first
+        input that has one of them."""
         free = [name for name in sizes if name not in self.fixed]
         for node in self.model.graph.inputs:
             if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):

@@ -1,4 +1,5 @@
-"""Which inputs of a model may be the least and the greatest integers of their type, so that running it is safe."""
+"""Which inputs of a model may be the least and the greatest integers of their type, so that running
+it is safe."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from taso_mirage.operators.exactness import truncates
 
 
 def may_be_extreme(model: Model) -> list[str]:
-    """The names of integer inputs that only reach operators whose time and memory hang on sizes alone. An opaque node may loop so often, or
-    make a tensor so large. None where integers are divided: the least one by -1 ends the process (SIGFPE)."""
+    """The names of integer inputs that only reach operators whose time and memory hang on sizes
+    alone. An opaque node may loop so often, or make a tensor so large. None where integers are
+    divided: the least one by -1 ends the process (SIGFPE)."""
     nodes = model.nodes()
     if any(truncates(n) for n in nodes):
         return []

@@ -1,4 +1,5 @@
-"""The float64 reference of the check: the original's graph in the meaning `reals`, and what has no definition in ONNX Runtime."""
+"""The float64 reference of the check: the original's graph in the meaning `reals`, and what has no
+definition in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 
 
 class NoReference(TasoMirageError):
-    """There is no float64 evaluation of the original: a node that has no definition here cannot be run alone."""
+    """There is no float64 evaluation of the original: a node that has no definition here cannot be
+    run alone."""
 
 
 class FloatReference:
-    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype. With a seed every float of inputs,
-    weights, constants and such results is a rounding of its dtype off."""
+    """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype.
+
+    With a seed every float of inputs, weights, constants and such results is a rounding of its
+    dtype off.
+    """
 
     def __init__(self, model: Model, seed: int | None = None) -> None:
         self.model = model
@@ -69,8 +74,10 @@ class FloatReference:
 
 
 class OpaqueRunner:
-    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes. What has no declared type (results of
-    ai.onnx.ml, sequences, maps) stays as the runtime gave it."""
+    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes.
+
+    What has no declared type (results of ai.onnx.ml, sequences, maps) stays as the runtime gave it.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -98,7 +105,8 @@ class OpaqueRunner:
 
 
 def _loaded(result: Any, type: Type) -> Any:
-    """A result in float64, if its type is known to be a tensor; an array of rank 0 is an array, too."""
+    """A result in float64, if its type is known to be a tensor; an array of rank 0 is an array,
+    too."""
     if isinstance(result, (list, dict)):
         return result
     array = np.asarray(result)
@@ -106,7 +114,8 @@ def _loaded(result: Any, type: Type) -> Any:
 
 
 def _as_declared(value: Any, node: Node) -> Any:
-    """As the runtime takes it: an array of the declared dtype, also where numpy made a number of an array of rank 0."""
+    """As the runtime takes it: an array of the declared dtype, also where numpy made a number of an
+    array of rank 0."""
     if isinstance(value, (list, dict)):
         return value
     array = np.asarray(value)

@@ -1,4 +1,5 @@
-"""Measuring on other machines: the workers of a Dask scheduler as an executor (extra `distributed`)."""
+"""Measuring on other machines: the workers of a Dask scheduler as an executor (extra
+`distributed`)."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ from taso_mirage.measure import tasks
 from taso_mirage.measure.target import Target
 
 RESOURCE = "device"
-"""What a worker declares (`dask worker --resources device=1`) so that several clients take turns at its device."""
+"""What a worker declares (`dask worker --resources device=1`) so that several clients take turns at
+its device."""
 SECONDS = 10
 """How long to wait for a scheduler."""
 
 
 @contextmanager
 def executor(address: str, target: Target) -> Iterator[Executor]:
-    """The scheduler's workers; they must all be on one kind of device, because a measurement holds for any of them.
+    """The scheduler's workers; they must all be on one kind of device, because a measurement holds
+    for any of them.
 
-    The optimizer asks for one measurement at a time. Where workers declare the resource `device`, only these measure, and one at a
-    time for all clients. Raises InvalidOption where there is no such scheduler, RuntimeUnavailable where it goes away meanwhile.
+    The optimizer asks for one measurement at a time. Where workers declare the resource `device`,
+    only these measure, and one at a time for all clients. Raises InvalidOption where there is no
+    such scheduler, RuntimeUnavailable where it goes away meanwhile.
     """
     try:
         from distributed import KilledWorker

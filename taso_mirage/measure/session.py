@@ -1,4 +1,5 @@
-"""Models in a target's runtime, which runs in a process of its own (`child.py`): sessions, single runs, and interleaved timing."""
+"""Models in a target's runtime, which runs in a process of its own (`child.py`): sessions, single
+runs, and interleaved timing."""
 
 from __future__ import annotations
 
@@ -27,11 +28,15 @@ from taso_mirage.operators.work import size
 Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
 _Source = Callable[[], AbstractContextManager[Content]]
-"""Gives a model's content while a session is made; asked again where the child process had to be started anew."""
+"""Gives a model's content while a session is made; asked again where the child process had to be
+started anew."""
 
 
 class Session:
-    """A model loaded in the child process; see `targets.protocol`. `source`: the model's bytes, its path, or what gives them."""
+    """A model loaded in the child process; see `targets.protocol`.
+
+    `source`: the model's bytes, its path, or what gives them.
+    """
 
     def __init__(
         self, source: bytes | str | _Source, target: Target = CPU, alone: bool = False, library: bool = False
@@ -53,7 +58,8 @@ class Session:
         return found
 
     def prepared(self, inputs: Arrays) -> PreparedRun:
-        """A function that runs the model on these inputs and returns the wall seconds; on CUDA they stay on the device."""
+        """A function that runs the model on these inputs and returns the wall seconds; on CUDA they
+        stay on the device."""
         return PreparedRun(self, inputs, False)
 
     def bound(self, inputs: Arrays) -> PreparedRun:
@@ -70,7 +76,10 @@ class Session:
 
 
 class PreparedRun:
-    """A session's run on inputs that stay in the child process. It gives the wall seconds, taken there."""
+    """A session's run on inputs that stay in the child process.
+
+    It gives the wall seconds, taken there.
+    """
 
     def __init__(self, session: Session, inputs: Arrays, bound: bool) -> None:
         self._session, self._inputs, self._bound = session, dict(inputs), bound
@@ -91,8 +100,8 @@ class PreparedRun:
 
 
 class _Place:
-    """Where the child process keeps something: made when it is asked for, anew where that process was started anew, and let go with
-    its owner."""
+    """Where the child process keeps something: made when it is asked for, anew where that process
+    was started anew, and let go with its owner."""
 
     def __init__(self) -> None:
         self._life, self._kept = -1, 0
@@ -113,12 +122,14 @@ class _Place:
 def open_in_child(
     model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
 ) -> Session:
-    """A session on a model, or with `source` on the model as it was read; onnx's checker comes first if asked. `library`: see `Session`.
+    """A session on a model, or with `source` on the model as it was read; onnx's checker comes
+    first if asked. `library`: see `Session`.
 
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
     if target.gpu and not check:
-        # What stays inside may be too large for protobuf; what is refused so may be taken as before, or refused as clearly.
+        # What stays inside may be too large for protobuf; what is refused so may be taken as
+        # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
             return Session(lambda: nullcontext(serialize_apart(model, source)), target, library=library)
     if check:
@@ -155,8 +166,11 @@ def _weight_bytes(model: Model) -> int:
 
 
 SPINNING = 0.06
-"""Seconds that the threads of a session that just ran keep spinning. On a CPU others share the cores with them (half the speed on two
-cores), for twice as long where they run."""
+"""Seconds that the threads of a session that just ran keep spinning.
+
+On a CPU others share the cores with them (half the speed on two cores), for twice as long where
+they run.
+"""
 FEW = 5
 """Rounds of slow models."""
 
@@ -164,11 +178,13 @@ FEW = 5
 def interleaved(
     sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15, patience: float = 4.0
 ) -> list[list[float]]:
-    """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all alike.
+    """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
+    alike.
 
-    A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts; of a fast model a block of runs, of
-    which the median counts. There are `least` rounds; of models so slow that these would take more than `patience` times the
-    `seconds`, fewer, down to FEW: their times vary less.
+    A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts;
+    of a fast model a block of runs, of which the median counts. There are `least` rounds; of models
+    so slow that these would take more than `patience` times the `seconds`, fewer, down to FEW:
+    their times vary less.
     """
     runs = [session.prepared(inputs) for session in sessions]
     pause = pause_between(len(sessions), getattr(sessions[0], "target", CPU))  # a peer has none
@@ -203,7 +219,8 @@ def child_providers() -> list[str]:
 
 
 def working_providers() -> list[str]:
-    """The providers that really start here: a session on a tiny model is asked which of them it uses."""
+    """The providers that really start here: a session on a tiny model is asked which of them it
+    uses."""
     from taso_mirage.ir.terms import Graph, variable
     from taso_mirage.onnx_io.build import standalone
     from taso_mirage.operators.ops import term
@@ -214,7 +231,8 @@ def working_providers() -> list[str]:
 
 
 def device(target: Target = CPU) -> str:
-    """What the machine is, as a key for measurements: processor and the cores this process may use, or the GPU."""
+    """What the machine is, as a key for measurements: processor and the cores this process may use,
+    or the GPU."""
     return target.machine
 
 

@@ -1,4 +1,5 @@
-"""Sizes of dynamic dims, as one set or as several with weights: the option `--shape`, and what it leaves open."""
+"""Sizes of dynamic dims, as one set or as several with weights: the option `--shape`, and what it
+leaves open."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ Workloads = Sequence[tuple[Mapping[str, int], float]]
 
 
 def parse_shapes(model: Model, texts: Sequence[str]) -> list[tuple[dict[str, int], float]]:
-    """Sets of sizes with their weights: `batch:4` fixes a dim, `input_ids:1,128` the dims of an input by position, `+` joins several.
+    """Sets of sizes with their weights: `batch:4` fixes a dim, `input_ids:1,128` the dims of an
+    input by position, `+` joins several.
 
-    With a weight, as in `batch:1+seq:512@3`, they are a set of their own; those without one hold in every set.
+    With a weight, as in `batch:1+seq:512@3`, they are a set of their own; those without one hold in
+    every set.
     """
     common: dict[str, int] = {}
     weighted: list[tuple[str, dict[str, int], float]] = []
@@ -109,8 +112,10 @@ def _fix(found: dict[str, int], more: dict[str, int]) -> None:
 def workloads(
     model: Model, shapes: Workloads, inputs: Sequence[Arrays], default: int
 ) -> list[tuple[dict[str, int], float]]:
-    """The sets of sizes with their shares of the weight, the heaviest first. A size for every symbol: the user's, else what the
-    user's inputs have, else the default."""
+    """The sets of sizes with their shares of the weight, the heaviest first.
+
+    A size for every symbol: the user's, else what the user's inputs have, else the default.
+    """
     names = model.symbols()
     total = sum(weight for _, weight in shapes)
     found: list[tuple[dict[str, int], float]] = []

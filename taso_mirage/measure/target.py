@@ -15,7 +15,8 @@ __all__ = ["CPU", "CUDA", "OPENVINO", "TARGETS", "Target", "target", "target_for
 
 
 def target_for(target: Target, operators: Iterable[str]) -> Target:
-    """The target without the options that change nothing for these operators, so that variants share what is measured."""
+    """The target without the options that change nothing for these operators, so that variants
+    share what is measured."""
     return target if _vary(operators) else target.plain
 
 

@@ -1,4 +1,5 @@
-"""Measuring small models: functions of bytes, so that any `concurrent.futures` executor can run them on the machine they are for."""
+"""Measuring small models: functions of bytes, so that any `concurrent.futures` executor can run
+them on the machine they are for."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ BLOCK = 3
 
 
 def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
-    """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less what a run costs anyway."""
+    """Seconds that a model's operators take on random inputs: the lower quartile of its runs, less
+    what a run costs anyway."""
     return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
 
 
 def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1) -> list[float]:
-    """Seconds of several small models with the same inputs, run in turn, so that a drift of the machine meets all alike."""
+    """Seconds of several small models with the same inputs, run in turn, so that a drift of the
+    machine meets all alike."""
     runs = [_runner(content, target, seed) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(len(runs), target)
@@ -47,13 +50,15 @@ def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1)
 
 
 def counted_nodes(content: bytes, target: Target) -> int:
-    """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
+    """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or
+    keeps a layout."""
     return target.nodes(content)
 
 
 @cache
 def overhead(target: Target) -> float:
-    """A run of one tiny operator, less what each further one adds (that part belongs to the operator)."""
+    """A run of one tiny operator, less what each further one adds (that part belongs to the
+    operator)."""
     x = variable("x", Tensor("float32", (1,)))
     one = chain = get("tanh").term(x)
     for _ in range(CHAIN):

@@ -14,9 +14,10 @@ AS_FAST = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time), their ratio, and the quartiles of
-    the ratio round by round; `wins` is the part of the rounds in which the other was faster. Of several sets of sizes the weighted
-    sums; `each` has the times of every set."""
+    """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time),
+    their ratio, and the quartiles of the ratio round by round; `wins` is the part of the rounds in
+    which the other was faster. Of several sets of sizes the weighted sums; `each` has the times of
+    every set."""
 
     original: float
     optimized: float
@@ -29,7 +30,8 @@ class Timing:
 
     @property
     def certain(self) -> bool:
-        """Whether the other was faster in so many rounds as two equal ones would not be by chance (two standard deviations)."""
+        """Whether the other was faster in so many rounds as two equal ones would not be by chance
+        (two standard deviations)."""
         return self.wins >= min(1.0, 0.5 + 1 / sqrt(self.runs))
 
     @property

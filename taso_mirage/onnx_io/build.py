@@ -16,7 +16,8 @@ from taso_mirage.operators.ops import get
 
 
 def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, Weight] | None = None) -> Model:
-    """A model around a bare graph (to measure or test it), with typed inputs and outputs and a header of its own."""
+    """A model around a bare graph (to measure or test it), with typed inputs and outputs and a
+    header of its own."""
     names = tuple(f"output_{i}" for i in range(len(graph.outputs)))
     inputs = [ir.Value(name=n.attr("name")) for n in graph.inputs]
     outputs = [ir.Value(name=name) for name in names]
@@ -29,8 +30,8 @@ def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, We
 
 
 def isolated(model: Model, node: Node, values: Mapping[Node, Any] | None = None) -> tuple[Model, dict[Node, Node]]:
-    """A model of one opaque term alone, and which of its inputs stands for which operand of the original. Operands whose type nobody knows
-    have that of their values."""
+    """A model of one opaque term alone, and which of its inputs stands for which operand of the
+    original. Operands whose type nobody knows have that of their values."""
     call: OpaqueCall = node.attr("call")
     leaves: dict[Node, Node] = {}
     for arg in node.args:
@@ -56,7 +57,8 @@ def isolated(model: Model, node: Node, values: Mapping[Node, Any] | None = None)
 
 
 def _declare_like(value: ir.Value, node: Node) -> None:
-    """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of their tensor."""
+    """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of
+    their tensor."""
     source, index = (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
     if source.op == "opaque":
         value.type = source.attr("call").node.outputs[index].type
@@ -65,8 +67,8 @@ def _declare_like(value: ir.Value, node: Node) -> None:
 
 
 def _type_of(value: Any) -> ir.TypeProtocol | None:
-    """The ONNX type of what the runtime gave: an array or a sequence of them; None for an empty sequence and for maps, which onnx-ir has no
-    word for."""
+    """The ONNX type of what the runtime gave: an array or a sequence of them; None for an empty
+    sequence and for maps, which onnx-ir has no word for."""
     if isinstance(value, list):
         inner = _type_of(value[0]) if value else None
         return None if inner is None else ir.SequenceType(inner)

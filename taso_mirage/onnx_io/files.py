@@ -35,10 +35,12 @@ READ_FROM = "taso_mirage.read_from"
 
 
 def load(path: str | Path, trust_kernels: bool = False) -> Model:
-    """Read an ONNX file. Weights stay mapped. Raises InvalidModel with what is wrong and what to do.
+    """Read an ONNX file.
 
-    Fused kernels that the file carries are code: unless they are trusted, the graph of their own operators stands in their place, and
-    `kernels.dropped` says so.
+    Weights stay mapped. Raises InvalidModel with what is wrong and what to do.
+
+    Fused kernels that the file carries are code: unless they are trusted, the graph of their own
+    operators stands in their place, and `kernels.dropped` says so.
     """
     path = Path(path)
     if not path.exists():
@@ -54,7 +56,10 @@ def load(path: str | Path, trust_kernels: bool = False) -> Model:
 
 
 def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_kernels: bool) -> Model:
-    """The terms of a model from outside, of which every tensor goes through `tensors`. InvalidModel begins with the name."""
+    """The terms of a model from outside, of which every tensor goes through `tensors`.
+
+    InvalidModel begins with the name.
+    """
     try:
         _validate(source)
         change_tensors(source, tensors)
@@ -76,8 +81,11 @@ def accepted(source: ir.Model, name: str, tensors: Callable[[Any], Any], trust_k
 
 
 def from_memory(given: onnx.ModelProto | ir.Model, trust_kernels: bool = False) -> Model:
-    """The terms of a model that a program holds, which stays as it is. Weights in files are read where an onnx-ir model says which
-    folder they lie in; a ModelProto does not know its folder."""
+    """The terms of a model that a program holds, which stays as it is.
+
+    Weights in files are read where an onnx-ir model says which folder they lie in; a ModelProto
+    does not know its folder.
+    """
     if isinstance(given, ir.Model):
         source = given.clone()
         source.meta.update(given.meta)
@@ -138,7 +146,11 @@ def _validate(source: ir.Model) -> None:
 
 
 def _sort(source: ir.Model) -> None:
-    """Nodes after what they use. ONNX demands it; ONNX Runtime reads other models too, and its converter to half precision writes them."""
+    """Nodes after what they use.
+
+    ONNX demands it; ONNX Runtime reads other models too, and its converter to half precision writes
+    them.
+    """
     seen: set[ir.Node | None] = {None}
     for node in RecursiveGraphIterator(source.graph):
         if any(x is not None and x.producer() not in seen for x in node.inputs):
@@ -153,7 +165,8 @@ def _sort(source: ir.Model) -> None:
 
 
 def _check_bytes(tensor: Any) -> None:
-    """A weight inside the model has as many bytes as its type says, if it has bytes; protobuf ends at 2 GB."""
+    """A weight inside the model has as many bytes as its type says, if it has bytes; protobuf ends
+    at 2 GB."""
     proto = tensor.raw
     there = len(proto.raw_data) if proto.HasField("raw_data") else None
     if (there is not None and there != tensor.nbytes) or tensor.nbytes >= 2**31:
@@ -162,8 +175,8 @@ def _check_bytes(tensor: Any) -> None:
 
 
 def _external(tensor: Any, path: Path) -> Any:
-    """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may be links into one folder (model
-    hubs)."""
+    """A tensor; if it lies in a file, its bytes must be there and beside the model, which both may
+    be links into one folder (model hubs)."""
     if tensor.dtype == ir.DataType.UNDEFINED:
         raise InvalidModel(f"the tensor {tensor.name!r} has no dtype")
     if isinstance(tensor, ir.serde.TensorProtoTensor):
@@ -202,7 +215,9 @@ def _external(tensor: Any, path: Path) -> Any:
 
 
 def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
-    """Write the model, atomically; large or external weights go to `NAME.data` beside it. Returns the files written.
+    """Write the model, atomically; large or external weights go to `NAME.data` beside it.
+
+    Returns the files written.
 
     With `source`, the model as it was read.
 
@@ -221,7 +236,8 @@ def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
 
 
 def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
-    """The data file of another model must not be overwritten: the one that was read, or one that the output has no part in."""
+    """The data file of another model must not be overwritten: the one that was read, or one that
+    the output has no part in."""
     if not data.exists():
         return
     refuse_irregular(data)
@@ -235,7 +251,8 @@ def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
 
 
 def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
-    """Write into a folder of its own beside the target, flush, then rename; a failure puts everything back."""
+    """Write into a folder of its own beside the target, flush, then rename; a failure puts
+    everything back."""
     data = f"{path.name}.data"
     if external:
         _refuse_foreign_data(built, path, path.parent / data)
@@ -270,7 +287,10 @@ def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
 
 
 def _replace(folder: Path, target: Path, names: list[str]) -> None:
-    """Move the new files over the old ones, data first. If one cannot be moved, the old ones are back."""
+    """Move the new files over the old ones, data first.
+
+    If one cannot be moved, the old ones are back.
+    """
     kept = folder / "previous"
     kept.mkdir()
     moved: list[str] = []
@@ -319,7 +339,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Fail before the work where files cannot be written into a folder, which need not be there yet."""
+    """Fail before the work where files cannot be written into a folder, which need not be there
+    yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     if not there.is_dir():
         raise OutputError(f"cannot write into {folder}: {there} is no folder")
@@ -328,8 +349,9 @@ def check_folder(folder: Path) -> None:
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], data: Collection[Path] = ()) -> None:
-    """Fail before the work where an output, by its option's name, cannot be written, or would destroy another output, a file of weights,
-    or what is `read`, by what it is. The model itself may be written over by `--output`, not by a page about it."""
+    """Fail before the work where an output, by its option's name, cannot be written, or would
+    destroy another output, a file of weights, or what is `read`, by what it is. The model itself
+    may be written over by `--output`, not by a page about it."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:
@@ -349,7 +371,8 @@ def check_outputs(outputs: Mapping[str, Path | None], read: Mapping[str, Path], 
 
 
 def save_proto(proto: onnx.ModelProto, path: Path, external: bool) -> None:
-    """Write a model as it is, atomically; if it is to be external, its large tensors to `NAME.data` beside it."""
+    """Write a model as it is, atomically; if it is to be external, its large tensors to `NAME.data`
+    beside it."""
     data = f"{path.name}.data"
     refuse_irregular(path)
     refuse_irregular(path.with_name(data))

@@ -15,8 +15,11 @@ MICROSOFT = "com.microsoft"
 
 
 def inferred(model: ir.Model) -> dict[str, ir.Value]:
-    """The values of a model by name, with the types that were found; `model` is changed. Empty where the library fails, which it does on
-    exotic operators: a type that is missing only makes more nodes opaque."""
+    """The values of a model by name, with the types that were found; `model` is changed.
+
+    Empty where the library fails, which it does on exotic operators: a type that is missing only
+    makes more nodes opaque.
+    """
     try:
         _drop_texts(model)
         found = _library()(model, warn_on_missing=False)
@@ -26,8 +29,8 @@ def inferred(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _drop_texts(model: ir.Model) -> None:
-    """Names of dims that are neither names nor sums and products of names become sizes without a name: the library computes with them, for
-    ever with 9**9**9**9."""
+    """Names of dims that are neither names nor sums and products of names become sizes without a
+    name: the library computes with them, for ever with 9**9**9**9."""
     graphs = [
         model.graph,
         *model.graph.subgraphs(),
@@ -53,7 +56,8 @@ def _library() -> Callable[..., ir.Model]:
     theirs = registry.get(MICROSOFT, "QGemm", 1)
 
     def q_gemm(context: Any, node: ir.Node) -> None:
-        """Its result has the dtype of its zero point; the library says that of its scale (0.4.0)."""
+        """Its result has the dtype of its zero point; the library says that of its scale
+        (0.4.0)."""
         theirs(context, node)
         zero_point = node.inputs[8] if len(node.inputs) > 8 else None
         if zero_point is not None and zero_point.type is not None:
@@ -67,8 +71,9 @@ def _library() -> Callable[..., ir.Model]:
 
 
 def _mend_slices(registry: Any) -> None:
-    """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the library takes the number for
-    the size (0.4.0): a gigabyte where an exporter writes 1000000000 for "to the end"."""
+    """A slice to a number of a free dim has as many elements as the dim, where that is smaller; the
+    library takes the number for the size (0.4.0): a gigabyte where an exporter writes 1000000000
+    for "to the end"."""
     theirs = registry.get("", "Slice", 10)
     if theirs is None:
         return

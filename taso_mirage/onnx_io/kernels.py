@@ -16,9 +16,9 @@ DROPPED = "taso_mirage.dropped_kernels"
 
 
 def without_kernels(old: ir.Model) -> ir.Model:
-    """The model itself if it has no kernels; else a copy with the operators of every kernel in the place of its call, those where sizes
-    choose between both. The kernels' code goes from metadata and nodes: nothing can run it. Raises InvalidModel for a kernel without
-    operators."""
+    """The model itself if it has no kernels; else a copy with the operators of every kernel in the
+    place of its call, those where sizes choose between both. The kernels' code goes from metadata
+    and nodes: nothing can run it. Raises InvalidModel for a kernel without operators."""
     if not _has_kernels(old):
         return old
     source = old.clone()
@@ -46,7 +46,8 @@ def without_kernels(old: ir.Model) -> ir.Model:
 
 
 def without_stamp(source: ir.Model) -> None:
-    """Forget where the file was measured: a result gets the stamp of its own target (`targets.packaging`)."""
+    """Forget where the file was measured: a result gets the stamp of its own target
+    (`targets.packaging`)."""
     for key in KEYS:
         source.metadata_props.pop(key, None)
 

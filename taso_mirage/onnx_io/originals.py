@@ -1,4 +1,5 @@
-"""Parts of the original model that come back as they were: values, attributes with their bodies, devices."""
+"""Parts of the original model that come back as they were: values, attributes with their bodies,
+devices."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ class Pair:
 
 
 def pair(rule: Rule, seed: int = 0) -> Pair:
-    """A rule's two sides at the first legal small sizes of its typing. TasoMirageError if there are none."""
+    """A rule's two sides at the first legal small sizes of its typing.
+
+    TasoMirageError if there are none.
+    """
     for sizes in small_sizes(rule, seed):
         sides = at_sizes(rule, sizes)
         if sides is not None:
@@ -48,7 +51,8 @@ SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 
 
 def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
-    """Small sizes for the letters of a rule's typing: all different where there are numbers enough, then any."""
+    """Small sizes for the letters of a rule's typing: all different where there are numbers enough,
+    then any."""
     letters = sorted({s for _, type in rule.given for dim in type.shape or () for s in symbols(dim)})
     rng = np.random.default_rng(seed)
     for i in range(TRIES):
@@ -59,7 +63,8 @@ def small_sizes(rule: Rule, seed: int = 0) -> Iterator[dict[str, int]]:
 
 
 def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | None:
-    """Both sides as terms with every letter at its size; None where that is no legal place for the rule."""
+    """Both sides as terms with every letter at its size; None where that is no legal place for the
+    rule."""
     names = {name: fixed(value, sizes) for name, value in rule.attributes}
     for name, type in rule.given:
         shape = tuple(bind(d, dict(sizes)) for d in type.shape or ())
@@ -77,7 +82,10 @@ def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> tuple[_Terms, _Terms] | No
 
 
 def models(lhs: Sequence[Node], rhs: Sequence[Node]) -> Pair:
-    """Two lists of typed terms over the same leaves as models; weights become inputs. Unsupported names what ONNX has not."""
+    """Two lists of typed terms over the same leaves as models; weights become inputs.
+
+    Unsupported names what ONNX has not.
+    """
     leaves = {n: None for n in topological([*lhs, *rhs]) if n.op in ("input", "weight")}
     table = {n: variable(n.attr("name"), n.tensor) for n in leaves if n.op == "weight"}
     left, right = substitute(lhs, table), substitute(rhs, table)

@@ -1,4 +1,5 @@
-"""Between ONNX files and onnx-ir: what onnx-ir cannot hold (sparse weights, map types) is carried around it."""
+"""Between ONNX files and onnx-ir: what onnx-ir cannot hold (sparse weights, map types) is carried
+around it."""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ from taso_mirage.errors import InvalidModel
 MOST_DENSE = 1 << 28
 """Elements of a sparse weight."""
 MAP_TYPES = "taso_mirage.map_types"
-"""Key in `meta` of a header: the types, by value name, that onnx-ir has no class for, as protobuf bytes."""
+"""Key in `meta` of a header: the types, by value name, that onnx-ir has no class for, as protobuf
+bytes."""
 
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
-    """onnx-ir's model. Sparse weights become dense, which is what every runtime does with them. `proto` is changed."""
+    """onnx-ir's model.
+
+    Sparse weights become dense, which is what every runtime does with them. `proto` is changed.
+    """
     if proto.training_info:
         raise InvalidModel("it carries training graphs; export it for inference")
     for text in _texts(proto):
@@ -75,7 +80,8 @@ def _has_map(type: onnx.TypeProto) -> bool:
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and every body, bodies inside functions included (functions themselves are no graphs)."""
+    """The main graph and every body, bodies inside functions included (functions themselves are no
+    graphs)."""
     waiting: list[Any] = [proto.graph, *proto.functions]
     while waiting:
         graph = waiting.pop()

@@ -1,4 +1,5 @@
-"""ONNX to terms: every node becomes its operator's term, or an `opaque` term that keeps the node as it is."""
+"""ONNX to terms: every node becomes its operator's term, or an `opaque` term that keeps the node as
+it is."""
 
 from __future__ import annotations
 
@@ -22,17 +23,21 @@ from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
 
 SMALL_INTEGERS = 1024
-"""Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are weights."""
+"""Integer constants up to this many elements live inside the terms (shapes, axes); larger ones are
+weights."""
 UNIFORM = 1 << 16
-"""So do floats that are all equal, up to this many: adding zeros or multiplying by ones is then seen to do nothing."""
+"""So do floats that are all equal, up to this many: adding zeros or multiplying by ones is then
+seen to do nothing."""
 
 
 BROKEN = "the node does not fit the operator's mapping"
-"""Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the mapping."""
+"""Begins the reason where a mapping failed instead of refusing: a damaged node, or a bug in the
+mapping."""
 
 
 class OpaqueCall:
-    """The ONNX node behind an opaque term, with the names of the outer values that its bodies use."""
+    """The ONNX node behind an opaque term, with the names of the outer values that its bodies
+    use."""
 
     def __init__(self, node: ir.Node, captured: tuple[str, ...]) -> None:
         self.node = node
@@ -47,9 +52,12 @@ class OpaqueCall:
 
 
 def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
-    """The terms of an ONNX model. `source` is kept as the header and must not be changed afterwards.
+    """The terms of an ONNX model.
 
-    Fused kernels that it carries are code: unless they are trusted, a copy with their own operators is read in its place.
+    `source` is kept as the header and must not be changed afterwards.
+
+    Fused kernels that it carries are code: unless they are trusted, a copy with their own operators
+    is read in its place.
     """
     if not trust_kernels:
         source = without_kernels(source)
@@ -135,7 +143,8 @@ class _Reader:
         return Tensor(_dtype(value.type.dtype), dims)
 
     def _dim(self, dim: int | ir.SymbolicDim) -> Dim:
-        """A dim whose symbols can be read off a tensor when the model runs; others become symbols of their own."""
+        """A dim whose symbols can be read off a tensor when the model runs; others become symbols
+        of their own."""
         if isinstance(dim, int):
             return dim if dim >= 0 else self._own_symbol(None)
         text = dim.value
@@ -148,7 +157,8 @@ class _Reader:
         return parsed if readable else self._own_symbol(text)
 
     def _own_symbol(self, text: str | None) -> Symbolic:
-        """A symbol for a size that has no usable name: the same for the same text, and never one that is taken."""
+        """A symbol for a size that has no usable name: the same for the same text, and never one
+        that is taken."""
         if text and text in self.own_symbols:
             return self.own_symbols[text]
         stem = "d_" + re.sub(r"\W", "_", text) if text else f"unnamed_{len(self.own_symbols) + 1}"
@@ -167,11 +177,13 @@ class _Reader:
 
     @cached_property
     def _inferred(self) -> dict[str, ir.Value]:
-        """Values by name after symbolic shape inference by the library; asked for only when an opaque node needs it."""
+        """Values by name after symbolic shape inference by the library; asked for only when an
+        opaque node needs it."""
         return inferred(self._named_sizes())
 
     def _named_sizes(self) -> ir.Model:
-        """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak of them."""
+        """A copy of the model whose inputs have the dims of our terms, so that inferred sizes speak
+        of them."""
         copy = self.source.clone()
         types = {n.attr("name"): n.type for n in self.inputs}
         for value in copy.graph.inputs:
@@ -241,7 +253,8 @@ class _Reader:
         return term
 
     def _readable(self, term: Node) -> Node:
-        """Sizes become terms without operands, so they must be readable off an input when the model runs."""
+        """Sizes become terms without operands, so they must be readable off an input when the model
+        runs."""
         sizes = known_elements(term) if term.op == "extents" else None
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
@@ -293,7 +306,8 @@ def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:
 
 
 NO_NAMES = frozenset({"none", "null", "undefined", "unk", "unknown"})
-"""Words of exporters for a dim that they know nothing about, as "?" is one; two such dims need not be equal."""
+"""Words of exporters for a dim that they know nothing about, as "?" is one; two such dims need not
+be equal."""
 
 
 def _unknown(text: str | None) -> bool:
@@ -349,8 +363,8 @@ FLAGS = frozenset(
 
 
 def _meant(name: str, value: Any) -> Any:
-    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a flag asks here whether it is 1, there
-    whether it is not 0."""
+    """An attribute's value, if all read it alike: the runtime keeps 32 bits of a number, and of a
+    flag asks here whether it is 1, there whether it is not 0."""
     if isinstance(value, int) and (value not in (0, 1) if name in FLAGS else not -(2**31) <= value < 2**31):
         raise Unsupported(f"the attribute {name} is {value}")
     return value

@@ -26,7 +26,8 @@ def graphs_inside(source: ir.Model) -> Iterator[Part]:
 
 
 def attributes_of(part: Part) -> Iterator[MutableMapping[str, ir.Attr]]:
-    """The attributes of every node of a graph, not of its bodies; of a function their defaults, too."""
+    """The attributes of every node of a graph, not of its bodies; of a function their defaults,
+    too."""
     if isinstance(part, ir.Function):
         yield part.attributes
     for node in part:
@@ -48,7 +49,8 @@ def graphs_of(attribute: ir.Attr) -> list[ir.Graph]:
 
 
 def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_only: bool = False) -> None:
-    """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a model."""
+    """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a
+    model."""
     for part in graphs_inside(source):
         if isinstance(part, ir.Graph) and not attributes_only:
             for value in part.initializers.values():
@@ -67,7 +69,8 @@ def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_on
 
 
 def check_expansion(source: ir.Model) -> None:
-    """Raise InvalidModel for functions that call each other in a circle, or whose calls expand to more than MOST_NODES nodes."""
+    """Raise InvalidModel for functions that call each other in a circle, or whose calls expand to
+    more than MOST_NODES nodes."""
     calls: dict[Any, list[Any]] = {}
     own: dict[Any, int] = {}
     for key, root in ((None, source.graph), *source.functions.items()):

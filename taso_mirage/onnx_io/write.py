@@ -1,4 +1,5 @@
-"""Terms to ONNX: names, header and opaque nodes come back as they were; sizes are computed from input shapes."""
+"""Terms to ONNX: names, header and opaque nodes come back as they were; sizes are computed from
+input shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ APART = frozenset(
 )
 """Types of weights that numpy has too."""
 ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
-"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied at every look."""
+"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied
+at every look."""
 ANNOTATION = "quant_parameter_tensor_names"
 """Where onnx-ir keeps a value's quantization annotation in `meta`."""
 
@@ -37,7 +39,8 @@ def to_ir(model: Model) -> ir.Model:
 
 
 def source_of(model: Model) -> ir.Model:
-    """The ONNX model that was read, untouched: what an optimized model is compared with, and what is kept when nothing helps."""
+    """The ONNX model that was read, untouched: what an optimized model is compared with, and what
+    is kept when nothing helps."""
     header: ir.Model = model.header
     try:
         copy = header.clone()
@@ -49,13 +52,17 @@ def source_of(model: Model) -> ir.Model:
 
 
 def serialize(model: Model, source: bool = False) -> bytes:
-    """The ONNX file as bytes, weights inside; with `source` the model as it was read. ValueError above protobuf's 2 GB."""
+    """The ONNX file as bytes, weights inside; with `source` the model as it was read.
+
+    ValueError above protobuf's 2 GB.
+    """
     return _bytes(source_of(model) if source else to_ir(model))
 
 
 def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) -> tuple[bytes, dict[str, NDArray[Any]]]:
-    """The same without the main graph's weights of more than so many bytes, which come by name: they are said to lie in a file, which is
-    not there. Copying them is most of the work for a large model."""
+    """The same without the main graph's weights of more than so many bytes, which come by name:
+    they are said to lie in a file, which is not there. Copying them is most of the work for a large
+    model."""
     built = source_of(model) if source else to_ir(model)
     apart: dict[str, NDArray[Any]] = {}
     for name, value in built.graph.initializers.items():
@@ -127,7 +134,7 @@ class _Writer:
     # ------------------------------------------------------------ names
 
     def _reserve_names(self) -> None:
-        """Outputs keep their names; inner values keep theirs unless an output or the inside of a body has it."""
+        """Outputs keep their names; inner values too, unless an output or a body has it."""
         self.taken |= set(self.model.input_names)
         for name, node in zip(self.model.output_names, self.model.graph.outputs, strict=True):
             self.taken.add(name)
@@ -223,7 +230,7 @@ class _Writer:
         return value
 
     def _describe(self, value: ir.Value) -> None:
-        """What the original said about a value that keeps its name: documentation, metadata, named dims."""
+        """What the original said about a value that keeps its name: metadata, named dims."""
         old = self.old.get(str(value.name))
         if old is None or (value.type is not None and old.type is not None and old.type != value.type):
             return
@@ -331,7 +338,8 @@ class _Writer:
         self._bind(node, outputs)
 
     def _annotate(self) -> None:
-        """Quantization annotations name other tensors: those that nothing else uses come back under their names."""
+        """Quantization annotations name other tensors: those that nothing else uses come back under
+        their names."""
         written = [*self.values.values(), *self.initializers.values()]
         wanted = {n for v in written for n in (v.meta.get(ANNOTATION) or {}).values()}
         for name in sorted(wanted - {str(v.name) for v in written}):
@@ -390,7 +398,8 @@ class _Writer:
         return product
 
     def _floor(self, atom: Floor) -> ir.Value:
-        """ONNX's Div rounds to zero, so where the numerator may be negative one is taken off for a negative rest."""
+        """ONNX's Div rounds to zero, so where the numerator may be negative one is taken off for a
+        negative rest."""
         top, bottom = self._size(atom.numerator), self._size(atom.denominator)
         quotient = self._arithmetic("Div", top, bottom)
         if all(c >= 0 for _, c in atom.numerator.terms):
@@ -412,7 +421,8 @@ def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def _numbers(value: Any) -> ir.AttributeType | None:
-    """The type of several integers, which is told apart from all others only after slow questions (is it a graph?)."""
+    """The type of several integers, which is told apart from all others only after slow questions
+    (is it a graph?)."""
     several = isinstance(value, tuple | list) and all(isinstance(n, int) for n in value)
     return ir.AttributeType.INTS if several else None
 

@@ -1,8 +1,10 @@
-"""Integers in the runtime: which of its kernels do not compute them as ONNX defines them, and when a result is the same anyway.
+"""Integers in the runtime: which of its kernels do not compute them as ONNX defines them, and when
+a result is the same anyway.
 
-ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: what is beyond 2^53 is rounded, and what is beyond
-the type saturates where numpy wraps. So the bits of a model hang on which of these kernels it runs, and on what; no rewrite may
-move a model onto or off them, nor compute one ahead where it matters.
+ONNX Runtime adds, multiplies and divides integers in rows of numbers through doubles: what is
+beyond 2^53 is rounded, and what is beyond the type saturates where numpy wraps. So the bits of a
+model hang on which of these kernels it runs, and on what; no rewrite may move a model onto or off
+them, nor compute one ahead where it matters.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ EXACT = 1 << 53
 
 
 def differs(node: Node) -> bool:
-    """Whether the runtime's kernel of a term may give other integers than its definition, or none: it ends the process where the least
-    integer is divided by -1."""
+    """Whether the runtime's kernel of a term may give other integers than its definition, or none:
+    it ends the process where the least integer is divided by -1."""
     if not _of_integers(node):
         return False
     return traits(node).rounds or get(node.op).truncates
 
 
 def truncates(node: Node) -> bool:
-    """Whether a term of integers is no ring arithmetic, so that laws over the reals do not hold there."""
+    """Whether a term of integers is no ring arithmetic, so that laws over the reals do not hold
+    there."""
     return _of_integers(node) and get(node.op).truncates
 
 
@@ -38,8 +41,8 @@ def _of_integers(node: Node) -> bool:
 
 
 def agrees(node: Node, operands: Sequence[Any]) -> bool:
-    """Whether the runtime gives what the definition gives on these operands: no number on the way leaves the type, or is rounded, and
-    nothing is divided by zero."""
+    """Whether the runtime gives what the definition gives on these operands: no number on the way
+    leaves the type, or is rounded, and nothing is divided by zero."""
     if not differs(node):
         return True
     numbers = [[int(v) for v in np.asarray(a).flat] for a in operands if a is not None]

@@ -1,4 +1,5 @@
-"""The little expression language of guards and computed attributes: Python syntax, read with `ast`, never executed as Python."""
+"""The little expression language of guards and computed attributes: Python syntax, read with `ast`,
+never executed as Python."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ class Expr(Opaque):
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a term is known before the model runs: it hangs on weights and constants only. Memoised: one visit a term."""
+    """Whether a term is known before the model runs: it hangs on weights and constants only.
+
+    Memoised: one visit a term.
+    """
     try:
         return node.is_weight
     except AttributeError:
@@ -119,10 +123,14 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "without": lambda xs, i: tuple(x for k, x in enumerate(xs) if k != i),
     "at": lambda xs, indices: tuple(xs[i] for i in indices),
 }
-"""What an expression may call. Names of functions are reserved: no variable of a rule may be called so."""
+"""What an expression may call.
+
+Names of functions are reserved: no variable of a rule may be called so.
+"""
 
 BITS, ITEMS = 4096, 4096
-"""What a number, and a sequence, in an expression may have: an expression comes from a file, and its evaluation is to end."""
+"""What a number, and a sequence, in an expression may have: an expression comes from a file, and
+its evaluation is to end."""
 
 
 def _bounded(value: Any) -> Any:
@@ -179,7 +187,8 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg,
 
 Compiled = Callable[[Environment], Any]
 _PARSING = Lock()
-"""Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8 (python/cpython#106905)."""
+"""Outputs are checked in several threads, and `ast.parse` is not safe in them before Python 3.11.8
+(python/cpython#106905)."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -255,7 +264,8 @@ def names_in_expression(source: str) -> set[str]:
 
 @lru_cache(maxsize=1 << 16)
 def questions(source: str) -> frozenset[tuple[str, str]]:
-    """What an expression asks of bare names, as (function, name): `value(x)` asks ("value", "x")."""
+    """What an expression asks of bare names, as (function, name): `value(x)` asks ("value",
+    "x")."""
     calls = [n for n in ast.walk(ast.parse(source or "0", mode="eval")) if isinstance(n, ast.Call)]
     return frozenset(
         (call.func.id, arg.id)

@@ -1,4 +1,5 @@
-"""Small terms whose operands are known become constants, or sizes: an interpretation, with no case per operator."""
+"""Small terms whose operands are known become constants, or sizes: an interpretation, with no case
+per operator."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_float, numpy
 from taso_mirage.meanings.extents import EXTENTS
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
-from taso_mirage.operators.ops import extents, interpret_term
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import extents
 
 SMALL = 1024
 KNOWN = frozenset({"constant", "extents", "absent"})
 
 
 def fold_small(node: Node) -> Node:
-    """The constant or the sizes that `node` always is, when its operands are known and it is small; else `node`."""
+    """The constant or the sizes that `node` always is, when its operands are known and it is small;
+    else `node`."""
     if not node.args or not all(a.op in KNOWN for a in node.args) or node.op in ("opaque", "item"):
         return node
     if not isinstance(node.type, Tensor) or not _small(node.type):

@@ -1,4 +1,5 @@
-"""Operators: one definition over the primitives each, and from it types, terms and every interpretation."""
+"""Operators: one definition over the primitives each, and from it types, terms and every
+interpretation."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taso_mirage.errors import IllTyped, TasoMirageError, Undecidable, Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, fixed, learn, parse_dim
-from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant, topological
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, parse_dim
+from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, constant
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.operators.traits import NO_TRAITS, Traits
@@ -37,8 +38,8 @@ class Untraceable(TasoMirageError):
 class Call:
     """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT.
 
-    `outputs` counts up to the last one that is used, `listed` all that the node names (Split divides by it); `blank` are the
-    places of those before the last that are left out.
+    `outputs` counts up to the last one that is used, `listed` all that the node names (Split
+    divides by it); `blank` are the places of those before the last that are left out.
     """
 
     op_type: str
@@ -54,7 +55,8 @@ class Call:
         return self.args[i] if i < len(self.args) else ABSENT
 
     def extents(self, i: int) -> Dims | None:
-        """The elements of an integer input that is known before the model runs; None if it is left out."""
+        """The elements of an integer input that is known before the model runs; None if it is left
+        out."""
         node = self.arg(i)
         if node is ABSENT:
             return None
@@ -79,7 +81,10 @@ Exporter = Callable[[Node, int], Call]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One legal use of an operator: operand types (or values) and attributes. Tests and fuzzing run over all of them."""
+    """One legal use of an operator: operand types (or values) and attributes.
+
+    Tests and fuzzing run over all of them.
+    """
 
     operands: tuple[str | Sequence[Any] | None, ...]
     attrs: Mapping[str, Any]
@@ -87,7 +92,11 @@ class Example:
 
 @dataclass(eq=False)
 class Op:
-    """An operator. Calling it interprets its definition: `conv(SHAPES, x, w, group=2)`; over TERMS it builds a term."""
+    """An operator.
+
+    Calling it interprets its definition: `conv(SHAPES, x, w, group=2)`; over TERMS it builds a
+    term.
+    """
 
     name: str
     body: Callable[..., Any]
@@ -118,7 +127,10 @@ class Op:
         return inspect.getdoc(self.body) or ""
 
     def term(self, *args: Node | None, **attrs: Any) -> Node:
-        """The interned, typed term of this operator. Raises IllTyped with the operator's name and operand types."""
+        """The interned, typed term of this operator.
+
+        Raises IllTyped with the operator's name and operand types.
+        """
         operands = list(args)
         while operands and (operands[-1] is None or operands[-1] is ABSENT):
             operands.pop()
@@ -144,7 +156,8 @@ class Op:
         return frozenset(name for name, (kind, _) in self.attributes.items() if kind is _KINDS[Dims])
 
     def infer(self, args: Sequence[Node], attrs: Mapping[str, Any]) -> Type:
-        """The type of a term by the meaning `shapes`; None when an operand or attribute is a pattern's variable."""
+        """The type of a term by the meaning `shapes`; None when an operand or attribute is a
+        pattern's variable."""
         if any(a.type is None for a in args) or any(isinstance(v, Opaque) for v in attrs.values()):
             return None
         types = [None if a is ABSENT else a.type for a in args]
@@ -161,8 +174,9 @@ class Op:
     def laws(self, text: str) -> None:
         """State equations `lhs == rhs  where guard`, one a line; tests check every one.
 
-        `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p: (k, m)` below a law is one
-        typing of it, with its attributes; the tests draw typings around that, or else around the operators' examples.
+        `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
+        (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
+        that, or else around the operators' examples.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):
@@ -171,7 +185,8 @@ class Op:
                 self.law_texts.append(line)
 
     def example(self, *operands: str | Sequence[Any] | None, **attrs: Any) -> None:
-        """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand left out."""
+        """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand
+        left out."""
         self.examples.append(Example(operands, attrs))
 
     def importer(self, hook: Importer) -> Importer:
@@ -223,7 +238,8 @@ class Op:
 
 
 class Opaque:
-    """An attribute value that is not yet a value: a pattern's attribute variable or expression (see `text`)."""
+    """An attribute value that is not yet a value: a pattern's attribute variable or expression (see
+    `text`)."""
 
 
 def _dim(value: Any) -> Dim:
@@ -247,13 +263,16 @@ _KINDS: dict[Any, Callable[[Any], Any]] = {
 
 
 def op(**mapping: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Register an operator. Positional parameters after `xp` are operands (a default of None makes one optional),
-    keyword-only ones are attributes, their annotation one of int, float, str, Ints, Maps, Floats, Dim, Dims, Literal, Graph.
+    """Register an operator.
+
+    Positional parameters after `xp` are operands (a default of None makes one optional),
+    keyword-only ones are attributes, their annotation one of int, float, str, Ints, Maps, Floats,
+    Dim, Dims, Literal, Graph.
 
     `onnx`, `domain`, `since`, `until`: the ONNX operator and the opsets at which the mapping holds;
-    `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for two operands; `truncates` where the
-    definition on integers is no ring arithmetic (a quotient), so that laws over the reals do not hold there.
-    Other names are those of `Traits`.
+    `from_inputs={"axes": 13}`: the attribute is an ONNX input from that opset on; `commutative` for
+    two operands; `truncates` where the definition on integers is no ring arithmetic (a quotient),
+    so that laws over the reals do not hold there. Other names are those of `Traits`.
     """
     traits = Traits(**{name: mapping.pop(name) for name in mapping.keys() & Traits.__dataclass_fields__.keys()})
 
@@ -340,7 +359,8 @@ def by_onnx() -> Mapping[tuple[str, str], tuple[Op, ...]]:
 
 
 class TermBuilder(Meaning[Node]):
-    """The meaning that builds terms: operators become nodes; primitives other than constants have no term."""
+    """The meaning that builds terms: operators become nodes; primitives other than constants have
+    no term."""
 
     def shape(self, a: Node) -> Shape:
         return a.shape
@@ -388,63 +408,3 @@ def known_elements(node: Node) -> Dims | None:
         values: Dims = node.attr("values")
         return values
     return None
-
-
-def interpret(
-    outputs: Sequence[Node],
-    xp: Meaning[V],
-    env: Mapping[Node, V],
-    opaque: Callable[[Node, list[V | None]], V] | None = None,
-    sizes: dict[str, int] | None = None,
-) -> dict[Node, V]:
-    """The value of every output in a meaning. `env` gives the leaves; `opaque` runs nodes without a definition.
-
-    `sizes` fixes the symbols that attributes hold; what opaque nodes return adds to it. Values are dropped after their last
-    use. Iterative; linear in the number of terms.
-    """
-    order = topological(outputs, stop=env.keys())
-    last = {arg: node for node in order for arg in node.args}
-    values: dict[Node, Any] = dict(env)
-    wanted = set(outputs)
-    for node in order:
-        args = [None if a is ABSENT else values[a] for a in node.args]
-        if node.op == "opaque":
-            if opaque is None:
-                raise Unsupported(f"{node.attr('call')} has no definition")
-            values[node] = opaque(node, args)
-            _learn(node.type, values[node], sizes)
-        elif node is not ABSENT:
-            values[node] = interpret_term(node, xp, args, sizes)
-        for arg in node.args:
-            if last[arg] is node and arg not in wanted:
-                values.pop(arg, None)
-    return {output: values[output] for output in outputs}
-
-
-def _learn(type: Type, value: Any, sizes: dict[str, int] | None) -> None:
-    """Sizes that only a run can tell (how many elements are not zero)."""
-    if sizes is None:
-        return
-    types, parts = (type, value) if isinstance(type, tuple) else ((type,), (value,))
-    for each, part in zip(types, parts, strict=False):
-        if isinstance(each, Tensor) and isinstance(part, np.ndarray):
-            learn(each.shape, part.shape, sizes)
-
-
-def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: Mapping[str, int] | None = None) -> Any:
-    """One term in one meaning, given its operands' values."""
-    if node.op in ("input", "weight"):
-        raise KeyError(f"no value for the {node.op} {node.attr('name')}")
-    attrs = dict(node.attrs)
-    if sizes:
-        attrs = {k: fixed(v, sizes) for k, v in attrs.items()}
-    return get(node.op).body(xp, *args, **attrs)
-
-
-def definition(node: Node) -> Node | None:
-    """The term over other operators that defines `node` on its own operands; None for a primitive operator."""
-    try:
-        result = get(node.op).body(TERMS, *[None if a is ABSENT else a for a in node.args], **dict(node.attrs))
-    except Untraceable:
-        return None
-    return result if isinstance(result, Node) and result is not node else None

@@ -1,4 +1,5 @@
-"""Slices, concatenations and pads that are simplified as they are made (PET, OSDI'21, section 6.2): what they cancel is not written."""
+"""Slices, concatenations and pads that are simplified as they are made (PET, OSDI'21, section 6.2):
+what they cancel is not written."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def whole(node: Node) -> Box:
 
 
 def cut(node: Node, box: Box) -> Node:
-    """The elements of `node` within `box`: of what a slice is cut from, of the parts that a concatenation takes them from."""
+    """The elements of `node` within `box`: of what a slice is cut from, of the parts that a
+    concatenation takes them from."""
     if box == whole(node):
         return node
     if node.op == "constant":
@@ -66,7 +68,8 @@ def margin(node: Node) -> Margin | None:
 
 
 def join(parts: Sequence[Node], axis: int) -> Node:
-    """The concatenation of `parts`; neighbours that are slices of one tensor are one slice, and one part is itself."""
+    """The concatenation of `parts`; neighbours that are slices of one tensor are one slice, and one
+    part is itself."""
     found: list[Node] = []
     for part in _flat(parts, axis):
         if found and (merged := _merged(found[-1], part, axis)) is not None:
@@ -102,8 +105,10 @@ def under(operand: Node, box: Box) -> Box:
 def needed(
     n: int, interval: TraitInterval, size: int, stride: int, dilation: int, low: int
 ) -> tuple[TraitInterval, int, int]:
-    """Which of `n` positions the windows of an interval see, and how much padding before and after. With nothing but padding, one
-    position is cropped away again by negative pads."""
+    """Which of `n` positions the windows of an interval see, and how much padding before and after.
+
+    With nothing but padding, one position is cropped away again by negative pads.
+    """
     first = interval[0] * stride - low
     last = (interval[1] - 1) * stride - low + (size - 1) * dilation + 1
     start, stop = min(max(first, 0), n - 1), max(min(last, n), 1)

@@ -1,7 +1,7 @@
 """What the engine asks of an operator besides its definition.
 
-An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py` reads what it can
-off the definition, so that nobody has to state that.
+An operator states its traits in `op_specs/`, beside its definition. `rewriting/derived_traits.py`
+reads what it can off the definition, so that nobody has to state that.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ Domain = str | Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class MutantFamily:
-    """A family of mutants (PET, OSDI'21, section 4): it rewrites a term of the operator that states it.
+    """A family of mutants (PET, OSDI'21, section 4): it rewrites a term of the operator that states
+    it.
 
-    If `of` names an operator, the family rewrites only terms whose operands are all of that operator.
+    If `of` names an operator, the family rewrites only terms whose operands are all of that
+    operator.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""The meaning `work`: floating-point operations, counted by the primitives of a definition, and bytes of its operands."""
+"""The meaning `work`: floating-point operations, counted by the primitives of a definition, and
+bytes of its operands."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Flops(Typed[None]):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one term does once: operations (of all blocks of a kernel), and bytes read and written, each operand's once."""
+    """What one term does once: operations (of all blocks of a kernel), and bytes read and written,
+    each operand's once."""
 
     flops: int
     bytes: int

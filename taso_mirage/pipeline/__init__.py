@@ -1,4 +1,5 @@
-"""The way of a model through the optimizer: the list of its stages (`stages`), and what runs them (`stage`)."""
+"""The way of a model through the optimizer: the list of its stages (`stages`), and what runs them
+(`stage`)."""
 
 from taso_mirage.pipeline.stages import optimize_model
 

@@ -23,9 +23,10 @@ KERNELS_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the search starts from: the model without the small fusions into the runtime's operators (`normal`), the steps to it,
-    and the model after all passes. `rewriters`: one for each set of the target's options that is searched. The `budget` is that of
-    mutants and search together; the passes have taken of it."""
+    """What the search starts from: the model without the small fusions into the runtime's operators
+    (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
+    the target's options that is searched. The `budget` is that of mutants and search together; the
+    passes have taken of it."""
 
     normal: Model
     steps: list[RewriteStep]
@@ -68,9 +69,11 @@ def mutate(job: Job, start: Start) -> Mutations:
 
 
 def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[ModelCandidate], SearchStatistics]:
-    """The model after the passes, and after passes, search and passes again; only those that differ from the original.
+    """The model after the passes, and after passes, search and passes again; only those that differ
+    from the original.
 
-    Where the provider has options that suit some convolutions, every such set of options is searched, and the original is tried.
+    Where the provider has options that suit some convolutions, every such set of options is
+    searched, and the original is tried.
     """
     candidates, statistics = [start.passed], SearchStatistics()
     for target in variants(job, problem):
@@ -94,6 +97,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
 
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:
-    """The target with other options, where they can be measured and some operator is run in another way with them."""
+    """The target with other options, where they can be measured and some operator is run in another
+    way with them."""
     suited = job.config.measure and any(traits(n).layout for n in problem.model.nodes())
     return problem.target.variants if suited else ()

@@ -1,4 +1,5 @@
-"""The stage that checks the chosen candidate against the original's float64 reference, and finds the first rewrite that breaks it."""
+"""The stage that checks the chosen candidate against the original's float64 reference, and finds
+the first rewrite that breaks it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def check_candidates(
     feeds: Sequence[Arrays],
     choice: Choice,
 ) -> tuple[Choice, Differences]:
-    """The choice if it passes the check; else the longest prefix of its steps that does, if that is measured faster too."""
+    """The choice if it passes the check; else the longest prefix of its steps that does, if that is
+    measured faster too."""
     if choice.candidate is None:
         return choice, ()
     checking = _Checking(job, problem, valid, cases)
@@ -53,7 +55,8 @@ class _Checking:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
 
     def differences(self, model: Model, target: Target) -> Differences:
-        """onnx's checker (where the original passes it), loading, and the criterion on every output of every case."""
+        """onnx's checker (where the original passes it), loading, and the criterion on every output
+        of every case."""
         try:
             session = runtime.open_in_child(model, target, check=self.valid)
         except TasoMirageError as error:
@@ -76,7 +79,8 @@ class _Checking:
         return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
 
     def _kept(self, chosen: ModelCandidate, before: Sequence[RewriteStep]) -> tuple[ModelCandidate | None, Differences]:
-        """The candidate of the steps before the first bad one, if they change the model and it passes."""
+        """The candidate of the steps before the first bad one, if they change the model and it
+        passes."""
         problem = self.problem
         good, steps = problem.after(before)
         problem.weights.update(good.weights)

@@ -1,4 +1,5 @@
-"""The stage that chooses: candidates run in turn with the original, and the fastest is taken where it surely gains."""
+"""The stage that chooses: candidates run in turn with the original, and the fastest is taken where
+it surely gains."""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ KEPT = "the original's graph is kept"
 LOOKS = 3
 """A gain that may be chance is measured so often, at most."""
 PROMISING = 0.98
-"""Of the cost after the passes: a candidate that is predicted to cost less is not given up for one measurement."""
+"""Of the cost after the passes: a candidate that is predicted to cost less is not given up for one
+measurement."""
 KEEP_BELOW = 1.01
-"""A candidate must be measured this many times faster than the original, or the original is kept."""
+"""A candidate must be measured this many times faster than the original, or the original is
+kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidate that is taken (None: the original is), the times of the best, and the original after the passes where it was measured
-    no slower."""
+    """The candidate that is taken (None: the original is), the times of the best, and the original
+    after the passes where it was measured no slower."""
 
     candidate: ModelCandidate | None = None
     timing: Timing | None = None
@@ -91,7 +94,8 @@ class Choosing:
     def _alive(
         self, candidates: Sequence[ModelCandidate], original: Session
     ) -> tuple[list[Session], list[ModelCandidate]]:
-        """The original's session with those of the candidates that the runtime takes, and these candidates."""
+        """The original's session with those of the candidates that the runtime takes, and these
+        candidates."""
         sessions: list[Session] = [original]
         alive: list[ModelCandidate] = []
         for candidate in candidates:
@@ -108,7 +112,8 @@ class Choosing:
         return sessions, alive
 
     def _sure(self, best: ModelCandidate, timing: Timing, times: list[list[list[float]]]) -> Timing:
-        """The times of the best, of more sessions where those seen leave it open whether it gains."""
+        """The times of the best, of more sessions where those seen leave it open whether it
+        gains."""
         if timing.ratio >= KEEP_BELOW and not (timing.certain and timing.low >= KEEP_BELOW):
             return self._confirmed(best, [[[], []] for _ in times])
         if timing.ratio < KEEP_BELOW and best.cost < PROMISING * self.passed.cost:
@@ -121,9 +126,10 @@ class Choosing:
         return surviving(candidate, self.inputs, problem.after, cost, self.job.remarks.append)
 
     def _confirmed(self, candidate: ModelCandidate, times: list[list[list[float]]]) -> Timing:
-        """The original and one candidate anew, each time in other sessions, beside `times` that count as well: the best of several is so by
-        luck, too, a promising one looks slower by bad luck, and a session's luck lasts. On a busy machine it takes several looks until
-        a gain is told from chance."""
+        """The original and one candidate anew, each time in other sessions, beside `times` that
+        count as well: the best of several is so by luck, too, a promising one looks slower by bad
+        luck, and a session's luck lasts. On a busy machine it takes several looks until a gain is
+        told from chance."""
         hopeful = any(map(any, times))
         for _ in range(LOOKS):
             sessions = [

@@ -1,4 +1,5 @@
-"""What is optimized: the original with its sizes, the rewriter for its target, and the inputs and references that check a result."""
+"""What is optimized: the original with its sizes, the rewriter for its target, and the inputs and
+references that check a result."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ from taso_mirage.search.weights import fold_weights
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The original at the sizes that weigh most. `weights` gets every folded one, so that any prefix of steps can be replayed."""
+    """The original at the sizes that weigh most.
+
+    `weights` gets every folded one, so that any prefix of steps can be replayed.
+    """
 
     model: Model
     target: Target
@@ -52,8 +56,9 @@ class Problem:
 def after(
     model: Model, weights: Mapping[str, Weight], steps: Sequence[RewriteStep]
 ) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """A model after steps, with the folded weights that they need, and the steps to it: what the runtime takes as an initializer
-    only is folded, though the step that does so may be a later one."""
+    """A model after steps, with the folded weights that they need, and the steps to it: what the
+    runtime takes as an initializer only is folded, though the step that does so may be a later one.
+    """
     outputs = replay(model.graph.outputs, steps)
     made, folded = fold_weights(model.with_graph(outputs, weights), weights, needed=True)
     return made, (*steps, *folded)
@@ -86,7 +91,10 @@ def load_original(job: Job, problem: Problem) -> tuple[Session, bool]:
 
 
 def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase], list[Arrays]]:
-    """The cases of the check, with their float64 references, and the inputs that are timed. Raises Kept where nothing can be checked."""
+    """The cases of the check, with their float64 references, and the inputs that are timed.
+
+    Raises Kept where nothing can be checked.
+    """
     config = job.config
     try:
         prepared = prepared_cases(job, problem, original)

@@ -16,14 +16,16 @@ Values = Mapping[str, Any]
 
 
 class Kept(Exception):
-    """Raised by a stage that finds why the original's graph has to be kept; the stages after it do not run."""
+    """Raised by a stage that finds why the original's graph has to be kept; the stages after it do
+    not run."""
 
 
 @dataclass(slots=True)
 class Job:
-    """What all stages of one optimization share: the options, progress, interrupts, the cache of measurements, and the executor whose
-    machines measure. `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph is kept; `seconds`
-    are those of each stage."""
+    """What all stages of one optimization share: the options, progress, interrupts, the cache of
+    measurements, and the executor whose machines measure. `remarks` are for the user; `failure`
+    says which rewrite broke the model, `kept` why its graph is kept; `seconds` are those of each
+    stage."""
 
     config: Config
     progress: Progress
@@ -38,8 +40,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage. `work` gets the job and the values that `takes` names, and returns those that `gives` names, in this order (one value
-    alone, or a tuple). A stage runs where all that it takes is there."""
+    """One stage.
+
+    `work` gets the job and the values that `takes` names, and returns those that `gives` names, in
+    this order (one value alone, or a tuple). A stage runs where all that it takes is there.
+    """
 
     name: str
     work: Callable[..., Any]
@@ -56,7 +61,10 @@ class Stage:
 
 
 def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
-    """All values after the stages, `given` among them. Where a stage raises Kept, the later ones find nothing to take."""
+    """All values after the stages, `given` among them.
+
+    Where a stage raises Kept, the later ones find nothing to take.
+    """
     values = dict(given)
     for stage in stages:
         if all(name in values for name in stage.takes):

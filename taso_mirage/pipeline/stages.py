@@ -1,4 +1,5 @@
-"""The pipeline: the list of all stages, in the order in which they run (docs/design.md, "Optimize")."""
+"""The pipeline: the list of all stages, in the order in which they run (docs/design.md,
+"Optimize")."""
 
 from __future__ import annotations
 
@@ -67,7 +68,10 @@ def conclude(
 
 
 def fuse(job: Job, result: Result) -> Result:
-    """The result with searched kernels where they make the whole model faster. They have what is left of the budget."""
+    """The result with searched kernels where they make the whole model faster.
+
+    They have what is left of the budget.
+    """
     config = job.config
     if config.kernels == OFF:
         return result
@@ -102,7 +106,10 @@ SEARCH = (
         ("choice", "differences"),
     ),
 )
-"""From a model to a checked choice. A stage that finds that the original has to be kept ends these."""
+"""From a model to a checked choice.
+
+A stage that finds that the original has to be kept ends these.
+"""
 FINISH = (
     Stage("kernels", fuse, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
@@ -115,7 +122,10 @@ CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differenc
 def optimize_model(
     model: Model, config: Config, progress: Progress = quiet, stop: Stop | None = None, output: Path | None = None
 ) -> Result:
-    """A faster model that computes the same, or the original. Every step is an equation; the result is checked."""
+    """A faster model that computes the same, or the original.
+
+    Every step is an equation; the result is checked.
+    """
     child().limit = config.run_limit
     with measuring(config) as (cache, executor):
         job = Job(config, progress, stop or Stop(), cache, executor)

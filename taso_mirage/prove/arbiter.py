@@ -1,4 +1,5 @@
-"""Z3 on scalars: whether two normal forms are equal reals, with maxima and comparisons as case distinctions."""
+"""Z3 on scalars: whether two normal forms are equal reals, with maxima and comparisons as case
+distinctions."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ SIZES = ("size", "floor")
 
 
 def equal(matching: Matching, p: Poly, q: Poly, given: Conditions, dtype: str = "float32") -> bool:
-    """Whether p = q for all reals, by Z3, or as integers of the dtype, which wrap; False where it does not know. Folds and reads are
-    unknowns, other functions uninterpreted."""
+    """Whether p = q for all reals, by Z3, or as integers of the dtype, which wrap; False where it
+    does not know. Folds and reads are unknowns, other functions uninterpreted."""
     if len(p.terms) + len(q.terms) > SMALL or not (_mentions(p) or _mentions(q)):
         return False
     import z3
@@ -129,7 +130,8 @@ class _Translation:
             self.facts += [value >= 0, value * value == z3.If(polys[0] >= 0, polys[0], -polys[0])]
 
     def _integer(self, a: Atom, polys: list[Any]) -> Any:
-        """An unknown integer within its range; what wraps is off by a multiple of 2^n, a remainder by one of the divisor."""
+        """An unknown integer within its range; what wraps is off by a multiple of 2^n, a remainder
+        by one of the divisor."""
         value = self._unknown(a.kind, polys)
         found = value_bounds(self.matching.algebra, Poly({((a, 1),): 1}))
         self.facts += [value >= self._number(found.low)] if found.low is not None else []

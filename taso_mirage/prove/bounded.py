@@ -1,4 +1,5 @@
-"""Proofs at fixed sizes: every element of both sides, folds spelled out, as polynomials; Z3 where those differ."""
+"""Proofs at fixed sizes: every element of both sides, folds spelled out, as polynomials; Z3 where
+those differ."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def _differ(xp: Elements, matching: Matching, a: Element, b: Element) -> str | N
 
 
 def _judged(lhs: Sequence[Node], rhs: Sequence[Node], why: Failure) -> Failure:
-    """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none over the reals."""
+    """Refuted where plain float64 arithmetic shows a difference; one in the field alone is none
+    over the reals."""
     try:
         verdict = fingerprint(lhs, rhs)
     except (IndexError, ValueError, TasoMirageError):

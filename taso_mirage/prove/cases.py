@@ -64,7 +64,8 @@ def numeral(value: Any) -> Poly:
 
 
 def decided(indices: Indices, given: Conditions, p: Poly) -> list[tuple[Conditions, Poly]]:
-    """A factor that is 1 under conditions on free integers, and else 0, becomes a distinction of cases."""
+    """A factor that is 1 under conditions on free integers, and else 0, becomes a distinction of
+    cases."""
     atom = next((a for m in p.terms for a, _ in m if a.kind == "sum" and not a.args[0]), None)
     if atom is None or infinite(p):
         return [(given, p)]

@@ -1,4 +1,5 @@
-"""Counterexamples: small concrete inputs on which the two sides of a refuted equation differ in plain float64 arithmetic."""
+"""Counterexamples: small concrete inputs on which the two sides of a refuted equation differ in
+plain float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -13,19 +14,22 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.verdicts import Counterexample, Failure
 
 RANGES = ((0, 1), (-2, 2), (1, 3), (-5, 5), (1, 40), (-100, 100))
-"""Integers that inputs are tried from, small ones first; the positive ones keep roots and quotients defined."""
+"""Integers that inputs are tried from, small ones first; the positive ones keep roots and quotients
+defined."""
 TRIES = 6
 APART = 1e-6
-"""How far two float64 values must be apart, relative to the larger or 1: roundings are a billion times smaller."""
+"""How far two float64 values must be apart, relative to the larger or 1: roundings are a billion
+times smaller."""
 
 
 def find_counterexample(lhs: Sequence[Node], rhs: Sequence[Node], refuted: Failure, seed: int = 0) -> Counterexample:
-    """Values that show the difference which the field found, from a few ranges of small integers."""
+    """Values that show the difference which the field found, from a few ranges of small
+    integers."""
     leaves = tuple(n for n in topological([*lhs, *rhs]) if n.op in ("input", "weight"))
     inputs = tuple(n for n in leaves if n.op == "input")
     texts = show_graph(Graph(inputs, tuple(lhs))), show_graph(Graph(inputs, tuple(rhs)))

@@ -1,7 +1,8 @@
-"""The meaning `elements`: one element of a tensor at a symbolic index, as a normal form (TensorRight's denotation).
+"""The meaning `elements`: one element of a tensor at a symbolic index, as a normal form
+(TensorRight's denotation).
 
-A value is a shape and a function from an index to cases: conditions on the index, and the scalar there. So equality of one
-element at an index of symbols is equality of the tensors, at every size.
+A value is a shape and a function from an index to cases: conditions on the index, and the scalar
+there. So equality of one element at an index of symbols is equality of the tensors, at every size.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Element:
 
 
 class Elements(Meaning[Element]):
-    """One instance a proof. `unroll`: folds over fixed ranges are spelled out (the bounded proof)."""
+    """One instance a proof.
+
+    `unroll`: folds over fixed ranges are spelled out (the bounded proof).
+    """
 
     def __init__(self, budget: int = 200_000, unroll: bool = False) -> None:
         self.indices = Indices(budget)

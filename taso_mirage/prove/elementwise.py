@@ -1,4 +1,5 @@
-"""Scalar functions on normal forms, and how reshaping maps an index: what the meaning `elements` is built from."""
+"""Scalar functions on normal forms, and how reshaping maps an index: what the meaning `elements` is
+built from."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from taso_mirage.prove.scalars import Scalars
 
 
 def normal_form(algebra: Scalars, function: Function, dtypes: list[str], ps: list[Poly], result: str) -> Cases:
-    """A function on every element; what has no rule here is uninterpreted. Integers may be given modulo 2^n."""
+    """A function on every element; what has no rule here is uninterpreted.
+
+    Integers may be given modulo 2^n.
+    """
     algebra.indices.step(1 + sum(len(p.terms) for p in ps))
     compares = function.comparison
     if any(infinite(p) for p in ps):
@@ -115,7 +119,8 @@ def _distinguished(algebra: Scalars, p: Poly, kind: str, yes: Poly, no: Poly) ->
 
 
 def converted(algebra: Scalars, p: Poly, old: str, new: str) -> Cases:
-    """A conversion: the identity where the new type surely holds the number, a test for zero to bool, else a function of its own."""
+    """A conversion: the identity where the new type surely holds the number, a test for zero to
+    bool, else a function of its own."""
     machine.modelled_dtype(old), machine.modelled_dtype(new)
     if old == new:
         return (((), p),)

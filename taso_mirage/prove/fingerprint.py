@@ -1,4 +1,5 @@
-"""Fingerprints: two graphs evaluated on the same independent random residues, the first rung of the evidence ladder."""
+"""Fingerprints: two graphs evaluated on the same independent random residues, the first rung of the
+evidence ladder."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.field import Field, Residues, agree
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.verdicts import Counterexample, Failure, FailureKind
 
 
@@ -24,7 +25,9 @@ class Agreed:
 def fingerprint(
     lhs: Sequence[Node], rhs: Sequence[Node], trials: int = 8, seed: int = 0, xp: Field | None = None
 ) -> Agreed | Failure:
-    """Compare two lists of typed terms over the same leaves. Sizes must be fixed. A field that is given draws on.
+    """Compare two lists of typed terms over the same leaves.
+
+    Sizes must be fixed. A field that is given draws on.
 
     A failure is refuted, with the first difference of the residues, or undecided: no trial was
     valid (a zero denominator or an open order in each), or a term has no definition.

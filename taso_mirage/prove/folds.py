@@ -1,4 +1,5 @@
-"""Sums in normal form, over bound integers under linear conditions (TensorRight's symbolic reductions)."""
+"""Sums in normal form, over bound integers under linear conditions (TensorRight's symbolic
+reductions)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
-    """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges are understood."""
+    """The sum (or product) of `body` over all values of `bound` that satisfy the conditions; ranges
+    are understood."""
     if kind == "prod":
         return _product(algebra, bound, conditions, body)
     total = ZERO
@@ -152,7 +154,8 @@ def forced(indices: Indices, among: Sequence[str], conditions: Sequence[Dim]) ->
 
 
 def _split(algebra: ScalarAlgebra, bound: set[str], monomial: Monomial) -> tuple[Monomial, Monomial]:
-    """The factors that do not hang on what is bound, and those that do; exp(a + b) is two factors."""
+    """The factors that do not hang on what is bound, and those that do; exp(a + b) is two
+    factors."""
     outside: Monomial = ()
     inside: list[tuple[Poly, int]] = []
     for a, power in monomial:
@@ -197,7 +200,8 @@ def _components(
 
 
 def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
-    """How many values satisfy the conditions, where those are at most one bound on each side and never cross."""
+    """How many values satisfy the conditions, where those are at most one bound on each side and
+    never cross."""
     low: Dim = 0
     high: Dim = indices.extents[name] - 1
     for e in conditions:
@@ -212,7 +216,8 @@ def _count(indices: Indices, name: str, conditions: list[Dim]) -> Dim | None:
 
 
 def _closed(algebra: ScalarAlgebra, kind: str, bound: list[str], conditions: list[Dim], body: Monomial) -> Poly:
-    """The atom, its bound integers named by their place, so that equal folds built alike are one atom."""
+    """The atom, its bound integers named by their place, so that equal folds built alike are one
+    atom."""
     mapping = renaming(algebra, bound, conditions, Poly({body: 1}))
     poly = algebra.bind_monomial(body, mapping)
     if len(poly.terms) != 1 or next(iter(poly.terms.values())) != 1:

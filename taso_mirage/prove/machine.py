@@ -1,8 +1,9 @@
 """Machine integers in proofs: which values a normal form can have, and what wraps around.
 
-An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for its value modulo 2^n. So sums
-and products need no thought, and whatever looks at the value asks for `wrapped_value` first. Polynomials of sizes and indices alone, with
-coefficients below 2^(n/2), are taken to fit int32 and int64 (and, where they are not negative, uint32 and uint64), and sizes and
+An element of an integer dtype of n bits is a polynomial with integer coefficients that stands for
+its value modulo 2^n. So sums and products need no thought, and whatever looks at the value asks for
+`wrapped_value` first. Polynomials of sizes and indices alone, with coefficients below 2^(n/2), are
+taken to fit int32 and int64 (and, where they are not negative, uint32 and uint64), and sizes and
 indices to be exact as floats.
 """
 
@@ -214,7 +215,8 @@ def _integer(a: Atom) -> bool:
 
 
 def reduced(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be wrapped again."""
+    """The same value modulo 2^n: coefficients nearest to 0, and nothing wrapped that will be
+    wrapped again."""
     m = modulus(dtype)
     if m is None or infinite(p):
         return p
@@ -247,7 +249,8 @@ def _wraps(a: Atom, m: int) -> bool:
 
 
 def wrapped_value(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
-    """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a multiple of 2^n, else an atom."""
+    """The value itself: the polynomial where it surely fits its dtype, perhaps shifted by a
+    multiple of 2^n, else an atom."""
     m, span = modulus(dtype), limits(dtype)
     if m is None or span is None or infinite(p):
         return p
@@ -271,14 +274,16 @@ def filling(algebra: ScalarAlgebra, value: float, dtype: str) -> Poly:
 
 
 def _fit(algebra: ScalarAlgebra, p: Poly, dtype: str) -> bool:
-    """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the dtype."""
+    """Whether a polynomial of sizes and indices is taken to fit: its coefficients are small for the
+    dtype."""
     m = modulus(dtype) or 0
     small = m >= 2**32 and sum(max(c, -c) for c in p.terms.values()) ** 2 < m
     return bool(small) and _of_sizes(algebra, p, not dtype.startswith("u"), FLAGS)
 
 
 def _of_sizes(algebra: ScalarAlgebra, p: Poly, signed: bool, flags: int) -> bool:
-    """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are; nowhere negative unless `signed`."""
+    """Whether a polynomial is one of sizes and indices alone, whatever its factors of 0 or 1 are;
+    nowhere negative unless `signed`."""
     e = algebra.as_dim(p)
     if e is not None:
         return signed or algebra.indices.nonnegative(e)
@@ -296,7 +301,8 @@ def values(algebra: ScalarAlgebra, ps: Sequence[Poly], dtypes: Sequence[str]) ->
 
 
 def to_integer(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
-    """To an integer dtype: modular from integers; of a float the identity on integers that both types hold, else unknown."""
+    """To an integer dtype: modular from integers; of a float the identity on integers that both
+    types hold, else unknown."""
     wide, narrow = modulus(old), modulus(new)
     if old == "bool":
         return p
@@ -321,7 +327,8 @@ def _inside(algebra: ScalarAlgebra, p: Poly, dtype: str, digits: int) -> bool:
 
 
 def to_float(algebra: ScalarAlgebra, p: Poly, old: str, new: str) -> Poly:
-    """To a float: exact where the type surely holds the number, else a function of it (rounding, the same from all floats)."""
+    """To a float: exact where the type surely holds the number, else a function of it (rounding,
+    the same from all floats)."""
     if not is_float(old):
         p = wrapped_value(algebra, p, old)
         exact = old == "bool" or _sizes(algebra, p) or representable(algebra, p, new)

@@ -1,4 +1,5 @@
-"""Whether two normal forms are equal: folds up to a one-to-one affine change of their bound integers (TensorRight, section 4)."""
+"""Whether two normal forms are equal: folds up to a one-to-one affine change of their bound
+integers (TensorRight, section 4)."""
 
 from __future__ import annotations
 
@@ -129,7 +130,10 @@ class Matching:
         change: dict[str, Dim],
         given: Conditions,
     ) -> bool:
-        """Whether the conditions and ranges of both say the same. The ranges of `mine` are known to `entails`."""
+        """Whether the conditions and ranges of both say the same.
+
+        The ranges of `mine` are known to `entails`.
+        """
         extents = self.indices.extents
         moved = [self.indices.bind(e, change) for e in others]
         moved += [r for n in theirs for r in (change[n], extents[n] - 1 - change[n])]
@@ -171,7 +175,8 @@ class Matching:
     def _unified(
         self, known: dict[str, Dim], missing: Iterable[str], left: Sequence[Dim], right: Sequence[Dim]
     ) -> dict[str, Dim] | None:
-        """The change extended so that two reads have equal indices, as far as coefficients 1 and -1 go."""
+        """The change extended so that two reads have equal indices, as far as coefficients 1 and -1
+        go."""
         pending = [(x, y) for x, y in zip(left, right, strict=True) if x != y]
         progress = True
         while progress and pending:
@@ -204,7 +209,8 @@ class Matching:
 
 
 def _opaque(d: Dim) -> bool:
-    """Whether an equation holds quotients or looked-up integers, which only the final comparison can judge."""
+    """Whether an equation holds quotients or looked-up integers, which only the final comparison
+    can judge."""
     return isinstance(d, Symbolic) and any(not isinstance(a, str) for m, _ in d.terms for a, _ in m)
 
 
@@ -252,7 +258,8 @@ def _determinant(rows: list[list[int]]) -> int:
 
 
 def _inverse(mine: list[str], theirs: list[str], change: dict[str, Dim]) -> dict[str, Dim] | None:
-    """The change solved for `mine`, one integer after the other; None where that is not triangular."""
+    """The change solved for `mine`, one integer after the other; None where that is not
+    triangular."""
     back: dict[str, Dim] = {}
     pending = {n: symbol(n) - change[n] for n in theirs}
     while len(back) < len(mine):

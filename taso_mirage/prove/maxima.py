@@ -1,4 +1,5 @@
-"""Maxima in normal form: branches, each over bound integers under linear conditions; minima are maxima of negatives."""
+"""Maxima in normal form: branches, each over bound integers under linear conditions; minima are
+maxima of negatives."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool
 
 
 def _undominated(algebra: ScalarAlgebra, branches: list[Branch]) -> list[Branch]:
-    """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x, max(x, -x, 0) = max(x, -x)."""
+    """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x,
+    max(x, -x, 0) = max(x, -x)."""
     plain_ = [b for b in branches if not b[0] and not b[1]]
     kept = list(branches)
     for b in plain_:
@@ -141,7 +143,8 @@ def _dominates(algebra: ScalarAlgebra, branch: Branch, p: Poly) -> bool:
 
 
 def nonnegative(p: Poly) -> bool:
-    """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with such a branch."""
+    """Whether a scalar is surely >= 0: sums of squares, exponentials, sizes, roots, and maxima with
+    such a branch."""
     return all(c > 0 and all(power % 2 == 0 or _positive(a) for a, power in m) for m, c in p.terms.items())
 
 

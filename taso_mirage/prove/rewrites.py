@@ -114,7 +114,8 @@ def _exponent(p: Poly) -> Poly | None:
 
 
 def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
-    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where nothing is to do."""
+    """exp(x) / (a + b exp(x)) = (1 - a / (a + b exp(x))) / b, and so for multiples of x; None where
+    nothing is to do."""
     held = next(((a, n) for a, n in m if a in algebra.fractions and n > 0), None)
     exponent = next((a for a, _ in m if a.kind == "exp"), None)
     if held is None or exponent is None:
@@ -136,7 +137,8 @@ def fraction(algebra: ScalarAlgebra, m: Monomial) -> Poly | None:
 
 
 def factored(algebra: ScalarAlgebra, p: Poly) -> Poly:
-    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as they are."""
+    """c - c a / (a + b exp(x)) as the product that it is, c b exp(x) / (a + b exp(x)); others as
+    they are."""
     if not algebra.fractions or len(p.terms) != 2 or () not in p.terms:
         return p
     (other,) = (m for m in p.terms if m)
@@ -212,7 +214,8 @@ def _magnitude(p: Poly) -> tuple[Rational, Poly, Poly] | None:
 
 
 def exp_of_logs(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
-    """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no such term."""
+    """exp(n log(q) + r) = q^n exp(r) for positive q and whole or half n; None where there is no
+    such term."""
     for m, c in p.terms.items():
         if len(m) != 1 or m[0][1] != 1 or m[0][0].kind != LOG or not -8 <= c <= 8 or int(2 * c) != 2 * c:
             continue
@@ -228,7 +231,8 @@ def exp_of_logs(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
 
 
 def sign_of(algebra: ScalarAlgebra, kind: str, p: Poly) -> Poly:
-    """A polynomial of the same sign (or the same zeros, for `zero`) with positive factors and strictly increasing functions gone."""
+    """A polynomial of the same sign (or the same zeros, for `zero`) with positive factors and
+    strictly increasing functions gone."""
     common = _common(algebra, [p], frozenset())
     p = algebra.shifted(_without(p, common))[1]
     found = _difference(algebra, p)
@@ -255,7 +259,8 @@ def _difference(algebra: ScalarAlgebra, p: Poly) -> Poly | None:
 
 
 def pulled(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
-    """A maximum with common positive factors, or one monotone function of every branch, taken out of it."""
+    """A maximum with common positive factors, or one monotone function of every branch, taken out
+    of it."""
     bound = frozenset(n for b in branches for n in b[0])
     common = _common(algebra, [p for _, _, p in branches], bound)
     if common:

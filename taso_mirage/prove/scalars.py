@@ -1,4 +1,5 @@
-"""Normal forms of scalar expressions: the rules by which polynomials over atoms (a read, a function, a fold) are built."""
+"""Normal forms of scalar expressions: the rules by which polynomials over atoms (a read, a
+function, a fold) are built."""
 
 from __future__ import annotations
 
@@ -154,7 +155,8 @@ class Scalars:
         return result
 
     def content(self, p: Poly) -> Rational:
-        """The number to take out so that coefficients are coprime integers with a sum that is not negative."""
+        """The number to take out so that coefficients are coprime integers with a sum that is not
+        negative."""
         values = [Fraction(c) for c in p.terms.values()]
         top = 0
         bottom = 1
@@ -165,7 +167,8 @@ class Scalars:
         return plain_rational(-c if sum(values) < 0 else c)
 
     def inverse(self, p: Poly) -> Poly:
-        """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing cancels that may be 0."""
+        """1 / p, where 1/0 is some number (0): inv(ab) = inv(a) inv(b), inv(inv(a)) = a; nothing
+        cancels that may be 0."""
         if not p.terms:
             return self.poly("inv", p)  # of 1/0 nothing is known but that it is one number
         if len(p.terms) > 1:
@@ -199,7 +202,8 @@ class Scalars:
         return bool(p.terms[min(p.terms, key=lambda m: (self.monomial_form(m), m))] < 0)
 
     def shifted(self, p: Poly) -> tuple[Poly, Poly]:
-        """(e, q) with p = exp(e) q: what the exponents of all terms share, and of two terms one exponential in the normal direction."""
+        """(e, q) with p = exp(e) q: what the exponents of all terms share, and of two terms one
+        exponential in the normal direction."""
         exponents = [next((a.args[0] for a, _ in m if a.kind == "exp"), ZERO) for m in p.terms]
         if not exponents or not any(e.terms for e in exponents):
             return ZERO, p
@@ -296,12 +300,16 @@ class Scalars:
         return total
 
     def position(self, p: Poly, extent: Dim) -> Dim:
-        """The index that a number is: a plain integer, or an unknown one within 0..extent-1 that hangs on the number."""
+        """The index that a number is: a plain integer, or an unknown one within 0..extent-1 that
+        hangs on the number."""
         e = self.as_dim(p)
         return self.place(p, extent) if e is None else e
 
     def place(self, p: Poly, extent: Dim) -> Dim:
-        """The unknown index: one for equal numbers and extents. What indexes from the end has been turned to the front."""
+        """The unknown index: one for equal numbers and extents.
+
+        What indexes from the end has been turned to the front.
+        """
         if extent == 1:
             return 0
         key = (p, extent)

@@ -1,4 +1,5 @@
-"""Proofs for every size: both sides' elements at one symbolic index have the same normal form (TensorRight, POPL'25)."""
+"""Proofs for every size: both sides' elements at one symbolic index have the same normal form
+(TensorRight, POPL'25)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.conditions import Conditions, Unprovable, floors, index_names
 from taso_mirage.meanings.polynomials import Poly, infinite
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.arbiter import equal
 from taso_mirage.prove.elements import Element, Elements
 from taso_mirage.prove.folds import forced, refined
@@ -18,7 +19,8 @@ from taso_mirage.prove.matching import Matching
 from taso_mirage.verdicts import Failure, FailureKind
 
 BUDGET = 100_000
-"""Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of folds."""
+"""Steps of one proof; a step is a product of two terms, a bound, or a tenth of a comparison of
+folds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Proved:
 
 
 def prove_symbolic(lhs: Sequence[Node], rhs: Sequence[Node], budget: int = BUDGET) -> Proved | Failure:
-    """Whether every element is equal for all sizes >= 1 of the symbols and all finite real elements of the leaves.
+    """Whether every element is equal for all sizes >= 1 of the symbols and all finite real elements
+    of the leaves.
 
     Where a division by zero or a root of a negative number occurs, nothing is claimed.
     """
@@ -52,7 +55,10 @@ def unproved(why: str, steps: int = 0) -> Failure:
 
 
 def denoted(xp: Elements, lhs: Sequence[Node], rhs: Sequence[Node]) -> list[tuple[Element, Element]]:
-    """The elements of the outputs of both sides, several parts one after the other. Raises Unprovable on types that differ."""
+    """The elements of the outputs of both sides, several parts one after the other.
+
+    Raises Unprovable on types that differ.
+    """
     outputs = [*lhs, *rhs]
     env = {
         n: xp.leaf(f"{n.op} {n.attr('name')}", n.tensor) for n in topological(outputs) if n.op in ("input", "weight")

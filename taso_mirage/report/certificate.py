@@ -1,7 +1,9 @@
-"""The certificate of an optimization: every equality that leads from the original's terms to the result's, with what proves it.
+"""The certificate of an optimization: every equality that leads from the original's terms to the
+result's, with what proves it.
 
-A certificate is plain data. Terms have numbers: those of the original in the order in which they run, then those that the certificate
-makes. Its records are read in their order by `optimize.follow`; docs/soundness.md describes them.
+A certificate is plain data. Terms have numbers: those of the original in the order in which they
+run, then those that the certificate makes. Its records are read in their order by
+`optimize.follow`; docs/soundness.md describes them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from taso_mirage.version import __version__
 
 CERTIFICATE_FORMAT = "taso_mirage.certificate/1"
 CHECK = "float check"
-"""What an equality without a proof rests on: the whole model was compared with the original's float64 reference."""
+"""What an equality without a proof rests on: the whole model was compared with the original's
+float64 reference."""
 BARE = ("constant", "extents", "absent")
 
 
@@ -73,7 +76,8 @@ class _Book:
         return self._numbers[node]
 
     def of(self, node: Node) -> int:
-        """The number of a term; one over operands that were rewritten since is made, with a record that says like which."""
+        """The number of a term; one over operands that were rewritten since is made, with a record
+        that says like which."""
         for each in topological([node], stop=self._numbers):
             like = self._like.get((each.op, each.attrs))
             if like is None or not each.args:
@@ -168,7 +172,8 @@ def _learn(letter: Any, dim: Any, found: dict[str, Dim]) -> None:
 
 
 def _cut(region: ChangedRegion, leaves: frozenset[Node]) -> dict[Node, Node]:
-    """Leaves with names in the order in which they are met; constants and sizes stay what they are."""
+    """Leaves with names in the order in which they are met; constants and sizes stay what they
+    are."""
     cut: dict[Node, Node] = {}
     for node in with_leaves((*region.olds, *region.news), leaves):
         if node in leaves and node.op not in BARE and node is not ABSENT and isinstance(node.type, Tensor):

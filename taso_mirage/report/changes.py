@@ -1,4 +1,5 @@
-"""What an optimization changed: every step as two small graphs over common operands, equal ones counted once."""
+"""What an optimization changed: every step as two small graphs over common operands, equal ones
+counted once."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ Pairs = tuple[tuple[Node, Node], ...]
 
 @dataclass(frozen=True, slots=True)
 class ReportedChange:
-    """A rewrite that happened at `places` (names of the original's values): `before` became `after`, over the same inputs.
+    """A rewrite that happened at `places` (names of the original's values): `before` became
+    `after`, over the same inputs.
 
-    Leaves have canonical names, so the same rewrite in twelve layers is one change of twelve places.
+    Leaves have canonical names, so the same rewrite in twelve layers is one change of twelve
+    places.
     """
 
     equations: tuple[str, ...]
@@ -43,7 +46,8 @@ class ReportedChange:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Terms that were replaced at one place, and the operands (if a match gave them) below which nothing changed."""
+    """Terms that were replaced at one place, and the operands (if a match gave them) below which
+    nothing changed."""
 
     equations: tuple[str, ...]
     pairs: Pairs
@@ -64,7 +68,8 @@ def region_leaves(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
 
 
 def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[str, Equation]) -> list[ReportedChange]:
-    """The distinct changes of the steps from the original's terms, in the order of their first places.
+    """The distinct changes of the steps from the original's terms, in the order of their first
+    places.
 
     `equations` are those that the steps name, by name; the reverse of one is called `name~`.
     """
@@ -80,7 +85,8 @@ def changes(original: Model, steps: Sequence[RewriteStep], equations: Mapping[st
 
 
 def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
-    """Regions of which each replaces just what the one before it made are one, from the first old to the last new."""
+    """Regions of which each replaces just what the one before it made are one, from the first old
+    to the last new."""
     current: ChangedRegion | None = None
     for region in regions:
         if current is not None and current.news == region.olds:
@@ -123,7 +129,8 @@ def _reversed(equation: Equation) -> Equation | None:
 
 
 def _innermost(pairs: Pairs, equations: Sequence[Equation]) -> Pairs:
-    """The pairs below the context: a term that no equation rewrote, and that differs in its operands only, is context.
+    """The pairs below the context: a term that no equation rewrote, and that differs in its
+    operands only, is context.
 
     Its operands were equal one by one, because they were rewritten and it was put over the results.
     """
@@ -159,7 +166,8 @@ def _turns(equation: Equation, old: Node, new: Node) -> bool:
 
 
 def _matches_alone(equation: Equation, node: Node) -> bool:
-    """Whether a term has the operators of one of the outputs of the left-hand side; attributes and guards are not asked."""
+    """Whether a term has the operators of one of the outputs of the left-hand side; attributes and
+    guards are not asked."""
     sides = (Graph(equation.lhs.inputs, (_bare(o),)) for o in equation.lhs.outputs if o.op == node.op)
     return any(next(matches(Equation("", side, side), node), None) is not None for side in sides)
 
@@ -172,7 +180,8 @@ def _bare(pattern: Node) -> Node:
 
 
 def _found(equation: Equation, pairs: Pairs) -> ChangedRegion | None:
-    """The application of the equation that turned the old terms into the new ones, with what its variables stood for."""
+    """The application of the equation that turned the old terms into the new ones, with what its
+    variables stood for."""
     olds, news = (tuple(side) for side in zip(*pairs, strict=True))
     nodes, around = list(olds), {}
     if len(equation.roots) > 1:  # its outputs may be deeper: terms above them look like one of them
@@ -203,7 +212,8 @@ OLD, NEW = 1, 2
 
 
 def _boundary(region: ChangedRegion, heights: Heights) -> frozenset[Node]:
-    """The highest terms that both sides reach (or leaves), found from above: when a term's turn comes, all above it have had theirs."""
+    """The highest terms that both sides reach (or leaves), found from above: when a term's turn
+    comes, all above it have had theirs."""
     marks: dict[Node, int] = {}
     heap: list[tuple[int, int, Node]] = []
 
@@ -297,7 +307,8 @@ def carried(original: Model, steps: Sequence[RewriteStep]) -> dict[Node, str]:
 def _rename(
     outputs: tuple[Node, ...], table: Mapping[Node, Node], sweep: bool, names: dict[Node, str]
 ) -> tuple[Node, ...]:
-    """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to what replaces them."""
+    """The outputs after a replay of the table, as in `steps.replay`; terms hand their names on to
+    what replaces them."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         new = node if node in table and not sweep else with_args(node, tuple(done[a] for a in node.args))

@@ -1,4 +1,5 @@
-"""Two models compared: what differs in structure, and whether they compute the same by the criterion of the check."""
+"""Two models compared: what differs in structure, and whether they compute the same by the
+criterion of the check."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SHOWN = 20
 class Structure:
     """What differs: each entry as (in a, in b), by name; None or 0 where a model has none.
 
-    `first` are the lowest terms that only one model has: there the models begin to differ. `terms` counts (only a, both, only b).
+    `first` are the lowest terms that only one model has: there the models begin to differ. `terms`
+    counts (only a, both, only b).
     """
 
     operators: Mapping[str, tuple[int, int]]
@@ -46,7 +48,10 @@ class Structure:
 
 
 def structure(a: Model, b: Model) -> Structure:
-    """The structural difference. Terms are interned, so equal terms over inputs and weights of equal names are one object."""
+    """The structural difference.
+
+    Terms are interned, so equal terms over inputs and weights of equal names are one object.
+    """
     nodes = tuple({n: None for n in m.nodes() if n.args} for m in (a, b))
     counts = tuple(Counter(_operator(n) for n in side if n.op != "item") for side in nodes)
     common = len(nodes[0].keys() & nodes[1].keys())
@@ -74,7 +79,8 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 
 
 def _first(model: Model, other: Model) -> tuple[str, ...]:
-    """The lowest terms that the other model has not: their operands are leaves, or terms that it has."""
+    """The lowest terms that the other model has not: their operands are leaves, or terms that it
+    has."""
     known = set(other.nodes())
     lowest = [n for n in model.nodes() if n.args and n not in known and all(not a.args or a in known for a in n.args)]
     return tuple(_described(n, model) for n in lowest)
@@ -109,9 +115,11 @@ def _same(a: Any, b: Any) -> bool:
 def numbers(
     a: Model, b: Model, shapes: Mapping[str, int], inputs: Sequence[Arrays] = (), target: Target = CPU
 ) -> list[Difference]:
-    """The outputs of b against those of a by the criterion of the check, on every case that the types of b's inputs admit, on a target.
+    """The outputs of b against those of a by the criterion of the check, on every case that the
+    types of b's inputs admit, on a target.
 
-    InvalidOption where inputs or outputs do not correspond; CheckFailed where a itself gives other outputs at every run.
+    InvalidOption where inputs or outputs do not correspond; CheckFailed where a itself gives other
+    outputs at every run.
     """
     sizes = _corresponding(a, b)
     base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
@@ -131,7 +139,10 @@ def numbers(
 
 
 def _corresponding(a: Model, b: Model) -> dict[str, int]:
-    """The sizes that b fixes where a has a name. InvalidOption where the models cannot take the same inputs or give the same outputs."""
+    """The sizes that b fixes where a has a name.
+
+    InvalidOption where the models cannot take the same inputs or give the same outputs.
+    """
     _same_names("input", a.input_names, b.input_names)
     _same_names("output", a.output_names, b.output_names)
     results = dict(zip(b.output_names, b.graph.outputs, strict=True))
@@ -195,8 +206,11 @@ def _admits(model: Model, inputs: Arrays) -> bool:
 
 
 def diff_data(found: Structure, differences: Sequence[Difference] | None) -> dict[str, Any]:
-    """Both differences as JSON data; each pair is (first model, second model). `numeric` is None where nothing could be compared, and an
-    error where the outputs differ in more than rounding (a shape, a text, an element that is not finite)."""
+    """Both differences as JSON data; each pair is (first model, second model).
+
+    `numeric` is None where nothing could be compared, and an error where the outputs differ in more
+    than rounding (a shape, a text, an element that is not finite).
+    """
     return {
         "structure": {
             "equal": found.equal,

@@ -24,13 +24,17 @@ from taso_mirage.rewriting.patterns import REST
 LETTER = 7.3
 """Width of a letter at 12 px."""
 LINE, PAD, GAP, RISE = 16.0, 9.0, 22.0, 38.0
-"""Height of a line of text, space around it, space between boxes of one layer and between layers."""
+"""Height of a line of text, space around it, space between boxes of one layer and between
+layers."""
 SWEEPS = 8
 
 
 @dataclass(eq=False)
 class _Box:
-    """One drawn thing: what stands in it, its layer, and the boxes above that it is made of. A box without lines is a bend."""
+    """One drawn thing: what stands in it, its layer, and the boxes above that it is made of.
+
+    A box without lines is a bend.
+    """
 
     kind: str
     lines: tuple[str, ...]
@@ -90,7 +94,8 @@ class Drawing:
 
 
 def draw(rule: Rule) -> str:
-    """The rule as an SVG document: the two sides side by side, inputs with shapes, operators with attributes, and the guard."""
+    """The rule as an SVG document: the two sides side by side, inputs with shapes, operators with
+    attributes, and the guard."""
     types = _types(rule)
     left, right = (_layout(side, types) for side in (rule.equation.lhs, rule.equation.rhs))
     wide, high = max(left.width, right.width), max(left.height, right.height)
@@ -209,7 +214,8 @@ def _value(value: Any) -> str:
 
 
 def _layout(side: Graph, types: Mapping[Node, Any]) -> Drawing:
-    """All boxes of one side, bends included, with their places; the left upper corner is the origin."""
+    """All boxes of one side, bends included, with their places; the left upper corner is the
+    origin."""
     boxes = _boxes(side, types)
     boxes += _bends(boxes)
     layers: list[list[_Box]] = [[] for _ in range(1 + max(b.layer for b in boxes))]
@@ -246,7 +252,8 @@ def _bends(boxes: Iterable[_Box]) -> list[_Box]:
 
 
 def _order(layers: list[list[_Box]], downwards: bool) -> None:
-    """Sort every layer by the mean place of what its boxes hang on, operands in their order; ties keep theirs."""
+    """Sort every layer by the mean place of what its boxes hang on, operands in their order; ties
+    keep theirs."""
     for k in range(len(layers)) if downwards else reversed(range(len(layers))):
         other = layers[k - 1] if downwards and k else layers[k + 1] if not downwards and k + 1 < len(layers) else []
         place = {id(b): i for i, b in enumerate(other)}
@@ -265,7 +272,8 @@ def _mean(box: _Box, others: list[_Box]) -> float:
 
 
 def _pack(layer: list[_Box], wanted: list[float]) -> None:
-    """Boxes as near to their wanted places as order and gaps allow: pushed right from the left, then back by their mean excess."""
+    """Boxes as near to their wanted places as order and gaps allow: pushed right from the left,
+    then back by their mean excess."""
     edge = float("-inf")
     for box, x in zip(layer, wanted, strict=True):
         box.x = max(x, edge + GAP + box.width / 2)
@@ -288,7 +296,8 @@ def _stack(layers: list[list[_Box]]) -> None:
 
 
 def _edges(box: _Box) -> Iterator[str]:
-    """Lines into a box, at one place each along its upper side, in the order of the operands; bends are passed smoothly."""
+    """Lines into a box, at one place each along its upper side, in the order of the operands; bends
+    are passed smoothly."""
     if box.kind == "bend":
         return
     count = len(box.above)

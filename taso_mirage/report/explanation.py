@@ -23,9 +23,11 @@ class StatedEquation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A change with the seconds of one place before and after: predicted, and measured as models of their own (None: not measured).
+    """A change with the seconds of one place before and after: predicted, and measured as models of
+    their own (None: not measured).
 
-    `ground` says what the change stands on at these sizes: a proof, or the check of the whole model.
+    `ground` says what the change stands on at these sizes: a proof, or the check of the whole
+    model.
     """
 
     change: ReportedChange

@@ -1,4 +1,5 @@
-"""Why an optimized model is faster and right: for every distinct change its gain, predicted and measured, and its equations with proofs."""
+"""Why an optimized model is faster and right: for every distinct change its gain, predicted and
+measured, and its equations with proofs."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ EACH, LARGEST = 0.1, 1 << 29
 
 
 def explained(result: Result, config: Config, progress: Progress, seconds: float = MEASURING) -> list[Explanation]:
-    """The distinct changes of a result, the largest predicted gain first. Measures for about `seconds` at most."""
+    """The distinct changes of a result, the largest predicted gain first.
+
+    Measures for about `seconds` at most.
+    """
     found = result.changes
     opsets = {"com.microsoft": 1, **result.original.opsets}
     context = Context(opsets, result.original.sizes, target=result.target)
@@ -69,7 +73,8 @@ def ground(change: ReportedChange, proofs: Proofs) -> str:
 
 
 def measured_seconds(change: ReportedChange, term: Weighted, workloads: Workloads) -> tuple[float, float] | None:
-    """Seconds of both sides as models of their own, run in turn where `term` measures; None where that cannot be done."""
+    """Seconds of both sides as models of their own, run in turn where `term` measures; None where
+    that cannot be done."""
     if not work_terms(change.before):
         return None  # computed ahead: it takes no time at a run
     leaves = {n for side in (change.before, change.after) for n in (*side, *side.inputs) if n.op in ("input", "weight")}
@@ -103,7 +108,8 @@ def _of_law(name: str, text: str) -> StatedEquation:
 
 
 def _of_mutant(each: Mutation) -> StatedEquation:
-    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation is in words."""
+    """A program of fixed sizes and its corrected mutant; with both of them a page, so the equation
+    is in words."""
     what = f"a mutant of this program ({', then '.join(each.families)})"
     corrected = f", right for {each.right:.1%} of its elements, the rest corrected" if each.region else ""
     return StatedEquation(each.equation.name, f"{what}{corrected}", "", each.equation.evidence, each.region)
@@ -115,7 +121,10 @@ def _statement(name: str, text: str, evidence: str) -> StatedEquation:
 
 
 def statement(name: str, result: Result | None = None) -> StatedEquation:
-    """The equation of a step's name, in the direction in which it was read. Mutants and the user's own rules are those of a result."""
+    """The equation of a step's name, in the direction in which it was read.
+
+    Mutants and the user's own rules are those of a result.
+    """
     mutants = {} if result is None else result.mutations.by_name
     if name in mutants:
         return _of_mutant(mutants[name])
@@ -196,13 +205,15 @@ def _stated(each: StatedEquation) -> Iterator[str]:
 
 
 def explanation_lines(change: ReportedChange) -> str:
-    """The operators that went and came, those on both sides left out: `add, layer_norm -> skip_layer_norm`."""
+    """The operators that went and came, those on both sides left out: `add, layer_norm ->
+    skip_layer_norm`."""
     sides = (_operators(change.before, change.after), _operators(change.after, change.before))
     return " -> ".join(side or "nothing" for side in sides)
 
 
 def _operators(side: Graph, other: Graph) -> str:
-    """The operators of one side that are not, term for term, on the other; those over weights alone only if there are no others."""
+    """The operators of one side that are not, term for term, on the other; those over weights alone
+    only if there are no others."""
     common = set(other)
     own = [n for n in side if n.args and n.op != "item" and n not in common]
     shown = [n for n in own if not is_weight(n)] or own

@@ -1,7 +1,9 @@
-"""Following a certificate from the original's terms to the optimized model's, without search and without the optimizer's word.
+"""Following a certificate from the original's terms to the optimized model's, without search and
+without the optimizer's word.
 
-Each record claims one equality. Terms are put into classes: by what was proved, and because equal operands give equal results. The
-certificate holds if every output of the optimized model is then in the class of the original's.
+Each record claims one equality. Terms are put into classes: by what was proved, and because equal
+operands give equal results. The certificate holds if every output of the optimized model is then in
+the class of the original's.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, numpy_dtype, top
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS
 from taso_mirage.operators.folding import fold_small
-from taso_mirage.operators.ops import get, interpret, interpret_term
+from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.cases import Instance, resized_instance
 from taso_mirage.report.certificate import CERTIFICATE_FORMAT, CHECK
 from taso_mirage.rewriting.text import parse_graph, show_graph
 
 MALFORMED = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 Judge = Callable[[str, str, str], str]
-"""What an equality stands on, given its kind of proof and both sides as text; raises CheckFailed where it does not hold."""
+"""What an equality stands on, given its kind of proof and both sides as text; raises CheckFailed
+where it does not hold."""
 
 
 @dataclass
@@ -42,7 +46,10 @@ class Followed:
 
 
 def follow(original: Model, optimized: Model, certificate: Mapping[str, Any], judge: Judge) -> Followed:
-    """Check every record and that they lead from one model to the other. CheckFailed names the record that does not."""
+    """Check every record and that they lead from one model to the other.
+
+    CheckFailed names the record that does not.
+    """
     if certificate.get("format") != CERTIFICATE_FORMAT:
         raise CheckFailed(
             f"the certificate has format {str(certificate.get('format'))[:60]!r}; this version reads {CERTIFICATE_FORMAT!r}"
@@ -218,7 +225,8 @@ class _Reader:
                 raise CheckFailed(f"the certificate does not lead to the output {name!r} of the optimized model")
 
     def _renamed(self, optimized: Model) -> tuple[Node, ...]:
-        """The optimized model's outputs over weights that are named as those of equal content here."""
+        """The optimized model's outputs over weights that are named as those of equal content
+        here."""
         here: dict[str, Node] = {}
         for name, array in self.weights.items():
             here.setdefault(_digest(array), weight(name, _type(array)))
@@ -261,7 +269,8 @@ def _type(array: Array) -> Tensor:
 
 
 def _constant(node: Node) -> Node:
-    """What a term without operands is (a range, say), if no size that only the run fixes is in it."""
+    """What a term without operands is (a range, say), if no size that only the run fixes is in
+    it."""
     try:
         return constant(np.asarray(interpret_term(node, REALS, []), numpy_dtype(node.dtype)))
     except MALFORMED:

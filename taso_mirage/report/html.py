@@ -56,7 +56,10 @@ def page(
     command: Sequence[str],
     used: Mapping[str, str],
 ) -> str:
-    """The whole page. `command` is the command line to repeat, `used` the versions and the device, by name."""
+    """The whole page.
+
+    `command` is the command line to repeat, `used` the versions and the device, by name.
+    """
     names = list(dict.fromkeys(name for each in explained for name in each.change.equations))
     return rendered(
         "report.html",

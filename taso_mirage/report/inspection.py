@@ -1,4 +1,5 @@
-"""What a model consists of, and what this machine offers, as data and as text: `inspect` and `doctor`."""
+"""What a model consists of, and what this machine offers, as data and as text: `inspect` and
+`doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from taso_mirage.version import __version__
 
 
 def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs, and what is opaque."""
+    """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs,
+    and what is opaque."""
     rows: dict[str, dict[str, float]] = {}
     opaque: Counter[tuple[str, str]] = Counter()
     for node in model.nodes():

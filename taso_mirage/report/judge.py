@@ -1,4 +1,5 @@
-"""What an equality of a certificate stands on: the small checker, else a proof found again, else numbers."""
+"""What an equality of a certificate stands on: the small checker, else a proof found again, else
+numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class CaseJudge:
 def _agree(instance: Instance, text: str) -> None:
     """Raise CheckFailed where random inputs tell the sides apart in float64."""
     from taso_mirage.meanings.reals import EXACT
-    from taso_mirage.operators.ops import interpret
+    from taso_mirage.operators.interpret import interpret
 
     rng = np.random.default_rng(0)
     sizes = {name: 3 + i for i, name in enumerate(sorted(instance.letters))}

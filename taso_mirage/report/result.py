@@ -31,8 +31,8 @@ SEARCHES = ("passes", "mutants", "search")
 
 @dataclass(frozen=True, slots=True)
 class PlacedKernels:
-    """Kernels that were put into the model together: of each kind of region the operators and the number of places, and how many times
-    as fast the model became by them."""
+    """Kernels that were put into the model together: of each kind of region the operators and the
+    number of places, and how many times as fast the model became by them."""
 
     kinds: tuple[tuple[tuple[str, ...], int], ...]
     gain: float
@@ -46,12 +46,15 @@ class PlacedKernels:
 class Result:
     """What `optimize` did.
 
-    `changed` is false when the original's graph was kept; then `kept` says why. `failure` is set where a rewrite broke the model
-    and was left out: it names the rewrite. `remarks` are all other things that a user should know.
+    `changed` is false when the original's graph was kept; then `kept` says why. `failure` is set
+    where a rewrite broke the model and was left out: it names the rewrite. `remarks` are all other
+    things that a user should know.
 
-    `steps` lead from the original's terms to the model's; `weights` has every one that a state in between needs; `rules` are those that
-    could be applied; `cases` are the check's, with their float64 references, for a later stage that checks again; `normal` is the
-    original after the passes, if they change it and it was measured no slower. `seconds` are those of each stage; `written`: the files.
+    `steps` lead from the original's terms to the model's; `weights` has every one that a state in
+    between needs; `rules` are those that could be applied; `cases` are the check's, with their
+    float64 references, for a later stage that checks again; `normal` is the original after the
+    passes, if they change it and it was measured no slower. `seconds` are those of each stage;
+    `written`: the files.
     """
 
     original: Model

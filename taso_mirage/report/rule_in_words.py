@@ -1,4 +1,5 @@
-"""A rule in words: what it replaces by what, where it applies, what it saves, and on what evidence it stands."""
+"""A rule in words: what it replaces by what, where it applies, what it saves, and on what evidence
+it stands."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ GROUNDS = {
 
 
 def find_rule(rules: Sequence[Rule], name: str) -> Rule:
-    """The rule of that name, or of which it is the only beginning. InvalidOption with the nearest names."""
+    """The rule of that name, or of which it is the only beginning.
+
+    InvalidOption with the nearest names.
+    """
     found = [r for r in rules if r.name == name] or [r for r in rules if r.name.startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -41,7 +45,8 @@ def find_rule(rules: Sequence[Rule], name: str) -> Rule:
 def chosen(
     rules: Iterable[Rule], texts: Sequence[str], operators: Sequence[str], families: Sequence[str]
 ) -> list[Rule]:
-    """The rules that hold every text (in name or equation) and every operator (on either side), of one of the families."""
+    """The rules that hold every text (in name or equation) and every operator (on either side), of
+    one of the families."""
     return [
         r
         for r in rules

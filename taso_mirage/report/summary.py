@@ -31,7 +31,8 @@ from taso_mirage.version import __version__
 
 
 class Stages:
-    """Progress on stderr, one line a stage with the time elapsed and left; silent when stderr is no terminal."""
+    """Progress on stderr, one line a stage with the time elapsed and left; silent when stderr is no
+    terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         console = Console(stderr=True)
@@ -249,7 +250,8 @@ def _said(each: Mutation) -> str:
 
 
 def _shortened(text: str, name: str) -> str:
-    """The equation without its guard, in the direction it was taken, at a length that a table bears."""
+    """The equation without its guard, in the direction it was taken, at a length that a table
+    bears."""
     equation = text.partition(" where ")[0]
     if directed(name)[1]:
         equation = " == ".join(reversed(equation.split(" == ")))

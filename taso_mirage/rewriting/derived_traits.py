@@ -63,7 +63,8 @@ def elementwise(name: str) -> bool:
 
 
 def multiplies(name: str) -> bool:
-    """Whether an operator sums products of its operands' elements: a matrix product, a convolution."""
+    """Whether an operator sums products of its operands' elements: a matrix product, a
+    convolution."""
     used = primitives(name)
     return used is not None and "contract" in used
 

@@ -1,4 +1,5 @@
-"""Equations between graphs (TASO's substitutions, PET's mutants, Mirage's kernels): matching with reasons, and application."""
+"""Equations between graphs (TASO's substitutions, PET's mutants, Mirage's kernels): matching with
+reasons, and application."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from taso_mirage.verdicts import Failure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a left-hand side was found: the matched outputs, and what its variables and attribute names stand for."""
+    """Where a left-hand side was found: the matched outputs, and what its variables and attribute
+    names stand for."""
 
     outputs: tuple[Node, ...]
     operands: Mapping[str, Node]
@@ -43,7 +45,10 @@ def directed(name: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class Equation:
-    """lhs = rhs for all typings on which `where` holds. Variables are untyped inputs; both sides have as many outputs."""
+    """lhs = rhs for all typings on which `where` holds.
+
+    Variables are untyped inputs; both sides have as many outputs.
+    """
 
     name: str
     lhs: Graph
@@ -52,8 +57,9 @@ class Equation:
     evidence: str = "law"
 
     def reverse(self) -> Equation | None:
-        """The equation read from right to left; None where the right side does not determine the left. Pads that the right side has
-        as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))` on the left."""
+        """The equation read from right to left; None where the right side does not determine the
+        left. Pads that the right side has as `plus(p, (1, 1))` are p there, and `minus(p, (1, 1))`
+        on the left."""
         lhs, rhs, where = self.rhs, self.lhs, self.where.source if self.where else None
         for name, numbers in reversal.shifted_names(self.rhs).items():
             back = f"minus({name}, {numbers})"
@@ -106,7 +112,8 @@ def matches(
     users: Mapping[Node, list[Node]] | None = None,
     why: MatchReason = UNASKED,
 ) -> Iterator[Match]:
-    """Every match with `node` as the first output; `users` of each term are needed for several outputs."""
+    """Every match with `node` as the first output; `users` of each term are needed for several
+    outputs."""
     for found in patterns.found_at(equation.lhs.outputs, node, patterns.Terms(users or {}), why=why):
         if _holds(equation, found.bindings, why):
             yield Match(found.outputs, found.bindings.operands, found.bindings.attributes)
@@ -133,7 +140,8 @@ def _no_match(reason: str) -> Failure:
 
 
 def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failure:
-    """The right-hand side on what was matched; a failure where it has no type or another type than the left-hand side."""
+    """The right-hand side on what was matched; a failure where it has no type or another type than
+    the left-hand side."""
     like = next((n.dtype for n in found.outputs if isinstance(n.type, Tensor)), "float32")
     try:
         results = instantiate(equation.rhs, found.names, like)
@@ -146,7 +154,8 @@ def apply_equation(equation: Equation, found: Match) -> tuple[Node, ...] | Failu
 
 
 def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failure:
-    """The results, unless integers would be divided, or summed by another kernel of the runtime's that rounds them."""
+    """The results, unless integers would be divided, or summed by another kernel of the runtime's
+    that rounds them."""
     leaves = set(found.operands.values())
     before, after = (topological(side, stop=leaves) for side in (found.outputs, results))
     truncated = next((n for n in (*before, *after) if truncates(n)), None)
@@ -161,7 +170,10 @@ def _legal(found: Match, results: tuple[Node, ...]) -> tuple[Node, ...] | Failur
 
 
 def instantiate(side: Graph, names: Mapping[str, Any], like: str = "float32") -> tuple[Node, ...]:
-    """One side of an equation with terms for its variables and values for its attribute names. Raises what typing raises."""
+    """One side of an equation with terms for its variables and values for its attribute names.
+
+    Raises what typing raises.
+    """
     done: dict[Node, Node] = {}
     for node in topological(side.outputs):
         done[node] = _instantiate(node, done, names, like)
@@ -198,5 +210,6 @@ def resembles(pattern: Node, node: Node) -> bool:
 
 
 def work_terms(nodes: Iterable[Node]) -> list[Node]:
-    """The terms that cost something at run time: no leaves, and nothing that hangs on weights only."""
+    """The terms that cost something at run time: no leaves, and nothing that hangs on weights
+    only."""
     return [n for n in nodes if n.args and n is not ABSENT and n.op != "item" and not is_weight(n)]

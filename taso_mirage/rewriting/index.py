@@ -22,14 +22,19 @@ class Application:
 
 
 Keep: TypeAlias = Callable[[Application], bool]
-"""Whether an application is wanted, or proved. It may look at what `outline.surroundings` tells, and at nothing else."""
+"""Whether an application is wanted, or proved.
+
+It may look at what `outline.surroundings` tells, and at nothing else.
+"""
 
 
 class Rules:
-    """Equations, tried where they can match: by the operator at their first output, then by the surroundings of a term.
+    """Equations, tried where they can match: by the operator at their first output, then by the
+    surroundings of a term.
 
-    Equal surroundings are matched once. What is found there holds for every term that looks so; equations that reach further down
-    are tried on the term itself where their upper part fits. `keep` leaves out applications for good.
+    Equal surroundings are matched once. What is found there holds for every term that looks so;
+    equations that reach further down are tried on the term itself where their upper part fits.
+    `keep` leaves out applications for good.
     """
 
     def __init__(self, equations: Iterable[Equation], keep: Keep | None = None) -> None:
@@ -47,11 +52,13 @@ class Rules:
 
     @property
     def matched(self) -> tuple[int, int]:
-        """How many terms were asked for, and how many different surroundings were matched for them."""
+        """How many terms were asked for, and how many different surroundings were matched for
+        them."""
         return len(self._joint), len(self._near)
 
     def applications(self, node: Node) -> tuple[Application, ...]:
-        """Every application of a one-output equation at `node` that gives another term than those of the equations before.
+        """Every application of a one-output equation at `node` that gives another term than those
+        of the equations before.
 
         It depends on the term alone, so it is found once a term.
         """
@@ -68,7 +75,8 @@ class Rules:
         return known
 
     def joint_applications(self, node: Node, users: Mapping[Node, list[Node]]) -> Iterator[Application]:
-        """Applications of equations with several outputs, `node` being the first; they depend on the graph around."""
+        """Applications of equations with several outputs, `node` being the first; they depend on
+        the graph around."""
         if node not in self._joint:
             self._surroundings(node)
         for equation in self._joint[node]:
@@ -149,7 +157,8 @@ class _Local:
 
 @dataclass(frozen=True, slots=True)
 class _Near:
-    """What is known at some surroundings: applications and, in their order, the deeper equations to try; and those with several outputs."""
+    """What is known at some surroundings: applications and, in their order, the deeper equations to
+    try; and those with several outputs."""
 
     terms: tuple[Node, ...]
     single: tuple[Equation | _Local, ...]

@@ -1,4 +1,5 @@
-"""The library of proved substitutions: a rule with one typing and its evidence, as readable TOML (`substitutions/*.toml`)."""
+"""The library of proved substitutions: a rule with one typing and its evidence, as readable TOML
+(`substitutions/*.toml`)."""
 
 from __future__ import annotations
 
@@ -38,10 +39,11 @@ FIELDS = {"name", "operators", "given", "attributes", "lhs", "rhs", "where", "ev
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An equation that holds on every typing that matches and satisfies its guard, with one typing and its evidence.
+    """An equation that holds on every typing that matches and satisfies its guard, with one typing
+    and its evidence.
 
-    `operators` counts those of the larger side. `given` has the variables' types, dims symbolic; `attributes` the values of the
-    attribute names at that typing (a `**a` as sorted pairs).
+    `operators` counts those of the larger side. `given` has the variables' types, dims symbolic;
+    `attributes` the values of the attribute names at that typing (a `**a` as sorted pairs).
     """
 
     name: str
@@ -62,7 +64,8 @@ class Rule:
         return instantiate(self.equation.lhs, bound, like), instantiate(self.equation.rhs, bound, like)
 
     def operand(self, name: str, type: Tensor) -> Node:
-        """What a variable stands for in an instance: an input, or the weight or constant that the guard asks for."""
+        """What a variable stands for in an instance: an input, or the weight or constant that the
+        guard asks for."""
         guard = self.equation.where.source if self.equation.where is not None else ""
         shape = tuple(d for d in type.shape or () if isinstance(d, int))
         if len(shape) == type.rank and asks_for_number(guard, name):
@@ -72,7 +75,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRule:
-    """A candidate that was refuted: its text, which rung refuted it, and the counterexample as plain values."""
+    """A candidate that was refuted: its text, which rung refuted it, and the counterexample as
+    plain values."""
 
     equation: str
     why: str
@@ -80,7 +84,8 @@ class RejectedRule:
 
 
 def rule_name(family: str, equation: Equation, taken: Container[str] = ()) -> str:
-    """`family.lhsroot_to_rhsroot.hash`, or `family.merge_root.hash` with several outputs; the hash is as long as it must be."""
+    """`family.lhsroot_to_rhsroot.hash`, or `family.merge_root.hash` with several outputs; the hash
+    is as long as it must be."""
     left, right = (_root_names(side.outputs) for side in (equation.lhs, equation.rhs))
     middle = f"merge_{left}" if len(equation.roots) > 1 else f"{left}_to_{right}"
     digest = hashlib.sha256(show_equation(equation).encode()).hexdigest()
@@ -191,7 +196,8 @@ def _is_pair(value: Any) -> bool:
 
 @cache
 def load_rules(folder: Path | None = None) -> tuple[Rule, ...]:
-    """The rules of every file of a folder (the shipped library if left out), files by name, rules in their order."""
+    """The rules of every file of a folder (the shipped library if left out), files by name, rules
+    in their order."""
     folder = folder or data_folder("substitutions")
     rules: list[Rule] = []
     files: dict[str, Path] = {}
@@ -205,7 +211,10 @@ def load_rules(folder: Path | None = None) -> tuple[Rule, ...]:
 
 
 def read(path: Path) -> tuple[Rule, ...]:
-    """The rules of one file. SyntaxProblem names file, rule and field; InvalidOption where it cannot be read."""
+    """The rules of one file.
+
+    SyntaxProblem names file, rule and field; InvalidOption where it cannot be read.
+    """
     return parse_rules(_text_of(path), str(path))
 
 
@@ -275,7 +284,8 @@ def _read_equation(name: str, entry: Mapping[str, Any]) -> Equation:
 
 
 def _check_names(equation: Equation, given: Iterable[str], attributes: Iterable[str]) -> None:
-    """`given` and `attributes` say what every name of the left side is, and the rest of the rule has no other names."""
+    """`given` and `attributes` say what every name of the left side is, and the rest of the rule
+    has no other names."""
     variables = {n.attr("name") for n in equation.lhs.inputs}
     values = {v for n in equation.lhs for _, v in n.attrs if isinstance(v, Expr)}
     bound = {v.name for v in values if v.name is not None}
@@ -333,7 +343,10 @@ def read_rejected(path: Path) -> tuple[RejectedRule, ...]:
 
 
 def write_rules(path: Path, rules: Iterable[Rule], header: str = "") -> None:
-    """A file of rules, in their order, atomically. The same rules give the same bytes. OutputError where it fails."""
+    """A file of rules, in their order, atomically.
+
+    The same rules give the same bytes. OutputError where it fails.
+    """
     write_file(path, comment(header) + "".join(map(show_rule, rules)))
 
 

@@ -1,7 +1,7 @@
 """What a rewrite at a term depends on: the term down to a few levels, over canonical leaves.
 
-Equal surroundings have equal keys, so what was found at one term is found at all that look like it: in equal layers, and above
-a rewrite, where every term is a new one.
+Equal surroundings have equal keys, so what was found at one term is found at all that look like it:
+in equal layers, and above a rewrite, where every term is a new one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from taso_mirage.ir.terms import LEAVES, Node, topological, variable, weight, wi
 from taso_mirage.operators.expressions import is_weight
 
 MatchKey: TypeAlias = tuple[Hashable, ...]
-"""A row for each term: operator, attributes and the places of the operands; or what there is to know of a leaf."""
+"""A row for each term: operator, attributes and the places of the operands; or what there is to
+know of a leaf."""
 MATCHED_LEVELS = 3
-"""How many operators in a row from a term down are its surroundings. Most patterns are no deeper."""
+"""How many operators in a row from a term down are its surroundings.
+
+Most patterns are no deeper.
+"""
 PATTERNS = 1 << 14
 """Of so many patterns the upper parts are kept."""
 
 
 def match_key(node: Node, levels: int) -> tuple[MatchKey, tuple[Node, ...]]:
-    """The terms down to `levels` below a term, each once, nearest first; and all about them that a rewrite may ask for.
+    """The terms down to `levels` below a term, each once, nearest first; and all about them that a
+    rewrite may ask for.
 
-    Operators, attributes, which operands are the same, types, whether a term hangs on weights only, and the values of constants.
+    Operators, attributes, which operands are the same, types, whether a term hangs on weights only,
+    and the values of constants.
     """
     place = {node: 0}
     rows: list[Hashable] = []
@@ -55,7 +61,8 @@ def _leaf(node: Node) -> Hashable:
 
 
 def canonical_terms(key: MatchKey, terms: Sequence[Node]) -> tuple[Node, ...]:
-    """The terms of some surroundings over leaves that are named by their place: the same for equal keys."""
+    """The terms of some surroundings over leaves that are named by their place: the same for equal
+    keys."""
     made = {term: _canonical_leaf(row, i) for i, (row, term) in enumerate(zip(key, terms, strict=True)) if _ends(row)}
     for term in topological(terms[:1], stop=set(made)):
         made[term] = with_args(term, tuple(made[a] for a in term.args))
@@ -81,7 +88,10 @@ def depth(pattern: Node) -> int:
 
 @lru_cache(maxsize=PATTERNS)
 def upper(pattern: Node, levels: int) -> Node:
-    """The first levels of a pattern. A variable of its own stands for each place below: equal patterns may match commuted terms."""
+    """The first levels of a pattern.
+
+    A variable of its own stands for each place below: equal patterns may match commuted terms.
+    """
     return _upper(pattern, levels, count())
 
 

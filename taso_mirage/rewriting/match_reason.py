@@ -1,4 +1,5 @@
-"""The reason why an equation does not match: of several failures, that of the attempt that came furthest."""
+"""The reason why an equation does not match: of several failures, that of the attempt that came
+furthest."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import Any
 
 
 class MatchReason:
-    """Keeps one reason while a matcher tries terms; a failed guard says more than an operator that differs."""
+    """Keeps one reason while a matcher tries terms; a failed guard says more than an operator that
+    differs."""
 
     __slots__ = ("_at_guard", "_kept", "text")
 
@@ -16,12 +18,16 @@ class MatchReason:
         self._at_guard = False
 
     def note(self, reason: str, *values: Any) -> None:
-        """Keep a reason, unless a guard was reached before. The values are formatted only if the reason is kept."""
+        """Keep a reason, unless a guard was reached before.
+
+        The values are formatted only if the reason is kept.
+        """
         if self._kept and not self._at_guard:
             self.text = reason.format(*values)
 
     def overrule(self, reason: str, *values: Any, guard: bool = False) -> None:
-        """Keep a reason whatever came before; `guard` says that the terms matched and the guard failed."""
+        """Keep a reason whatever came before; `guard` says that the terms matched and the guard
+        failed."""
         if self._kept:
             self.text = reason.format(*values)
             self._at_guard = guard

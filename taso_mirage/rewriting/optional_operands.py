@@ -1,16 +1,18 @@
-"""Optional operands of laws: one text that stands for two equations, with an operand and without it.
+"""Optional operands of laws: one text that stands for two equations, with an operand and without
+it.
 
-A star marks the operand: `conv(neg(x), w, *b, **a)`. `law_variants` expands the text when the law is
-read, and each variant is an equation of its own, with its own proof. An optional operand adds
+A star marks the operand: `conv(neg(x), w, *b, **a)`. `law_variants` expands the text when the law
+is read, and each variant is an equation of its own, with its own proof. An optional operand adds
 something (a bias, a mask), so leaving it out is adding nothing, and the variant without it follows:
 
 - An operator that may do without the operand is called without it (`None` in the middle of a call).
 - A sum is what remains of it: `add(y, *m)` is `y`.
-- Any other term that has the operand goes with it: so `mul(*b, c)`, where a call has that as its bias.
+- Any other term that has the operand goes with it: so `mul(*b, c)`, where a call has that as its
+  bias.
 - A condition of the guard that names the operand is left out, and so is its typing.
 
-All operands with a star are there, or none of them is. These rules only write the variant: whether it
-holds is for the verifier to say.
+All operands with a star are there, or none of them is. These rules only write the variant: whether
+it holds is for the verifier to say.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def law_parts(text: str) -> tuple[ast.expr, ast.expr, str]:
 
 
 def law_variants(text: str, typing: str = "") -> tuple[LawVariant, ...]:
-    """The equations of a law: without the operands that have a star, then with them. A law without a star is one."""
+    """The equations of a law: without the operands that have a star, then with them.
+
+    A law without a star is one.
+    """
     left, right, guard = law_parts(text)
     leaves = [*_leaves(left), *_leaves(right)]
     names = frozenset(_starred_name(leaf) for leaf in leaves if isinstance(leaf, ast.Starred))
@@ -62,7 +67,8 @@ def law_variants(text: str, typing: str = "") -> tuple[LawVariant, ...]:
 
 
 def _sides_without(text: str, names: frozenset[str]) -> tuple[ast.expr, ast.expr]:
-    """Both sides of a law without its optional operands, or SyntaxProblem where that is no equation."""
+    """Both sides of a law without its optional operands, or SyntaxProblem where that is no
+    equation."""
     first, second, _ = law_parts(text)
     try:
         left, right = _without(first), _without(second)
@@ -126,7 +132,8 @@ def _without(tree: ast.expr) -> ast.expr | None:
 
 @cache
 def optional_places(op: Op) -> frozenset[int]:
-    """The places of the operands that an operator may do without: the signature of its definition has None there."""
+    """The places of the operands that an operator may do without: the signature of its definition
+    has None there."""
     parameters = list(inspect.signature(op.body).parameters.values())[1:]
     return frozenset(i for i, p in enumerate(parameters) if p.kind is not p.KEYWORD_ONLY and p.default is None)
 

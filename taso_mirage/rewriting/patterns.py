@@ -1,4 +1,5 @@
-"""Matching patterns: in terms, where each place has one form, and in e-graphs, where a class has many.
+"""Matching patterns: in terms, where each place has one form, and in e-graphs, where a class has
+many.
 
 The same search serves both (egg's e-matching, Willsey et al., POPL'21, section 4, is the general
 one). A `PatternSpace` says what a place is.
@@ -41,7 +42,8 @@ class PatternSpace(Protocol[Place]):
 
 @dataclass(frozen=True, slots=True)
 class Bindings(Generic[Place]):
-    """What the names of a pattern stand for, and the computed attributes that are still to compare."""
+    """What the names of a pattern stand for, and the computed attributes that are still to
+    compare."""
 
     operands: Mapping[str, Place]
     attributes: Mapping[str, Any]
@@ -64,7 +66,8 @@ def found_at(
     apart: Callable[[tuple[Place, ...]], bool] = lambda places: True,
     why: MatchReason = UNASKED,
 ) -> Iterator[JointMatch[Place]]:
-    """Where patterns match with the first at a place; guards and computed attributes are not looked at.
+    """Where patterns match with the first at a place; guards and computed attributes are not looked
+    at.
 
     The others are found by climbing from an operand that they share, at places of which `apart`
     says whether the last may be an output beside those before.

@@ -9,11 +9,13 @@ from taso_mirage.operators import expressions
 from taso_mirage.operators.expressions import Expr
 
 REST_KEY = "**"
-"""The key under which a pattern term keeps the name that captures all attributes it does not mention."""
+"""The key under which a pattern term keeps the name that captures all attributes it does not
+mention."""
 
 
 def shifted_names(side: Graph) -> dict[str, str]:
-    """Attribute names that a side has as `plus(name, numbers)`, always with the same numbers, and never alone."""
+    """Attribute names that a side has as `plus(name, numbers)`, always with the same numbers, and
+    never alone."""
     found: dict[str, set[str]] = {}
     for node in side:
         for _, value in node.attrs:
@@ -51,6 +53,7 @@ def free_names(graph: Graph) -> set[str]:
 
 
 def bound_names(graph: Graph) -> set[str]:
-    """The names that a match of a side finds: its variables, and attributes that are one bare name."""
+    """The names that a match of a side finds: its variables, and attributes that are one bare
+    name."""
     found = {n.attr("name") for n in graph if n.op == "input"}
     return found | {v.name for n in graph for _, v in n.attrs if isinstance(v, Expr) and v.name}

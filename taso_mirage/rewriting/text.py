@@ -1,4 +1,7 @@
-"""Graphs, laws and equations as text in Python syntax: what is printed parses back. Read with `ast`, never executed."""
+"""Graphs, laws and equations as text in Python syntax: what is printed parses back.
+
+Read with `ast`, never executed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from taso_mirage.rewriting.patterns import REST
 
 
 def show_graph(graph: Graph, name: str = "graph") -> str:
-    """A graph as a Python function, one term a line; the bodies of its kernels are functions inside it.
+    """A graph as a Python function, one term a line; the bodies of its kernels are functions inside
+    it.
 
     `parse_graph` reads it back (opaque terms excepted).
     """
@@ -266,7 +270,10 @@ def _show_pattern(node: Node) -> str:
 
 @cache
 def _stated_laws() -> tuple[tuple[Equation, str], ...]:
-    """Every law of every operator with its typing. Numbers count equations: a law with optional operands takes two."""
+    """Every law of every operator with its typing.
+
+    Numbers count equations: a law with optional operands takes two.
+    """
     found: list[tuple[Equation, str]] = []
     for op in load_specs().values():
         texts = enumerate(op.law_texts)

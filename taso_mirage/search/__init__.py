@@ -1,1 +1,2 @@
-"""Which rewrites make a model faster: passes, best-first search, e-graph and extraction, by cost."""
+"""Which rewrites make a model faster: passes, best-first search, e-graph and extraction, by
+cost."""

@@ -1,4 +1,5 @@
-"""The user's own inputs: arrays by input name, from `.npz` files or from memory, that fit a model."""
+"""The user's own inputs: arrays by input name, from `.npz` files or from memory, that fit a
+model."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from taso_mirage.ir.terms import Tensor, numpy_dtype
 
 
 def read_inputs(model: Model, path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file. InvalidOption where an input is missing, or has another dtype or shape than the model wants."""
+    """The arrays of an .npz file.
+
+    InvalidOption where an input is missing, or has another dtype or shape than the model wants.
+    """
     if path.exists() and not path.is_file():
         raise InvalidOption(f"--inputs {path}: no regular file (a folder, a device, a pipe or a socket)")
     try:
@@ -27,7 +31,8 @@ def read_inputs(model: Model, path: Path) -> dict[str, Any]:
 
 
 def fitting(model: Model, arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arrays of the model's inputs; `where` they are from begins the message of InvalidOption."""
+    """The arrays of the model's inputs; `where` they are from begins the message of
+    InvalidOption."""
     for node in model.graph.inputs:
         name = node.attr("name")
         if name not in arrays:

@@ -1,4 +1,5 @@
-"""Which operators the target's runtime implements: asked once for each kind of operands, and kept on disk."""
+"""Which operators the target's runtime implements: asked once for each kind of operands, and kept
+on disk."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from taso_mirage.search.settings import FusionContext, context_model, descriptio
 class Available:
     """Whether the target's runtime implements an operator for its operands.
 
-    What the original uses it does. Others are loaded once, and those outside of ONNX's own domain run once: their kernels refuse
-    what their schemas allow.
+    What the original uses it does. Others are loaded once, and those outside of ONNX's own domain
+    run once: their kernels refuse what their schemas allow.
     """
 
     def __init__(self, original: Iterable[Node], context: Context, cache: CostCache | None = None) -> None:
@@ -34,8 +35,11 @@ class Available:
         return str(in_child(native.device_key, self.context.target, False))
 
     def _keys(self, node: Node) -> tuple[str, ...]:
-        """By what is asked, the narrowest first: what is there by one of these is there. Convolutions with channels last are so many
-        that each would take as long to try as to measure, and one that is there says that those of other sizes are."""
+        """By what is asked, the narrowest first: what is there by one of these is there.
+
+        Convolutions with channels last are so many that each would take as long to try as to
+        measure, and one that is there says that those of other sizes are.
+        """
         types = [a.type.dtype if isinstance(a.type, Tensor) else "-" for a in node.args]
         wide = f"available {node.op} {' '.join(types)} {self.context.opsets.get('', 0)}"
         if _is_standard(node):

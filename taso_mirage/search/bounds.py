@@ -1,8 +1,10 @@
-"""What a graph that is taken from an e-graph costs at least, and the options that need not be looked at.
+"""What a graph that is taken from an e-graph costs at least, and the options that need not be
+looked at.
 
-Each class has a price: its cheapest option, with a part of the price of each class that this needs, where the parts of all that might
-need it sum to one; what every graph needs is paid in full, once. That is a solution of the dual of the linear program of Tensat
-(MLSys'21, section 4.3); parts are moved to raise it.
+Each class has a price: its cheapest option, with a part of the price of each class that this needs,
+where the parts of all that might need it sum to one; what every graph needs is paid in full, once.
+That is a solution of the dual of the linear program of Tensat (MLSys'21, section 4.3); parts are
+moved to raise it.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ class Option:
 
 
 ROUNDS, SWEEPS = 40, 3
-"""How often the parts of prices are moved to raise the bound, and over how many rounds of a cycle prices are summed."""
+"""How often the parts of prices are moved to raise the bound, and over how many rounds of a cycle
+prices are summed."""
 ClassOptions = Mapping[int, Sequence[Option]]
 
 
 def tree_costs(options: ClassOptions) -> dict[int, float]:
-    """For every class that has a finite term the cost of its cheapest one, as a tree (Knuth's generalisation of Dijkstra)."""
+    """For every class that has a finite term the cost of its cheapest one, as a tree (Knuth's
+    generalisation of Dijkstra)."""
     users: dict[int, list[tuple[int, int]]] = {}
     missing: dict[tuple[int, int], int] = {}
     queue: list[tuple[float, int]] = []
@@ -55,7 +59,8 @@ def tree_costs(options: ClassOptions) -> dict[int, float]:
 
 
 class ExtractionProblem:
-    """What the roots can reach, without options that another one of the class replaces, in an order with users first."""
+    """What the roots can reach, without options that another one of the class replaces, in an order
+    with users first."""
 
     def __init__(
         self, options: ClassOptions, roots: Sequence[int], prices: Mapping[int, float], stop: Callable[[], bool]
@@ -94,7 +99,8 @@ class ExtractionProblem:
         self._set_prices()
 
     def _even(self) -> dict[int, dict[int, float]]:
-        """For every class that is not forced, the classes that may need it, with equal parts of its price."""
+        """For every class that is not forced, the classes that may need it, with equal parts of its
+        price."""
         users: dict[int, dict[int, float]] = {c: {} for c in self.place if c not in self.forced}
         for each, ways in self.options.items():
             for option in ways.values():
@@ -104,7 +110,8 @@ class ExtractionProblem:
         return {c: {u: 1 / len(of) for u in of} for c, of in users.items()}
 
     def _set_prices(self) -> None:
-        """Prices from below: those of any sweep are a bound, for a graph without cycles by induction over its terms."""
+        """Prices from below: those of any sweep are a bound, for a graph without cycles by
+        induction over its terms."""
         self.price = dict.fromkeys(self.place, 0.0)
         for _ in range(SWEEPS):
             for each in reversed(self.place):  # what a class needs comes after it, but in cycles
@@ -112,7 +119,8 @@ class ExtractionProblem:
         self.bound = sum(self.price[c] for c in self.forced)
 
     def _moved(self, step: float) -> dict[int, dict[int, float]]:
-        """The parts of the prices, moved by a step towards the classes that pay them where all take their cheapest option."""
+        """The parts of the prices, moved by a step towards the classes that pay them where all take
+        their cheapest option."""
         paying: dict[int, list[int]] = {}
         waiting = list(self.forced)
         for each in waiting:
@@ -137,7 +145,8 @@ class ExtractionProblem:
         return option.cost + sum([price[n] * weights[n][of] for n in option.needs if n in weights])
 
     def drop_above(self, threshold: float) -> bool:
-        """Leave out options with which every graph would cost more than a threshold; whether there were any."""
+        """Leave out options with which every graph would cost more than a threshold; whether there
+        were any."""
         dropped = False
         for each in self.forced:
             rest = self.bound - self.price[each]
@@ -161,7 +170,8 @@ class ExtractionProblem:
         self.options = {c: self.options[c] for c in found}
 
     def _order(self) -> dict[int, int]:
-        """Users before what they need; a cycle is entered from outside, where the tree is dearest."""
+        """Users before what they need; a cycle is entered from outside, where the tree is
+        dearest."""
         needs = {c: {n for o in ways.values() for n in o.needs} for c, ways in self.options.items()}
         users = Counter(chain.from_iterable(needs.values()))
         free = [c for c in needs if not users[c]]
@@ -182,7 +192,8 @@ class ExtractionProblem:
         return place
 
     def _must(self) -> dict[int, int]:
-        """For each class, as bits of places, the classes that every term of it has: itself, and what all its options need."""
+        """For each class, as bits of places, the classes that every term of it has: itself, and
+        what all its options need."""
         everything = (1 << len(self.place)) - 1
         must = dict.fromkeys(self.place, everything)
         changed = True
@@ -201,7 +212,8 @@ class ExtractionProblem:
         return must
 
     def _drop_cycles(self, must: Mapping[int, int]) -> bool:
-        """Leave out options that need what cannot be had without their own class; whether there were any."""
+        """Leave out options that need what cannot be had without their own class; whether there
+        were any."""
         dropped = False
         for each, ways in self.options.items():
             sound = {i: o for i, o in ways.items() if not any(must[n] >> self.place[each] & 1 for n in o.needs)}

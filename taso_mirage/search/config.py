@@ -1,4 +1,5 @@
-"""The options of an optimization, and what all of its stages share: progress, interrupts, and the cache of measurements."""
+"""The options of an optimization, and what all of its stages share: progress, interrupts, and the
+cache of measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": sat
 """How one part of a model is searched, by the names of `--strategy`."""
 OFF, CACHED, SEARCH = "off", "cached", "search"
 KERNELS = (OFF, CACHED, SEARCH)
-"""The values of `--kernels`: no kernels, those that were searched on this machine before, or a search."""
+"""The values of `--kernels`: no kernels, those that were searched on this machine before, or a
+search."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, how much of it is done, and how much there is (0: not known)."""
@@ -39,11 +41,12 @@ def quiet(stage: str, done: int, total: int) -> None:
 class Config:
     """The options of `optimize`, named as on the command line.
 
-    `budget`: seconds of all searches. `seconds`: of one comparison of whole models. `shapes`: sets of named sizes, each
-    with its weight. `inputs`: the user's own, for the check and the timing. `scheduler`: the address of a Dask scheduler
-    whose workers measure operators; whole models are measured here. `partial`: whether mutants with corrections take
-    part in the search. `run_limit`: seconds that the runtime may take for one load, run or measurement. `rules`: what
-    may be applied (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
+    `budget`: seconds of all searches. `seconds`: of one comparison of whole models. `shapes`: sets
+    of named sizes, each with its weight. `inputs`: the user's own, for the check and the timing.
+    `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
+    measured here. `partial`: whether mutants with corrections take part in the search. `run_limit`:
+    seconds that the runtime may take for one load, run or measurement. `rules`: what may be applied
+    (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
     """
 
     budget: float = 60.0
@@ -72,15 +75,17 @@ class Config:
 
     @property
     def applied(self) -> RuleSet:
-        """The rules that may be applied: without the runtime's own operators where the result is to be portable."""
+        """The rules that may be applied: without the runtime's own operators where the result is to
+        be portable."""
         allowed = rules() if self.rules is None else self.rules
         portable = self.portable or "com.microsoft" not in self.target.domains
         return allowed.where(lambda each: not runtime_specific(each)) if portable else allowed
 
 
 class Stop:
-    """Set by an interrupt: the running stage and all later ones end early, and the best found so far goes on to the measurement and the
-    check. Before the first search there is nothing to keep (`began`)."""
+    """Set by an interrupt: the running stage and all later ones end early, and the best found so
+    far goes on to the measurement and the check. Before the first search there is nothing to keep
+    (`began`)."""
 
     def __init__(self) -> None:
         self._budget: Budget | None = None
@@ -117,7 +122,8 @@ def measuring(config: Config) -> Iterator[tuple[CostCache, Executor | None]]:
 
 
 def weighted_sizes(model: Model, config: Config) -> list[tuple[dict[str, int], float]]:
-    """The sets of sizes that the model is measured at, each with its share; the one that weighs most comes first."""
+    """The sets of sizes that the model is measured at, each with its share; the one that weighs
+    most comes first."""
     return workloads(model, config.shapes, config.inputs, config.default_size)
 
 

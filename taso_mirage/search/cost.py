@@ -1,8 +1,10 @@
-"""Cost: seconds of a graph on the target, from measured operators in the context in which the runtime runs them, or by a roofline.
+"""Cost: seconds of a graph on the target, from measured operators in the context in which the
+runtime runs them, or by a roofline.
 
-A *setting* is a term with the producers that the runtime fuses it with, or keeps in the same layout: a convolution and the
-activation behind it. The term costs what it adds to them. What belongs together is asked of the runtime, which writes down what it
-makes of a small model; so there is no list of its fusions here.
+A *setting* is a term with the producers that the runtime fuses it with, or keeps in the same
+layout: a convolution and the activation behind it. The term costs what it adds to them. What
+belongs together is asked of the runtime, which writes down what it makes of a small model; so there
+is no list of its fusions here.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ FREE = frozenset({"input", "weight", "constant", "extents", "item", "absent", "o
 DEPTH = 3
 """How many terms in a row take part in a setting."""
 SMALL, COPIES = 1 << 20, 8
-"""A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter than what a run costs anyway."""
+"""A setting that moves fewer bytes is measured in so many copies at once: one run of it is shorter
+than what a run costs anyway."""
 CONTEST, GAIN = 0.4, 1.02
-"""Seconds that the cheapest states of a part are measured, and how much faster one must be than what is there."""
+"""Seconds that the cheapest states of a part are measured, and how much faster one must be than
+what is there."""
 UNMEASURABLE = (RuntimeUnavailable, TasoMirageError, LookupError, TypeError, ValueError)
 
 
@@ -58,13 +62,15 @@ class TermCost(Protocol):
         ...
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a layout between them."""
+        """Whether the runtime runs a term and its producer, which only it uses, as one, or keeps a
+        layout between them."""
         ...
 
 
 @dataclass
 class Cost:
-    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once, ahead, and costs nothing."""
+    """Seconds of a graph: the sum over its terms; what hangs on weights only is computed once,
+    ahead, and costs nothing."""
 
     term: TermCost
     _placed: dict[tuple[Node, tuple[FusionContext, ...]], tuple[FusionContext, float]] = field(default_factory=dict)
@@ -89,7 +95,8 @@ class Cost:
         return self._place(node, ())[1] if _runs(node) else 0.0
 
     def _place(self, node: Node, sole: tuple[FusionContext, ...]) -> tuple[FusionContext, float]:
-        """The setting of a term above producers that only it uses, and what it adds to them: asked once for all that look so."""
+        """The setting of a term above producers that only it uses, and what it adds to them: asked
+        once for all that look so."""
         near = tuple([s.cut(DEPTH - 1) for s in sole])
         row, terms = match_key(node, DEPTH)
         key = row, tuple([(terms.index(s.node), s.pattern(terms)) for s in near])
@@ -102,7 +109,8 @@ class Cost:
     def _asked(
         self, node: Node, near: Sequence[FusionContext], to: Mapping[Node, Node]
     ) -> tuple[tuple[int, ...], float]:
-        """Which of the producers the runtime joins with a term, and the seconds that it adds, over canonical terms."""
+        """Which of the producers the runtime joins with a term, and the seconds that it adds, over
+        canonical terms."""
         producers = [s.over(to) for s in near]
         joined = tuple(i for i, s in enumerate(producers) if self.term.joined(s, to[node]))
         return joined, self.term.seconds(FusionContext(to[node], tuple(producers[i] for i in joined)))
@@ -126,14 +134,16 @@ class Roofline:
 
 
 class MeasuredCost:
-    """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline where that is impossible."""
+    """The cost of settings measured on ONNX Runtime, here or on an executor's machine; the roofline
+    where that is impossible."""
 
     def __init__(self, context: Context, cache: CostCache, executor: Executor | None = None) -> None:
         self.context, self.cache, self.executor = context, cache, executor
         self.fallback = Roofline(context)
         self.measured = 0
         self.deadline = math.inf
-        """The monotonic time from which nothing more is measured, only looked up: what is new then costs its roofline."""
+        """The monotonic time from which nothing more is measured, only looked up: what is new then
+        costs its roofline."""
         self._known: dict[FusionContext, float] = {}
         self._described: dict[FusionContext, str | None] = {}
         self._seconds: dict[str, float | None] = {}
@@ -171,7 +181,8 @@ class MeasuredCost:
         return sum(w.bytes for w in counted if w is not None)
 
     def _measured(self, what: str, setting: FusionContext, copies: int) -> float | None:
-        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime does not take the setting."""
+        """A measurement by what it hangs on: in memory, on disk, or now; None where the runtime
+        does not take the setting."""
         if (described := self._description(setting)) is None:
             return None
         key = f"{what} {copies} {described}"
@@ -217,7 +228,8 @@ class MeasuredCost:
         return in_child(function, *args) if self.executor is None else self.executor.submit(function, *args).result()
 
     def in_turn(self, states: Sequence[Sequence[Node]], seconds: float) -> list[float] | None:
-        """Seconds of several equal graphs as they are, measured in turn for so long; None where the runtime does not take one."""
+        """Seconds of several equal graphs as they are, measured in turn for so long; None where the
+        runtime does not take one."""
         try:
             described = "\n".join(described_terms(running(s), s, self.context) for s in states)
             name = hashlib.sha256(described.encode()).hexdigest()
@@ -234,7 +246,9 @@ class MeasuredCost:
 
 
 class Weighted:
-    """The cost at several sets of sizes: what it is at each, times the share of that set. Measured with a cache, else rooflines.
+    """The cost at several sets of sizes: what it is at each, times the share of that set.
+
+    Measured with a cache, else rooflines.
 
     `workloads` are the sets with their shares, which sum to 1; the rest of `context` holds for all.
     """
@@ -251,7 +265,8 @@ class Weighted:
         return self._sum([term.seconds(setting) for term in self.terms])
 
     def joined(self, producer: FusionContext, node: Node) -> bool:
-        """Whether they are run as one at some sizes; at the others the term costs what it adds there all the same."""
+        """Whether they are run as one at some sizes; at the others the term costs what it adds
+        there all the same."""
         return any(term.joined(producer, node) for term in self.terms)
 
     def device(self) -> str:
@@ -264,13 +279,15 @@ class Weighted:
             each.deadline = deadline
 
     def in_turn(self, states: Sequence[Sequence[Node]], seconds: float = CONTEST) -> list[float] | None:
-        """Seconds of several equal graphs, measured in turn at every set of sizes; None where that cannot be done."""
+        """Seconds of several equal graphs, measured in turn at every set of sizes; None where that
+        cannot be done."""
         times = [each.in_turn(states, seconds / len(self.measured)) for each in self.measured]
         found = [t for t in times if t is not None]
         return [self._sum(each) for each in zip(*found, strict=True)] if found and None not in times else None
 
     def fastest(self, states: Sequence[Sequence[Node]]) -> int:
-        """Which of several equal graphs is measured fastest; the first, unless another is so by GAIN."""
+        """Which of several equal graphs is measured fastest; the first, unless another is so by
+        GAIN."""
         times = self.in_turn(states)
         if times is None:
             return 0

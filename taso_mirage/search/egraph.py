@@ -1,7 +1,9 @@
-"""An e-graph over terms: classes of equal terms, closed under congruence, with proofs (Willsey et al., POPL'21, section 3).
+"""An e-graph over terms: classes of equal terms, closed under congruence, with proofs (Willsey et
+al., POPL'21, section 3).
 
-Proofs are paths in a forest of unions (Nieuwenhuis and Oliveras, RTA'05). A class keeps one term that stands for it: a constant if
-it has one, else a term over weights only, else the first. So guards and costs, which look at terms, see what the class is.
+Proofs are paths in a forest of unions (Nieuwenhuis and Oliveras, RTA'05). A class keeps one term
+that stands for it: a constant if it has one, else a term over weights only, else the first. So
+guards and costs, which look at terms, see what the class is.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ FOLDING = "constant folding"
 
 
 class EGraph:
-    """Terms are added with `add`, made equal with `union`; `rebuild` restores congruence and must come before reading."""
+    """Terms are added with `add`, made equal with `union`; `rebuild` restores congruence and must
+    come before reading."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -66,7 +69,8 @@ class EGraph:
             yield from by_op.get(name, ())
 
     def forms(self, of: int, op: str) -> Iterator[tuple[Attributes, tuple[int, ...]]]:
-        """The attributes and operands of a class's e-nodes of one operator, for matching patterns."""
+        """The attributes and operands of a class's e-nodes of one operator, for matching
+        patterns."""
         return ((attrs, args) for _, attrs, args, _ in self.members(of, op))
 
     def built(self, of: int, op: str, attrs: Attributes, args: tuple[Node, ...]) -> Node:
@@ -127,7 +131,10 @@ class EGraph:
             self._users[arg][key] = None
 
     def union(self, a: Node, b: Node, *reasons: str) -> bool:
-        """Make two terms equal that were added, by the named equations; whether this is new. TypeError where their types differ."""
+        """Make two terms equal that were added, by the named equations; whether this is new.
+
+        TypeError where their types differ.
+        """
         if a.type != b.type:
             raise TypeError(
                 f"{a.op} of type {a.type} cannot equal {b.op} of type {b.type}; see the equation {', '.join(reasons)!r}"
@@ -150,7 +157,8 @@ class EGraph:
         return True
 
     def rebuild(self) -> None:
-        """Close under congruence, and let classes be known as constants or weights whose operands are."""
+        """Close under congruence, and let classes be known as constants or weights whose operands
+        are."""
         while self._merged or self._improved:
             while self._merged:
                 merged, self._merged = dict.fromkeys(map(self.find, self._merged)), []
@@ -213,7 +221,8 @@ class EGraph:
             a = above[0]
 
     def explain(self, pairs: Iterable[tuple[Node, Node]]) -> tuple[str, ...]:
-        """The equations by which each pair of terms, added and of one class, is equal; each once, in the order of use."""
+        """The equations by which each pair of terms, added and of one class, is equal; each once,
+        in the order of use."""
         names: dict[str, None] = {}
         waiting, seen = list(pairs)[::-1], set[tuple[Node, Node]]()
         while waiting:
@@ -250,6 +259,7 @@ def _rank(node: Node) -> int:
 
 
 def _preference(node: Node) -> tuple[int, int]:
-    """Smaller is a better term to stand for its class; among those that run it is the first one, so that it stays."""
+    """Smaller is a better term to stand for its class; among those that run it is the first one, so
+    that it stays."""
     rank = _rank(node)
     return rank, len(topological([node])) if rank == 1 else 0

@@ -1,4 +1,5 @@
-"""The cheapest graphs of an e-graph, where a shared term is paid once: exact branch and bound, depth first (see `bounds`)."""
+"""The cheapest graphs of an e-graph, where a shared term is paid once: exact branch and bound,
+depth first (see `bounds`)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ ChosenOptions = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to be the cheapest of all, and
-    `bound`, which no graph is cheaper than."""
+    """The cheapest graphs found, cheapest first, with their costs; `exact` if the first is known to
+    be the cheapest of all, and `bound`, which no graph is cheaper than."""
 
     found: tuple[tuple[float, ChosenOptions], ...]
     exact: bool
@@ -38,9 +39,11 @@ def extract(
     limit: int = 20_000,
     stop: Callable[[], bool] = lambda: False,
 ) -> Extraction:
-    """The cheapest acyclic graphs that have the roots: up to `keep`, none dearer than `slack` times the cheapest.
+    """The cheapest acyclic graphs that have the roots: up to `keep`, none dearer than `slack` times
+    the cheapest.
 
-    `known` are graphs to start from. After `limit` steps, or when `stop` says so, it gives the best found so far.
+    `known` are graphs to start from. After `limit` steps, or when `stop` says so, it gives the best
+    found so far.
     """
     kept = _Kept(keep, slack)
     prices = tree_costs(options)
@@ -59,7 +62,10 @@ def extract(
 
 
 def _cheapest_trees(options: ClassOptions, prices: Mapping[int, float]) -> ChosenOptions:
-    """Every class by its cheapest tree. It is acyclic: among equal trees, what was settled first needs only what was before."""
+    """Every class by its cheapest tree.
+
+    It is acyclic: among equal trees, what was settled first needs only what was before.
+    """
     place = {each: i for i, each in enumerate(prices)}
 
     def total(each: int, option: Option) -> float:
@@ -109,9 +115,9 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Classes as bits of their places: needed, decided, and those that were first needed in their turn, so that none of what
-    they need was paid before. `owed` is the price of the forced classes that are not decided, less what others still pay of classes
-    that are."""
+    """Classes as bits of their places: needed, decided, and those that were first needed in their
+    turn, so that none of what they need was paid before. `owed` is the price of the forced classes
+    that are not decided, less what others still pay of classes that are."""
 
     needed: int
     decided: int
@@ -160,7 +166,8 @@ class _Search:
                 frames.append(self._frame(after))
 
     def _frame(self, state: _State) -> tuple[int, _State, Iterator[int]]:
-        """The first class that is not decided, and its options, the one that seems to add least first."""
+        """The first class that is not decided, and its options, the one that seems to add least
+        first."""
         waiting = state.needed & ~state.decided
         of = self.at[(waiting & -waiting).bit_length() - 1]
         problem = self.problem
@@ -222,7 +229,8 @@ class _Search:
         return [below[c] for c in self.at]
 
     def _bound(self, state: _State) -> float:
-        """What every graph below a state costs at least: a class that waits owes its price, but for the parts of later users."""
+        """What every graph below a state costs at least: a class that waits owes its price, but for
+        the parts of later users."""
         waiting = state.needed & ~state.decided & state.in_turn
         total, furthest = state.cost + state.owed, state.decided.bit_length()
         while waiting:

@@ -1,6 +1,8 @@
-"""Mutants of a model's costly programs, with corrections, as equations for its search (PET, OSDI'21, sections 4 to 6).
+"""Mutants of a model's costly programs, with corrections, as equations for its search (PET,
+OSDI'21, sections 4 to 6).
 
-The costliest programs come first, within a share of the budget; what was found of a program is kept on disk by its structure.
+The costliest programs come first, within a share of the budget; what was found of a program is kept
+on disk by its structure.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ EACH = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Mutations:
-    """What pays in a model (`found`), and what was looked at: costly programs (`known`: on the disk before, `late`: left out for time),
-    their mutants, those of them without corrections, in how many seconds."""
+    """What pays in a model (`found`), and what was looked at: costly programs (`known`: on the disk
+    before, `late`: left out for time), their mutants, those of them without corrections, in how
+    many seconds."""
 
     found: tuple[Mutation, ...] = ()
     programs: int = 0
@@ -55,13 +58,17 @@ NO_MUTATIONS = Mutations()
 
 
 class MutationStore:
-    """What was tried, a file for each program; `device` says where its seconds were measured. Without a folder nothing is kept."""
+    """What was tried, a file for each program; `device` says where its seconds were measured.
+
+    Without a folder nothing is kept.
+    """
 
     def __init__(self, folder: Path | None, device: str) -> None:
         self.folder, self.device = folder, device
 
     def read(self, program: Graph) -> Tried | None:
-        """None where nothing is known of the program, or the file cannot be read: it is tried again."""
+        """None where nothing is known of the program, or the file cannot be read: it is tried
+        again."""
         if self.folder is None:
             return None
         try:
@@ -72,7 +79,8 @@ class MutationStore:
             return None
 
     def write(self, program: Graph, made: Tried) -> None:
-        """Keep what was found; a folder that cannot be written to costs nothing but the time of the next run."""
+        """Keep what was found; a folder that cannot be written to costs nothing but the time of the
+        next run."""
         if self.folder is None:
             return
         mutations = [_written(m) for m in made.mutations]
@@ -117,7 +125,8 @@ def mutations(
     store: MutationStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mutations:
-    """Try the mutants of the costly programs below `outputs` until the budget is spent, the costliest first."""
+    """Try the mutants of the costly programs below `outputs` until the budget is spent, the
+    costliest first."""
 
     def contest(program: Graph, corrected: Graph) -> tuple[float, float]:
         times = term.in_turn((program.outputs, corrected.outputs), EACH)

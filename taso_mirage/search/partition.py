@@ -1,4 +1,5 @@
-"""Cutting a model into parts small enough to search, each distinct part once (TASO section 6; repeated layers are one part)."""
+"""Cutting a model into parts small enough to search, each distinct part once (TASO section 6;
+repeated layers are one part)."""
 
 from __future__ import annotations
 
@@ -9,15 +10,17 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, topological, users, variab
 from taso_mirage.operators.expressions import is_weight
 
 LEAST, MOST, REST, APART = 24, 60, 8, 8
-"""A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST terms; no cut leaves fewer than
-REST terms. A value that lives through the whole model, such as a mask, widens all cuts alike. The rule looks only ahead, so that
-equal layers are cut alike. A second look at a model cuts it at least APART terms away from where it was cut before: what one
-cut hid is then within a part."""
+"""A part ends at the narrowest cut (fewest live values, then the first) between LEAST and MOST
+terms; no cut leaves fewer than REST terms. A value that lives through the whole model, such as a
+mask, widens all cuts alike. The rule looks only ahead, so that equal layers are cut alike. A second
+look at a model cuts it at least APART terms away from where it was cut before: what one cut hid is
+then within a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """A piece of a model: `graph` has canonical leaf names, `leaves` gives the model's term of each."""
+    """A piece of a model: `graph` has canonical leaf names, `leaves` gives the model's term of
+    each."""
 
     graph: Graph
     leaves: Mapping[Node, Node]
@@ -31,8 +34,11 @@ class ModelPart:
 
 
 def model_parts(outputs: Sequence[Node], cuts: Collection[Node] = ()) -> Iterator[ModelPart]:
-    """The parts of a model, in topological order. Opaque terms, and terms that hang on weights only, are in none. No part ends near
-    one of `cuts`, the last outputs of the parts of an earlier look."""
+    """The parts of a model, in topological order.
+
+    Opaque terms, and terms that hang on weights only, are in none. No part ends near one of `cuts`,
+    the last outputs of the parts of an earlier look.
+    """
     order = topological(outputs)
     used_by = users(order)
     wanted = set(outputs)
@@ -124,7 +130,8 @@ def _part(segment: list[Node], used_by: Mapping[Node, list[Node]], wanted: set[N
 
 
 class _Boundary:
-    """What a part does not look below: it gives every term outside a canonical leaf, in the order of the first visit."""
+    """What a part does not look below: it gives every term outside a canonical leaf, in the order
+    of the first visit."""
 
     def __init__(self, inside: set[Node], done: dict[Node, Node], inputs: list[Node]) -> None:
         self.inside, self.done, self.inputs = inside, done, inputs

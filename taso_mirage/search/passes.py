@@ -1,4 +1,7 @@
-"""Passes before and after the search: laws that only ever help. CSE and DCE are interning itself."""
+"""Passes before and after the search: laws that only ever help.
+
+CSE and DCE are interning itself.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,18 @@ Signature = tuple[str, tuple[Any, ...], Any]
 
 
 def signature(node: Node) -> Signature:
-    """What the cost of a term depends on: operator, attributes, and the types of the operands, weights told apart."""
+    """What the cost of a term depends on: operator, attributes, and the types of the operands,
+    weights told apart."""
     return node.op, tuple((a.type, is_weight(a)) for a in node.args), node.attrs
 
 
 @dataclass
 class Context:
-    """What every rewrite of one model has to respect, with memos over interned terms. `others` is the same at the other sets of sizes,
-    each with how much it counts against this one; `weights` are those whose values are known, and where it is `hopeful` the values of all
-    suit."""
+    """What every rewrite of one model has to respect, with memos over interned terms.
+
+    `others` is the same at the other sets of sizes, each with how much it counts against this one;
+    `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
+    """
 
     opsets: Mapping[str, int]
     sizes: Mapping[str, int]
@@ -55,7 +61,8 @@ class Context:
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
 
     def helpful(self, rules: Rules) -> Rules:
-        """The rules without the applications that never pay: not even where nothing that they match is used elsewhere."""
+        """The rules without the applications that never pay: not even where nothing that they match
+        is used elsewhere."""
         if rules not in self._helpful:
             single = (e for e in rules.equations if len(e.roots) == 1)
             hopeful = Context(self.opsets, self.sizes, self.available, self.target, self.others, hopeful=True)
@@ -74,7 +81,8 @@ class Context:
         return self._work[key]
 
     def _rounds_a_weight(self, node: Node) -> bool:
-        """Whether a term combines weights in half precision, and is large or shown to be off: scales multiplied ahead may underflow."""
+        """Whether a term combines weights in half precision, and is large or shown to be off:
+        scales multiplied ahead may underflow."""
         half = isinstance(node.type, Tensor) and node.type.dtype in ("float16", "bfloat16")
         counted = self.work(node) if half and is_weight(node) and not selects(node.op) else None
         if counted is None or counted.flops == 0:
@@ -82,7 +90,10 @@ class Context:
         return counted.flops > FEW or not (dtype_holds(node, self.weights) or self.hopeful)
 
     def estimate(self, node: Node) -> float:
-        """Seconds of one term on a roofline: a launch, and the longer of computing and moving. Those at other sizes are added."""
+        """Seconds of one term on a roofline: a launch, and the longer of computing and moving.
+
+        Those at other sizes are added.
+        """
         counted, reached = self.work(node), self.target.device.operator
         seconds = reached.launch + sum(weight * other.estimate(node) for other, weight in self.others)
         if counted is None:
@@ -90,7 +101,8 @@ class Context:
         return seconds + max(counted.flops / reached.flops, counted.bytes / reached.bandwidth)
 
     def legal(self, node: Node) -> bool:
-        """Whether the term can be written at the model's opsets, and the runtime has an implementation of it."""
+        """Whether the term can be written at the model's opsets, and the runtime has an
+        implementation of it."""
         if node.op in ("input", "weight", "constant", "extents", "opaque", "item", "absent"):
             return True
         if node not in self._legal:
@@ -112,8 +124,9 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
 
 
 def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
-    """The order in which laws are tried as passes: standard operators first; then into the runtime's own, large patterns
-    before small ones, because a small fusion would hide a large one. `keep` says which applications are proved."""
+    """The order in which laws are tried as passes: standard operators first; then into the
+    runtime's own, large patterns before small ones, because a small fusion would hide a large one.
+    `keep` says which applications are proved."""
     helpful = [e for e in equations if can_shrink(e)]
     standard = [e for e in helpful if not runtime_specific(e)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
@@ -121,14 +134,20 @@ def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[
 
 
 def joint(rules: Rules) -> Rules:
-    """The equations with several outputs into the runtime's own operators: they only help. Others, such as parallel products as
-    one, are left to the search, because they hide larger fusions."""
+    """The equations with several outputs into the runtime's own operators: they only help.
+
+    Others, such as parallel products as one, are left to the search, because they hide larger
+    fusions.
+    """
     return Rules((e for e in rules.equations if len(e.roots) > 1 and runtime_specific(e)), rules.keep)
 
 
 def for_search(equations: Sequence[Equation], target: Target = CPU) -> tuple[Equation, ...]:
-    """What the search uses: all but the small fusions into the runtime's own operators. Laws that only change a layout save no term, so
-    that no pass takes them: the search has them on a GPU, unless the target's options have set one layout for all."""
+    """What the search uses: all but the small fusions into the runtime's own operators.
+
+    Laws that only change a layout save no term, so that no pass takes them: the search has them on
+    a GPU, unless the target's options have set one layout for all.
+    """
     standard = [e for e in equations if not runtime_specific(e)]
     free = target.gpu and not target.channels_last
     layouts = [e for e in equations if free and runtime_specific(e) and _changes_layout(e)]
@@ -141,7 +160,8 @@ def _changes_layout(equation: Equation) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def can_shrink(equation: Equation) -> bool:
-    """Whether some choice of weights for the variables leaves fewer terms to run on the right than on the left."""
+    """Whether some choice of weights for the variables leaves fewer terms to run on the right than
+    on the left."""
     names = {n: 1 << i for i, n in enumerate(equation.lhs.inputs)}
     left, right = (_reached(side, names) for side in (equation.lhs, equation.rhs))
     return any(sum(bool(t & r) for t in right) < sum(bool(t & r) for t in left) for r in range(1, 1 << len(names)))
@@ -164,7 +184,8 @@ def runtime_specific(equation: Equation) -> bool:
 
 
 def simplify(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
-    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and, on a roofline, no slower."""
+    """Apply, bottom-up until nothing changes, every law that makes the graph smaller and, on a
+    roofline, no slower."""
     steps: list[RewriteStep] = []
     current = tuple(outputs)
     for _ in range(SWEEPS):
@@ -251,7 +272,8 @@ def removed_terms(found: Match, uses: Mapping[Node, int]) -> list[Node]:
 
 
 def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
-    """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on a roofline, no slower."""
+    """Apply, in one walk, every equation with several outputs that makes the graph smaller and, on
+    a roofline, no slower."""
     order = topological(outputs)
     used_by = users(order)
     uses = Counter(a for n in order for a in set(n.args))
@@ -279,13 +301,15 @@ def merge(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tupl
 
 
 def _ready(application: Application, done: Mapping[Node, Node]) -> bool:
-    """Whether all that was matched stands before the place in the walk, and none of the outputs is made yet."""
+    """Whether all that was matched stands before the place in the walk, and none of the outputs is
+    made yet."""
     found = application.found
     return all(o not in done for o in found.outputs) and all(n in done or is_weight(n) for n in found.operands.values())
 
 
 def _wanted(found: Match, uses: Mapping[Node, int]) -> bool:
-    """Whether every output is used outside of what was matched: else an equation with fewer outputs does it."""
+    """Whether every output is used outside of what was matched: else an equation with fewer outputs
+    does it."""
     inside = topological(found.outputs, stop=set(found.operands.values()))
     return all(uses[o] > sum(o in n.args for n in inside) for o in found.outputs)
 
@@ -299,7 +323,8 @@ def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
 
 
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
-    """Whether fewer terms run after an application, no slower on a roofline, and all of them may be written."""
+    """Whether fewer terms run after an application, no slower on a roofline, and all of them may be
+    written."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)

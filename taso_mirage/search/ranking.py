@@ -1,4 +1,5 @@
-"""The mutants of a costly part (PET, OSDI'21), what they cost without and with their corrections, and which are verified."""
+"""The mutants of a costly part (PET, OSDI'21), what they cost without and with their corrections,
+and which are verified."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ Late = Callable[[], bool]
 class Ranked:
     """A mutant of a part; costs are seconds.
 
-    `agreement` is None where the two cannot be compared, `corrected` where the mutant has no correction: `refused` says why. `joined`:
-    corrections that share their weights run as one operator, which costs less than each alone. `evidence` is None while nothing was
-    verified.
+    `agreement` is None where the two cannot be compared, `corrected` where the mutant has no
+    correction: `refused` says why. `joined`: corrections that share their weights run as one
+    operator, which costs less than each alone. `evidence` is None while nothing was verified.
     """
 
     mutant: Mutant
@@ -39,7 +40,8 @@ class Ranked:
 
     @property
     def share(self) -> float:
-        """The part of the elements that are right without correction, of the output with the fewest."""
+        """The part of the elements that are right without correction, of the output with the
+        fewest."""
         return 0.0 if self.agreement is None else min(region.share for region in self.agreement.regions)
 
     @property
@@ -56,7 +58,10 @@ class Ranked:
 
 
 def costed(original: Graph, mutants: Sequence[Mutant], cost: Cost, late: Late = lambda: False) -> Iterator[Ranked]:
-    """Each mutant with its region, its correction, and what both cost, until it is late. Nothing here is verified."""
+    """Each mutant with its region, its correction, and what both cost, until it is late.
+
+    Nothing here is verified.
+    """
     for mutant in mutants:
         if late():
             return
@@ -76,8 +81,10 @@ def _costed(original: Graph, mutant: Mutant, cost: Cost) -> Ranked:
 
 
 def ranked_mutants(found: Sequence[Ranked]) -> list[Ranked]:
-    """The cheapest corrected program first; those without one last, the largest region first. A program that two mutants come to is
-    the first's."""
+    """The cheapest corrected program first; those without one last, the largest region first.
+
+    A program that two mutants come to is the first's.
+    """
     order = sorted(found, key=lambda each: (each.cost, -each.share, len(each.mutant.families)))
     programs = [None if each.corrected is None else each.corrected.outputs for each in order]
     return [each for i, each in enumerate(order) if programs[i] is None or programs[i] not in programs[:i]]

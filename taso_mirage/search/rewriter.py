@@ -1,4 +1,5 @@
-"""What the passes and the search make of a model for one target: candidates, each with the steps that lead to it."""
+"""What the passes and the search make of a model for one target: candidates, each with the steps
+that lead to it."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ from taso_mirage.search.weights import fold_weights, split_halves
 LAST = 0.2
 """The part of a search's time that is kept for the passes after it, at most."""
 MERGES = 2
-"""How often equations with several outputs are tried: a bias joins the sum that the first walk made."""
+"""How often equations with several outputs are tried: a bias joins the sum that the first walk
+made."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCandidate:
-    """A model that could be the result, the steps from the original to it, its predicted seconds, and where it is to run."""
+    """A model that could be the result, the steps from the original to it, its predicted seconds,
+    and where it is to run."""
 
     name: str
     model: Model
@@ -40,8 +43,11 @@ class ModelCandidate:
 
 
 class Rewriter:
-    """Passes and search of one model for one target. Nothing is measured where `cache` is None; `weights` gets every folded one;
-    `proved` says which applications of the equations are."""
+    """Passes and search of one model for one target.
+
+    Nothing is measured where `cache` is None; `weights` gets every folded one; `proved` says which
+    applications of the equations are.
+    """
 
     def __init__(
         self,
@@ -60,7 +66,8 @@ class Rewriter:
         asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
         self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
-        # parts are searched with names of their own for weights; the passes see the model's, whose values are known
+        # parts are searched with names of their own for weights; the passes see the model's, whose
+        # values are known
         self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
@@ -71,9 +78,11 @@ class Rewriter:
         """Seconds that the passes took: what those after the search may take."""
 
     def passes(self) -> tuple[Model, list[RewriteStep], ModelCandidate]:
-        """The model that the search starts from with the steps to it, and the model after all passes.
+        """The model that the search starts from with the steps to it, and the model after all
+        passes.
 
-        The search has no small fusions into the runtime's operators: they are made last, and would only hide large ones.
+        The search has no small fusions into the runtime's operators: they are made last, and would
+        only hide large ones.
         """
         standard, large, every = self.stages
         start = time.monotonic()
@@ -91,7 +100,10 @@ class Rewriter:
         progress: Callable[[int, int], None],
         more: Sequence[Equation] = (),
     ) -> tuple[ModelCandidate | None, SearchStatistics]:
-        """The model after search and passes, if the search took a step, and what it looked at. `more` equations are for it alone."""
+        """The model after search and passes, if the search took a step, and what it looked at.
+
+        `more` equations are for it alone.
+        """
         standard, large, every = self.stages
         if self.term.measured:
             self.term.measure_until(budget.start + budget.seconds)
@@ -118,7 +130,8 @@ class Rewriter:
         return self.term.fastest(states)
 
     def _simplified(self, model: Model, rules: Sequence[Rules]) -> tuple[Model, list[RewriteStep]]:
-        """The model after the laws that only help, stage by stage, with weights folded in between."""
+        """The model after the laws that only help, stage by stage, with weights folded in
+        between."""
         taken: list[RewriteStep] = []
         for stage in rules:
             model, halved = split_halves(model, self.weights)
@@ -139,7 +152,8 @@ class Rewriter:
 
 
 def shares(budget: Budget, count: int) -> Iterator[Budget]:
-    """Equal shares of what is left of a budget for one search after the other; an interrupt of one ends them all."""
+    """Equal shares of what is left of a budget for one search after the other; an interrupt of one
+    ends them all."""
     for left in range(count, 0, -1):
         share = Budget(budget.left() / left, alpha=budget.alpha)
         yield share

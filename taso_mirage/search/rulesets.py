@@ -18,8 +18,9 @@ from taso_mirage.rewriting.text import laws
 class RuleSet:
     """Equations of unique names, in the order in which they are tried.
 
-    `a + b` has the equations of both; where both have a name, it is b's. `a - "relu.*"` leaves out the equations
-    whose names match the pattern. An equation of a set applies only in cases in which it is proved, wherever it is from.
+    `a + b` has the equations of both; where both have a name, it is b's. `a - "relu.*"` leaves out
+    the equations whose names match the pattern. An equation of a set applies only in cases in which
+    it is proved, wherever it is from.
     """
 
     equations: tuple[Equation, ...] = ()
@@ -50,12 +51,16 @@ class RuleSet:
 
 @cache
 def rules() -> RuleSet:
-    """All that the optimizer applies by default: the laws of the operators, and the generated library."""
+    """All that the optimizer applies by default: the laws of the operators, and the generated
+    library."""
     return RuleSet((*laws(), *(rule.equation for rule in library.load_rules())))
 
 
 def rules_of(path: Path) -> RuleSet:
-    """The rules of a file in the library's format. Raises InvalidOption with the place where it cannot be read."""
+    """The rules of a file in the library's format.
+
+    Raises InvalidOption with the place where it cannot be read.
+    """
     try:
         return RuleSet(tuple(rule.equation for rule in library.read(path)))
     except SyntaxProblem as error:

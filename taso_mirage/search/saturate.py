@@ -1,4 +1,5 @@
-"""Equality saturation over one part (Tate et al., POPL'09; Tensat, MLSys'21), with extraction that pays a shared term once."""
+"""Equality saturation over one part (Tate et al., POPL'09; Tensat, MLSys'21), with extraction that
+pays a shared term once."""
 
 from __future__ import annotations
 
@@ -25,20 +26,23 @@ from taso_mirage.verdicts import Failure
 SATURATED = "saturated"
 NODES = 5_000
 MATCHES, BAN = 200, 2
-"""An equation with more new matches than this in an iteration rests for so many; both double each time (egg's BackoffScheduler)."""
+"""An equation with more new matches than this in an iteration rests for so many; both double each
+time (egg's BackoffScheduler)."""
 CANDIDATES, STEPS = 8, 200_000
 SEARCHING, GROWING = 0.2, 0.7
-"""The part of a budget's seconds until which a best-first search may run, whose way is put in first, and then growing. Costing and
-extraction have the rest."""
+"""The part of a budget's seconds until which a best-first search may run, whose way is put in
+first, and then growing. Costing and extraction have the rest."""
 PHASES = ((2, 0.5), (12, 1.0))
-"""After so many iterations graphs are extracted, until this part of the seconds. The first are where the second extraction starts: in
-a small e-graph good ones are found sooner."""
+"""After so many iterations graphs are extracted, until this part of the seconds.
+
+The first are where the second extraction starts: in a small e-graph good ones are found sooner.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What saturation did: what ended it, that nothing was left to add or a limit; iterations, e-nodes, matches; whether the
-    extraction was exact, and its gap."""
+    """What saturation did: what ended it, that nothing was left to add or a limit; iterations,
+    e-nodes, matches; whether the extraction was exact, and its gap."""
 
     ended: str
     iterations: int
@@ -57,7 +61,10 @@ class Saturation:
 def saturate_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> BestState:
-    """The cheapest graph found equal to `graph`; as `search.search_part`, with e-nodes for states. Never dearer than `graph`."""
+    """The cheapest graph found equal to `graph`; as `search.search_part`, with e-nodes for states.
+
+    Never dearer than `graph`.
+    """
     return saturated(graph, rules, eager, cost, context, budget, whole)[0]
 
 
@@ -135,7 +142,8 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """An application, the terms that it would add, and what they cost more than the terms that it may replace, in seconds."""
+    """An application, the terms that it would add, and what they cost more than the terms that it
+    may replace, in seconds."""
 
     application: Application
     new: tuple[Node, ...]
@@ -143,7 +151,8 @@ class _Addition:
 
 
 class _Growth:
-    """An e-graph that grows by equations, all matches of an iteration at once (so that no equation goes first)."""
+    """An e-graph that grows by equations, all matches of an iteration at once (so that no equation
+    goes first)."""
 
     def __init__(
         self,
@@ -237,7 +246,10 @@ class _Growth:
                     yield addition
 
     def _places(self, rule: _Rule, classes: list[int], stop: Callable[[], bool]) -> Iterator[tuple[Node, ...]]:
-        """Terms that an equation was not tried on. Whether it matches depends on them alone, so once is enough."""
+        """Terms that an equation was not tried on.
+
+        Whether it matches depends on them alone, so once is enough.
+        """
         met = set[tuple[Node, ...]]()
         for of in classes:
             if stop():
@@ -286,7 +298,8 @@ class _Growth:
         return any(merged) or len(graph) > before
 
     def _repeats(self, of: int, node: Node) -> bool:
-        """Whether a class has a term that differs only in operands over weights: a product with those weights sliced and joined again."""
+        """Whether a class has a term that differs only in operands over weights: a product with
+        those weights sliced and joined again."""
         graph = self.graph
 
         def alike(arg: Node, below: int) -> bool:
@@ -312,7 +325,8 @@ class _Growth:
         self.joined = settled
 
     def _apart(self, rule: _Rule, classes: tuple[int, ...]) -> bool:
-        """Whether no part goes twice into one term, and, of outputs that may be exchanged, this is the order of the classes.
+        """Whether no part goes twice into one term, and, of outputs that may be exchanged, this is
+        the order of the classes.
 
         Else n products on one operand would be joined with repetition, without end.
         """
@@ -332,7 +346,10 @@ def _exchangeable(equation: Equation) -> bool:
 
 
 class _Problem:
-    """The problem of extraction: an option for every e-node that the outputs reach. A class over weights is free."""
+    """The problem of extraction: an option for every e-node that the outputs reach.
+
+    A class over weights is free.
+    """
 
     def __init__(self, graph: EGraph, outputs: SearchState, cost: Cost) -> None:
         self.graph = graph
@@ -360,7 +377,8 @@ class _Problem:
         return extract(self.options, self.roots, list(map(self._choice, given)), CANDIDATES, slack, STEPS, stop)
 
     def _choice(self, given: SearchState) -> ChosenOptions:
-        """A graph that was given: of equal terms in it the first, which needs none of the others."""
+        """A graph that was given: of equal terms in it the first, which needs none of the
+        others."""
         choice: dict[int, int] = {}
         for node in topological(given):
             of = self.graph.find(node)

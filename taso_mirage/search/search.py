@@ -1,4 +1,5 @@
-"""Best-first search over equal graphs with a relaxation factor (TASO section 6, algorithm 2), one distinct part at a time."""
+"""Best-first search over equal graphs with a relaxation factor (TASO section 6, algorithm 2), one
+distinct part at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ Choose = Callable[[list[SearchState]], int]
 SEARCHING = 0.8
 """The share of a look's time for searching its parts; the rest is for measuring what was found."""
 FIRST = 0.7
-"""The share of a search's time for the first look at a model of several parts; the rest is for a second one, which cuts it elsewhere."""
+"""The share of a search's time for the first look at a model of several parts; the rest is for a
+second one, which cuts it elsewhere."""
 FINALISTS = 4
 """So many of the cheapest states of a part are measured as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRewrite:
-    """One way from a state to another: by which equations, the outputs afterwards, and, where they are known, the single steps of it."""
+    """One way from a state to another: by which equations, the outputs afterwards, and, where they
+    are known, the single steps of it."""
 
     equations: tuple[str, ...]
     outputs: SearchState
@@ -41,9 +44,12 @@ class StateRewrite:
 
 @dataclass
 class Budget:
-    """What a search may still spend; `stop` is set by an interrupt. Either way the best found so far is kept.
+    """What a search may still spend; `stop` is set by an interrupt.
 
-    A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are many.
+    Either way the best found so far is kept.
+
+    A part is given up after `patience` states without a cheaper one: equal graphs of equal cost are
+    many.
     """
 
     seconds: float
@@ -60,10 +66,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class BestState:
-    """The best state of one part: the path to it (each with the equations taken), costs, what the search looked at and what ended it,
-    and the gap of the extraction, where there was one: the share of the cost that a better one might save.
+    """The best state of one part: the path to it (each with the equations taken), costs, what the
+    search looked at and what ended it, and the gap of the extraction, where there was one: the
+    share of the cost that a better one might save.
 
-    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among them with an empty one.
+    `finalists`: the costs of the cheapest states and the paths to them, the part as it was among
+    them with an empty one.
     """
 
     path: tuple[StateRewrite, ...]
@@ -93,7 +101,8 @@ class Strategy(Protocol):
 
 @dataclass
 class SearchStatistics:
-    """What a search of a model looked at, how many distinct parts ended by what, and the gap of every extraction."""
+    """What a search of a model looked at, how many distinct parts ended by what, and the gap of
+    every extraction."""
 
     parts: int = 0
     distinct: int = 0
@@ -123,8 +132,8 @@ def search_model(
     progress: Callable[[int, int], None] = lambda done, total: None,
     strategy: Strategy | None = None,
 ) -> tuple[SearchState, list[RewriteStep], SearchStatistics]:
-    """Search every distinct part and put the best of each in its places, then once more with other cuts. Returns the outputs and
-    the steps taken."""
+    """Search every distinct part and put the best of each in its places, then once more with other
+    cuts. Returns the outputs and the steps taken."""
     found: dict[Graph, BestState] = {}
     steps: list[RewriteStep] = []
     statistics = SearchStatistics()
@@ -163,8 +172,9 @@ def search_model(
 
 
 def contests(found: dict[Graph, BestState], places: Mapping[Graph, int], budget: Budget, kept: float) -> None:
-    """Measure the cheapest states of the parts, those first that save most in all their places, until only `kept` seconds are left, or
-    less than the longest took: a part without a measurement has the state that is predicted to be the fastest."""
+    """Measure the cheapest states of the parts, those first that save most in all their places,
+    until only `kept` seconds are left, or less than the longest took: a part without a measurement
+    has the state that is predicted to be the fastest."""
     if budget.choose is None:
         return
     longest = 0.0
@@ -206,7 +216,10 @@ def _updated(node: Node, current: dict[Node, Node]) -> Node:
 def search_part(
     graph: Graph, rules: Rules, eager: Rules, cost: Cost, context: Context, budget: Budget, whole: Budget | None = None
 ) -> BestState:
-    """The cheapest graph equal to `graph` within the budget. States that cost more than alpha times the best are dropped."""
+    """The cheapest graph equal to `graph` within the budget.
+
+    States that cost more than alpha times the best are dropped.
+    """
     start = best = cost(graph.outputs)
     paths: dict[SearchState, tuple[SearchState, StateRewrite]] = {}
     prices = {graph.outputs: start}
@@ -264,10 +277,12 @@ def _path(state: SearchState, paths: dict[SearchState, tuple[SearchState, StateR
 def rewrites(
     state: SearchState, rules: Rules, eager: Rules, context: Context, raw: set[SearchState] | None = None
 ) -> Iterator[StateRewrite]:
-    """Every state one equation away, simplified. Deterministic: terms in topological order, rules in theirs.
+    """Every state one equation away, simplified.
 
-    `raw` keeps the states as they were before simplifying: one that was met is not simplified again (most rules of a large
-    library lead where others led).
+    Deterministic: terms in topological order, rules in theirs.
+
+    `raw` keeps the states as they were before simplifying: one that was met is not simplified again
+    (most rules of a large library lead where others led).
     """
     raw = set() if raw is None else raw
     order = topological(state)
@@ -282,7 +297,8 @@ def rewrites(
 
 
 def _in_order(application: Application, position: dict[Node, int]) -> bool:
-    """Of the permutations of several outputs under one operator, only the one in the graph's order is taken."""
+    """Of the permutations of several outputs under one operator, only the one in the graph's order
+    is taken."""
     if len(set(application.equation.roots)) > 1:
         return True
     places = [position[o] for o in application.found.outputs]
@@ -310,7 +326,8 @@ def _applied(
 
 
 def _only_grows(application: Application) -> bool:
-    """Whether a library's equation, read backwards, leaves more terms to run: of a large library such states are legion.
+    """Whether a library's equation, read backwards, leaves more terms to run: of a large library
+    such states are legion.
 
     A term over weights does not count, so enlarging a kernel is none.
     """
@@ -325,7 +342,8 @@ def _only_grows(application: Application) -> bool:
 def directions(equations: tuple[Equation, ...]) -> list[Equation]:
     """Every equation, and its reverse where that is a rule too.
 
-    A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches everywhere and leads nowhere.
+    A reverse that would unfold one term into several (add(x, y) into sub(x, neg(y))) matches
+    everywhere and leads nowhere.
     """
     found: list[Equation] = []
     for equation in equations:

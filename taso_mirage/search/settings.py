@@ -1,4 +1,5 @@
-"""Settings: a term with the producers that the runtime runs it with; what tells two of them apart, and models of them to be measured."""
+"""Settings: a term with the producers that the runtime runs it with; what tells two of them apart,
+and models of them to be measured."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def running(outputs: Sequence[Node]) -> list[Node]:
 
 
 def description(setting: FusionContext, context: Context) -> str:
-    """All that the time of a setting hangs on: operators, attributes and sizes, and which operands are weights or the same."""
+    """All that the time of a setting hangs on: operators, attributes and sizes, and which operands
+    are weights or the same."""
     return described_terms(topological([setting.node], stop=_Outside(setting.terms)), (), context)
 
 
@@ -120,8 +122,9 @@ def context_model(setting: FusionContext, context: Context, copies: int = 1) -> 
 
 
 def concrete(outputs: Sequence[Node], inside: Container[Node], context: Context) -> Model:
-    """A model of terms at fixed sizes; what is not inside becomes a leaf, with random values where it is a weight. An output that is
-    there several times is computed as often, over leaves of its own."""
+    """A model of terms at fixed sizes; what is not inside becomes a leaf, with random values where
+    it is a weight. An output that is there several times is computed as often, over leaves of its
+    own."""
     builder = _Builder(inside, context)
     results: list[Node] = []
     for i, output in enumerate(outputs):
@@ -159,9 +162,9 @@ class _Builder:
         return self.made[node]
 
     def _weight(self, leaf: Node) -> Node:
-        """Random values; of a large one a block again and again along its first dim, which the runtime writes out when it loads the
-        model: it takes a tenth of the time that writing and reading them all takes, and runs as fast. A GPU takes some kernels as
-        initializers only."""
+        """Random values; of a large one a block again and again along its first dim, which the
+        runtime writes out when it loads the model: it takes a tenth of the time that writing and
+        reading them all takes, and runs as fast. A GPU takes some kernels as initializers only."""
         rows, *rest = map(int, leaf.shape) if leaf.shape else (1,)
         blocks = max(rows * prod(rest) // BLOCK, 1)
         times = gcd(rows, 1 << (blocks.bit_length() - 1))

@@ -1,4 +1,5 @@
-"""What was done to a model, step by step, so that any prefix can be replayed (to find the first step that breaks it)."""
+"""What was done to a model, step by step, so that any prefix can be replayed (to find the first
+step that breaks it)."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from taso_mirage.ir.terms import Node, substitute, topological, with_args
 
 @dataclass(frozen=True, slots=True)
 class RewriteStep:
-    """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms of the same type.
+    """One rewrite: the equations behind it, and the terms that were replaced, all at once, by terms
+    of the same type.
 
-    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are already rewritten. `details`: the
-    steps of one equation each that this one is made of, where they are known.
+    Steps of one bottom-up sweep share its number; there, `old` is the term over operands that are
+    already rewritten. `details`: the steps of one equation each that this one is made of, where
+    they are known.
     """
 
     equations: tuple[str, ...]
@@ -29,7 +32,10 @@ class RewriteStep:
 
 
 def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node, ...]:
-    """`outputs` after the steps, in their order. Linear for each sweep and for each step outside of sweeps."""
+    """`outputs` after the steps, in their order.
+
+    Linear for each sweep and for each step outside of sweeps.
+    """
     current = tuple(outputs)
     for sweep, group in groupby(steps, key=lambda step: step.sweep):
         if sweep:

@@ -25,9 +25,10 @@ MOST = 4
 def surviving(
     candidate: ModelCandidate, inputs: Arrays, after: After, cost: Callable[[Model], float], note: Callable[[str], None]
 ) -> tuple[ModelCandidate | None, Session | None]:
-    """The candidate, and a session on it, if the runtime loads it and runs it once; where that crashes the runtime, without the first
-    rewrites that do so; None where nothing is left. Each rewrite that is left out is named in a note. Raises what the runtime says of
-    a model that it refuses."""
+    """The candidate, and a session on it, if the runtime loads it and runs it once; where that
+    crashes the runtime, without the first rewrites that do so; None where nothing is left. Each
+    rewrite that is left out is named in a note. Raises what the runtime says of a model that it
+    refuses."""
     for _ in range(MOST):
         try:
             session = runtime.open_in_child(candidate.model, candidate.target)
@@ -48,7 +49,8 @@ def surviving(
 
 
 def _without(steps: Sequence[RewriteStep], k: int, after: After) -> tuple[Model, tuple[RewriteStep, ...]]:
-    """What all steps but the k-th make of the original; where later ones rest on it, the steps before it alone."""
+    """What all steps but the k-th make of the original; where later ones rest on it, the steps
+    before it alone."""
     try:
         return after([*steps[: k - 1], *steps[k:]])
     except (TasoMirageError, LookupError, TypeError, ValueError):

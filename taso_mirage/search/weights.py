@@ -1,4 +1,5 @@
-"""Weights: what hangs on weights only is computed ahead, and what their values say is written into the graph."""
+"""Weights: what hangs on weights only is computed ahead, and what their values say is written into
+the graph."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype, su
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.operators.exactness import differs
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import get, interpret, traits
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import size
 from taso_mirage.search.steps import RewriteStep
 
 FOLDED_GROWTH = 1 << 16
-"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand stays an Expand)."""
+"""A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
+stays an Expand)."""
 HALVES = "equal halves of a weight"
 """The name under which such a weight stands among the equations of a step."""
 HALVED = 1 << 22
@@ -27,8 +30,9 @@ HALVED = 1 << 22
 
 
 def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[RewriteStep]]:
-    """Every small weight whose halves along its last axis are equal, as their concatenation: the tables of angles of a rotary
-    embedding are exported so. Bit by bit, so it holds for this model, and the step says so."""
+    """Every small weight whose halves along its last axis are equal, as their concatenation: the
+    tables of angles of a rotary embedding are exported so. Bit by bit, so it holds for this model,
+    and the step says so."""
     weights, table = dict(model.weights), dict[Node, Node]()
     for node in model.nodes():
         if node.op != "weight" or not is_float(node.dtype) or node.tensor.rank < 3 or size(node.tensor) > HALVED:
@@ -52,7 +56,8 @@ def split_halves(model: Model, taken: Mapping[str, Any]) -> tuple[Model, list[Re
 def fold_weights(
     model: Model, taken: Mapping[str, Any] | None = None, needed: bool = False
 ) -> tuple[Model, list[RewriteStep]]:
-    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own dtype.
+    """Compute every term that hangs on weights only, in float64, and keep it as a weight of its own
+    dtype.
 
     `needed`: Compute only those that the runtime takes as initializers only.
 
@@ -82,8 +87,9 @@ def fold_weights(
 
 
 def dtype_holds(node: Node, weights: Mapping[str, Weight]) -> bool:
-    """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do, and of a tensor every slice along an axis
-    (a channel of a kernel) does against its largest. False where a weight is not known."""
+    """Whether a term's dtype holds its values: every one of a vector rounds as normal numbers do,
+    and of a tensor every slice along an axis (a channel of a kernel) does against its largest.
+    False where a weight is not known."""
     order = topological([node])
     if any(n.op == "weight" and n.attr("name") not in weights for n in order):
         return False
@@ -106,7 +112,8 @@ def _renamed(model: Model, names: dict[Node, str]) -> Model:
 
 
 def _foldable(model: Model, needed: bool) -> list[Node]:
-    """The largest weight-only terms below terms that are not, as far as folding them does not blow the model up.
+    """The largest weight-only terms below terms that are not, as far as folding them does not blow
+    the model up.
 
     What an operator with a kernel reads is folded whatever its size: the search chose a kernel with
     zeros for other groups because it is faster.

@@ -1,7 +1,8 @@
 """Compiled files kept on disk: whole, checked before they are opened, and of this user alone.
 
-A file is kept under the digest of its content, beside an entry that names it; both are moved into place, so that processes that
-build the same at once cannot hurt each other, and what was cut off or changed is built anew.
+A file is kept under the digest of its content, beside an entry that names it; both are moved into
+place, so that processes that build the same at once cannot hurt each other, and what was cut off or
+changed is built anew.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ DAY = 86400.0
 
 
 def private_folder(name: str) -> Path:
-    """A folder for code below $TASO_MIRAGE_CACHE or the user's cache folder, which only this user writes to: in a cache that others share
-    it has this user's number in its name. Raises RuntimeUnavailable where there can be none."""
+    """A folder for code below $TASO_MIRAGE_CACHE or the user's cache folder, which only this user
+    writes to: in a cache that others share it has this user's number in its name. Raises
+    RuntimeUnavailable where there can be none."""
     import platformdirs
 
     cache = Path(os.environ.get("TASO_MIRAGE_CACHE") or platformdirs.user_cache_dir("taso-mirage"))
@@ -51,8 +53,8 @@ def private_folder(name: str) -> Path:
 
 
 def built(folder: Path, key: str, suffix: str, make: Callable[[Path], Path]) -> Path:
-    """The file that `make` makes in a folder that it is given, kept in `folder` under `key`; the kept one where it is whole and of
-    this user."""
+    """The file that `make` makes in a folder that it is given, kept in `folder` under `key`; the
+    kept one where it is whole and of this user."""
     entry = folder / f"{key}.built"
     kept = _kept(entry, suffix)
     if kept is not None:
@@ -88,7 +90,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _kept(entry: Path, suffix: str) -> Path | None:
-    """The file that an entry names, if both are this user's (or root's) and the file has the digest that is its name."""
+    """The file that an entry names, if both are this user's (or root's) and the file has the digest
+    that is its name."""
     try:
         name = _owned(entry).decode()
         digest = name.removesuffix(suffix)
@@ -111,7 +114,10 @@ def _owned(path: Path) -> bytes:
 
 
 def compile_files(command: Sequence[str], limit: float = LIMIT) -> None:
-    """Run a compiler. Raises RuntimeUnavailable with its first message, or where it takes longer than `limit` seconds."""
+    """Run a compiler.
+
+    Raises RuntimeUnavailable with its first message, or where it takes longer than `limit` seconds.
+    """
     try:
         process = subprocess.Popen(
             command,

@@ -11,7 +11,8 @@ from taso_mirage.system.terminal import printable
 
 
 class Console(rich.console.Console):
-    """One that escapes control characters in texts; its own styles and movements are no text and stay."""
+    """One that escapes control characters in texts; its own styles and movements are no text and
+    stay."""
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

@@ -10,7 +10,10 @@ from taso_mirage.errors import OutputError
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file beside its target, flush it, then rename: never half a file. OutputError where that fails."""
+    """Write a file beside its target, flush it, then rename: never half a file.
+
+    OutputError where that fails.
+    """
     refuse_irregular(path)
     new = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
@@ -32,7 +35,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def refuse_irregular(path: Path) -> None:
-    """OutputError for a path that is there and is no regular file: a rename over it would put a file in a device's place."""
+    """OutputError for a path that is there and is no regular file: a rename over it would put a
+    file in a device's place."""
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name the file")
     if path.exists() and not path.is_file():

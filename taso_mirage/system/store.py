@@ -1,4 +1,7 @@
-"""What was found before, on disk: a table in SQLite. Whatever is wrong with the file costs no more than what it held."""
+"""What was found before, on disk: a table in SQLite.
+
+Whatever is wrong with the file costs no more than what it held.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from typing import Any
 
 
 class Store:
-    """Rows of `columns` (of SQL types) in a table, by the first of them, `keys` in number. A file that is no such
-    database, or whose schema is another, is set aside as NAME.damaged; without a file that can be opened nothing is kept."""
+    """Rows of `columns` (of SQL types) in a table, by the first of them, `keys` in number.
+
+    A file that is no such database, or whose schema is another, is set aside as NAME.damaged;
+    without a file that can be opened nothing is kept.
+    """
 
     def __init__(self, path: Path | None, table: str, columns: Sequence[str], keys: int) -> None:
         self._names = [column.split()[0] for column in columns]

@@ -1,4 +1,8 @@
-"""What commands print. Names come from files: what in them would steer a terminal, or end a line, is escaped here, and only here."""
+"""What commands print.
+
+Names come from files: what in them would steer a terminal, or end a line, is escaped here, and only
+here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import typer
 _CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
-"""Control characters but the end of a line, invisible ones, those that turn the direction of writing, and halves of characters."""
+"""Control characters but the end of a line, invisible ones, those that turn the direction of
+writing, and halves of characters."""
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 
 def table(head: str, fields: Mapping[str, Any]) -> str:
-    """A table with its head (`[name]` or `[[name]]`), one field a line; fields that are None are left out."""
+    """A table with its head (`[name]` or `[[name]]`), one field a line; fields that are None are
+    left out."""
     return "".join(["\n", head, "\n", *(f"{_key(k)} = {toml(v)}\n" for k, v in fields.items() if v is not None)])
 
 
@@ -20,7 +21,8 @@ def comment(text: str) -> str:
 
 
 def toml(value: Any) -> str:
-    """A plain value as TOML on one line: text, numbers, booleans, sequences, and mappings as inline tables."""
+    """A plain value as TOML on one line: text, numbers, booleans, sequences, and mappings as inline
+    tables."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -46,14 +48,21 @@ def _escaped(c: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file: a pipe would be waited for. Raises OSError, or UnicodeDecodeError."""
+    """The text of a regular file: a pipe would be waited for.
+
+    Raises OSError, or UnicodeDecodeError.
+    """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file (a folder, a device, a pipe or a socket)", str(path))
     return path.read_text(encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file. Raises OSError where it cannot be read, and ValueError for whatever is no JSON, too deep brackets among it."""
+    """The value in a file.
+
+    Raises OSError where it cannot be read, and ValueError for whatever is no JSON, too deep
+    brackets among it.
+    """
     try:
         return json.loads(read_text(path))
     except (RecursionError, MemoryError):

@@ -1,9 +1,11 @@
-"""Processes of our own for what holds the interpreter's lock: compilers, and searches. Those of `multiprocessing` run the user's script
-again in every one.
+"""Processes of our own for what holds the interpreter's lock: compilers, and searches.
+
+Those of `multiprocessing` run the user's script again in every one.
 
     python -m taso_mirage.system.workers MODULE:FUNCTION SECONDS [MODULE ...]
 
-imports the modules, reads a job a line (JSON), and answers each with what the function makes of it. One that takes longer ends the process.
+imports the modules, reads a job a line (JSON), and answers each with what the function makes of it.
+One that takes longer ends the process.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Workers:
-    """Up to `count` processes, each started when there is work for it, that call `function` ("module:name") with jobs; `first` names
-    modules to import before the `limit` of seconds for a job counts."""
+    """Up to `count` processes, each started when there is work for it, that call `function`
+    ("module:name") with jobs; `first` names modules to import before the `limit` of seconds for a
+    job counts."""
 
     def __init__(self, function: str, count: int, limit: float, first: Sequence[str] = ()) -> None:
         self.arguments = [function, str(limit), *first]
@@ -87,7 +90,8 @@ class Workers:
 
 
 def end_with_parent(descriptor: int) -> None:
-    """End this process, whatever it is at, and all that it started when the other end of a pipe from its parent is closed."""
+    """End this process, whatever it is at, and all that it started when the other end of a pipe
+    from its parent is closed."""
 
     def wait() -> None:
         poll = select.poll()
@@ -102,8 +106,11 @@ def end_with_parent(descriptor: int) -> None:
 
 @contextmanager
 def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of `multiprocessing` for functions of modules. They import nothing from the current folder, not even what Python starts
-    them with, and end with this process and with what goes wrong here."""
+    """Processes of `multiprocessing` for functions of modules.
+
+    They import nothing from the current folder, not even what Python starts them with, and end with
+    this process and with what goes wrong here.
+    """
     kept = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"  # as -P; a process is started when there is work for it
     made = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), follow_parent)
@@ -122,8 +129,8 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def follow_parent() -> None:
-    """In a worker of `multiprocessing`: an interrupt is for the process that the user started, and the worker ends with it, however it
-    ended."""
+    """In a worker of `multiprocessing`: an interrupt is for the process that the user started, and
+    the worker ends with it, however it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,4 +1,7 @@
-"""What the analytic models know of a device: they rank where nothing can be measured. Each target describes its own."""
+"""What the analytic models know of a device: they rank where nothing can be measured.
+
+Each target describes its own.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What one operator of a runtime reaches, far from the device's peak: seconds to start it, operations and bytes a second. The
-    roofline of passes and search."""
+    """What one operator of a runtime reaches, far from the device's peak: seconds to start it,
+    operations and bytes a second. The roofline of passes and search."""
 
     launch: float = 3e-6
     flops: float = 5e10
@@ -17,15 +20,17 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a kernel may reach: bytes and operations (of the tensor cores) a second, bytes of shared memory and of registers of a
-    processor, seconds to load and to launch, threads and small blocks that a processor holds, and the bytes that memory gives
-    at least.
+    """What a kernel may reach: bytes and operations (of the tensor cores) a second, bytes of shared
+    memory and of registers of a processor, seconds to load and to launch, threads and small blocks
+    that a processor holds, and the bytes that memory gives at least.
 
-    `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`: operations of a product that take the time
-    of one on elements. `padded`: rows and columns that a product's tile has at least. `general`: it loads ahead by itself, in a loop or
-    not, and its blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel does not iterate, if
-    more than a sector; `started`: seconds that each block of such a kernel adds, until the processors are full.
-    `operator`: what one operator of the runtime reaches there."""
+    `longest`: elements of one label in a block, at most, where the grid cuts it. `elementwise`:
+    operations of a product that take the time of one on elements. `padded`: rows and columns that a
+    product's tile has at least. `general`: it loads ahead by itself, in a loop or not, and its
+    blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel
+    does not iterate, if more than a sector; `started`: seconds that each block of such a kernel
+    adds, until the processors are full. `operator`: what one operator of the runtime reaches there.
+    """
 
     name: str
     processors: int

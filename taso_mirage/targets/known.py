@@ -1,4 +1,7 @@
-"""The targets by name. A new one is a folder beside these, a line here, and one in `stamp.KNOWN`."""
+"""The targets by name.
+
+A new one is a folder beside these, a line here, and one in `stamp.KNOWN`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the kernel stage (`pipeline/fuse/stage.py`) asks of a target: how its muGraphs are ranked, which of them is the fastest, and the kernel
-that runs in a model."""
+"""What the kernel stage (`pipeline/fuse/stage.py`) asks of a target: how its muGraphs are ranked,
+which of them is the fastest, and the kernel that runs in a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from taso_mirage.targets.device import Device
 from taso_mirage.targets.known import TARGETS
 
 Record = Mapping[str, Any]
-"""A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel of any number of samples."""
+"""A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel
+of any number of samples."""
 BATCH = "batch"
 
 
@@ -33,7 +34,8 @@ class Backend(Protocol):
 
     @property
     def batched(self) -> bool:
-        """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model asks its sizes which operators run."""
+        """Whether a kernel runs for any number of samples (`kernels.batches`); where not, a model
+        asks its sizes which operators run."""
 
     @property
     def prepared(self) -> bool:
@@ -41,22 +43,29 @@ class Backend(Protocol):
 
     @property
     def searching(self) -> int:
-        """How many processes may search while `fastest` measures; none where they would be in its way."""
+        """How many processes may search while `fastest` measures; none where they would be in its
+        way."""
 
     @property
     def lanes(self) -> int:
-        """How many lanes a region may have, which run beside each other; 1 where they would run one after the other."""
+        """How many lanes a region may have, which run beside each other; 1 where they would run one
+        after the other."""
 
     def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
-        """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on nothing more is tried. Raises
-        TasoMirageError where none can be run."""
+        """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on
+        nothing more is tried. Raises TasoMirageError where none can be run."""
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
-        """The choices for a goal's lanes as one for the goal. Raises what `kernel` does for a damaged record."""
+        """The choices for a goal's lanes as one for the goal.
+
+        Raises what `kernel` does for a damaged record.
+        """
 
     def kernel(self, record: Record) -> PlannedNode:
-        """What runs in a model on this machine. Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError,
-        ValueError."""
+        """What runs in a model on this machine.
+
+        Raises TasoMirageError, or what a damaged record raises: LookupError, TypeError, ValueError.
+        """
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same for all machines that a model may come to."""
@@ -66,8 +75,11 @@ class Backend(Protocol):
 
 
 def here(target: str) -> Backend:
-    """The back end of a target on this machine. Raises InvalidOption for a target without kernels, RuntimeUnavailable, with what to
-    install, where it cannot be."""
+    """The back end of a target on this machine.
+
+    Raises InvalidOption for a target without kernels, RuntimeUnavailable, with what to install,
+    where it cannot be.
+    """
     module = TARGETS[target].lowering
     if module is None:
         raise InvalidOption(f"there are no fused kernels for the target {target}; leave --kernels out")

@@ -1,7 +1,9 @@
-"""ONNX Runtime, for the targets that run on it: with `cuda/session.py` the only module that imports it.
+"""ONNX Runtime, for the targets that run on it: with `cuda/session.py` the only module that imports
+it.
 
-From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in processes that import this module first:
-models are their users' own, and the thread is in the way of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
+From 1.29 on its wheels for Linux start a thread at import that sends usage data. It is off in
+processes that import this module first: models are their users' own, and the thread is in the way
+of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ def inference_session(
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
 ) -> Any:
-    """An `onnxruntime.InferenceSession` at the full optimization level. `kernels`: None without the library of kernels, else whether
-    those for CUDA are meant; `apart`: what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one."""
+    """An `onnxruntime.InferenceSession` at the full optimization level.
+
+    `kernels`: None without the library of kernels, else whether those for CUDA are meant; `apart`:
+    what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one.
+    """
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)

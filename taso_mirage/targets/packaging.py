@@ -1,4 +1,5 @@
-"""Files and the targets that they were measured on: the stamp of a result, and opening one as it was measured."""
+"""Files and the targets that they were measured on: the stamp of a result, and opening one as it
+was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from taso_mirage.targets.stamp import Stamp
 
 
 def stamped(model: Model, target: Target) -> Model:
-    """The model with the stamp of the target that it was measured on. A file without one is for the CPU, where all sessions are alike."""
+    """The model with the stamp of the target that it was measured on.
+
+    A file without one is for the CPU, where all sessions are alike.
+    """
     if target.stamp == Stamp():
         return model
     header = copy_model(model.header, model.header.graph)
@@ -33,16 +37,19 @@ def session(
     cuda_graph: bool = False,
     options: Any = None,
 ) -> Any:
-    """A session on a file that `taso-mirage optimize` wrote, or on its bytes, as it was measured: an `onnxruntime.InferenceSession` with
-    the provider and its options, or for openvino an `openvino.CompiledModel`.
+    """A session on a file that `taso-mirage optimize` wrote, or on its bytes, as it was measured:
+    an `onnxruntime.InferenceSession` with the provider and its options, or for openvino an
+    `openvino.CompiledModel`.
 
-    `target`: another one than the file says; its options are then those that it has by itself. `trust_kernels`: compile and run the
-    fused kernels that the file carries. **That runs code from the file: only for models that you trust.** Without it the kernels'
-    functions of ordinary operators run. `cuda_graph`: capture runs as a CUDA graph where the whole model runs on the GPU, as measured.
-    Inputs and outputs must be bound then (`io_binding`): a plain `run` would give the first run's outputs again. `options`: your
-    own `onnxruntime.SessionOptions`.
+    `target`: another one than the file says; its options are then those that it has by itself.
+    `trust_kernels`: compile and run the fused kernels that the file carries. **That runs code from
+    the file: only for models that you trust.** Without it the kernels' functions of ordinary
+    operators run. `cuda_graph`: capture runs as a CUDA graph where the whole model runs on the GPU,
+    as measured. Inputs and outputs must be bound then (`io_binding`): a plain `run` would give the
+    first run's outputs again. `options`: your own `onnxruntime.SessionOptions`.
 
-    Raises InvalidModel for a file that asks for options that are not known, RuntimeUnavailable where its runtime is missing.
+    Raises InvalidModel for a file that asks for options that are not known, RuntimeUnavailable
+    where its runtime is missing.
     """
     source = model if isinstance(model, bytes) else str(model)
     wanted = _wanted(source, target)

@@ -19,7 +19,8 @@ STANDARD = frozenset(("", "ai.onnx"))
 
 
 class RuntimeSession(Protocol):
-    """A model loaded in the target's runtime; it lives in the child process (`measure/child.py`)."""
+    """A model loaded in the target's runtime; it lives in the child process
+    (`measure/child.py`)."""
 
     @property
     def captures(self) -> bool:
@@ -32,15 +33,20 @@ class RuntimeSession(Protocol):
         """The types of the inputs; dims that are not fixed are refused with RunFailed."""
 
     def prepared(self, inputs: Arrays) -> Callable[[], float]:
-        """A function that runs the model on these inputs, and returns the wall seconds, as its users would run it."""
+        """A function that runs the model on these inputs, and returns the wall seconds, as its
+        users would run it."""
 
     def bound(self, inputs: Arrays) -> Callable[[], float]:
-        """The same with inputs and outputs in place: a plain run takes a microsecond for each of them and copies every output, which a
-        term within a model does not; a small term would seem to cost several times what it does."""
+        """The same with inputs and outputs in place: a plain run takes a microsecond for each of
+        them and copies every output, which a term within a model does not; a small term would seem
+        to cost several times what it does."""
 
 
 class Target(Protocol):
-    """Where a model runs, with the options of the runtime there. A value: equal ones measure alike; it travels to other processes."""
+    """Where a model runs, with the options of the runtime there.
+
+    A value: equal ones measure alike; it travels to other processes.
+    """
 
     def __hash__(self) -> int:
         """Of the name and the options."""
@@ -71,7 +77,10 @@ class Target(Protocol):
 
     @property
     def runtime(self) -> str:
-        """The runtime and its version. Raises RuntimeUnavailable, with what to install, where it is missing."""
+        """The runtime and its version.
+
+        Raises RuntimeUnavailable, with what to install, where it is missing.
+        """
 
     @property
     def variants(self) -> tuple[Target, ...]:
@@ -86,32 +95,41 @@ class Target(Protocol):
         """Whether the options ask for channels last in the whole model."""
 
     def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
-        """A session. With `alone` a model of which another device would run a part is refused; only with `library` kernels that a model
-        carries are compiled and run. `apart`: weights that the source leaves out. Raises RuntimeUnavailable where the runtime is
-        missing, RunFailed where it does not load the model."""
+        """A session.
+
+        With `alone` a model of which another device would run a part is refused; only with
+        `library` kernels that a model carries are compiled and run. `apart`: weights that the
+        source leaves out. Raises RuntimeUnavailable where the runtime is missing, RunFailed where
+        it does not load the model.
+        """
 
     def nodes(self, content: bytes) -> int:
-        """How many nodes the runtime makes of a model: fewer than its parts have where it fuses them or keeps a layout."""
+        """How many nodes the runtime makes of a model: fewer than its parts have where it fuses
+        them or keeps a layout."""
 
     # ------------------------------------------------------------ what it can run
 
     @property
     def domains(self) -> frozenset[str]:
-        """The domains of the operators that rewrites may make for it; which of them it implements, a session says."""
+        """The domains of the operators that rewrites may make for it; which of them it implements,
+        a session says."""
 
     @property
     def repeats(self) -> bool:
-        """Whether a weight may be a block that `Tile` repeats, since that is written out when the model is loaded."""
+        """Whether a weight may be a block that `Tile` repeats, since that is written out when the
+        model is loaded."""
 
     # ------------------------------------------------------------ kernels and files
 
     @property
     def lowering(self) -> str | None:
-        """The module whose function `here` gives the target's `lowering.Backend`; None where models have no fused kernels."""
+        """The module whose function `here` gives the target's `lowering.Backend`; None where models
+        have no fused kernels."""
 
     @property
     def stamp(self) -> Stamp:
         """What travels with a file that was measured here."""
 
     def opened(self, model: Source, stamp: Stamp, trust_kernels: bool, graph: bool, options: Any) -> Any:
-        """The runtime's own session on a file, in this process, as it was measured; see `packaging.session`."""
+        """The runtime's own session on a file, in this process, as it was measured; see
+        `packaging.session`."""

@@ -1,6 +1,8 @@
-"""The stamp of a file: the target that it was measured on, with the options of its runtime, as metadata of the model.
+"""The stamp of a file: the target that it was measured on, with the options of its runtime, as
+metadata of the model.
 
-A stamp is data. Targets, names and values are those of a list; a file with any other is refused, because it may be anybody's.
+A stamp is data. Targets, names and values are those of a list; a file with any other is refused,
+because it may be anybody's.
 """
 
 from __future__ import annotations
@@ -54,12 +56,16 @@ class Stamp:
 
     @property
     def graph(self) -> bool:
-        """Whether it was measured as a captured CUDA graph, where the whole model runs on the GPU."""
+        """Whether it was measured as a captured CUDA graph, where the whole model runs on the
+        GPU."""
         return (cuda.GRAPH, "1") in self.options
 
     def providers(self, graph: bool = False) -> list[Provider]:
-        """ONNX Runtime's providers with their options. With `graph` runs are captured as a CUDA graph: only for sessions whose inputs and
-        outputs are bound, since others would give the first run's outputs again."""
+        """ONNX Runtime's providers with their options.
+
+        With `graph` runs are captured as a CUDA graph: only for sessions whose inputs and outputs
+        are bound, since others would give the first run's outputs again.
+        """
         own = PROVIDERS.get(self.target, cpu.PROVIDER)
         if own == cpu.PROVIDER:
             return [own]
@@ -73,7 +79,10 @@ class Stamp:
 
 
 def read_stamp(metadata: Mapping[str, str]) -> Stamp | None:
-    """The stamp in a file's metadata; None where there is none. Raises InvalidModel for one that is not known."""
+    """The stamp in a file's metadata; None where there is none.
+
+    Raises InvalidModel for one that is not known.
+    """
     if not KEYS & set(metadata):
         return None
     text = metadata.get(OPTIONS_KEY, "{}")

@@ -18,7 +18,8 @@ from fuzz.judge import CODES, ROOT, in_folder, ran
 from fuzz.seeds import contents
 
 LATEST = 20.0
-"""Seconds that a command may take after an interrupt: it still measures and checks the best that it found."""
+"""Seconds that a command may take after an interrupt: it still measures and checks the best that it
+found."""
 
 
 def interrupted(seed: int, folder: Path) -> tuple[str, list[str]]:

@@ -1,4 +1,5 @@
-"""Files that once made a command fail: `kept/` has them, and each is run through the commands that read its kind. New ones go there."""
+"""Files that once made a command fail: `kept/` has them, and each is run through the commands that
+read its kind. New ones go there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random graphs of operators that fit each other, with small sizes: none is broken, so each must come out equal."""
+"""Random graphs of operators that fit each other, with small sizes: none is broken, so each must
+come out equal."""
 
 from __future__ import annotations
 

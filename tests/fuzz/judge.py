@@ -1,4 +1,5 @@
-"""One hostile case in a process that lives on: what the command did, and whether it read, wrote, started or said what it should not."""
+"""One hostile case in a process that lives on: what the command did, and whether it read, wrote,
+started or said what it should not."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ FINE = frozenset({"done", "model", "runtime", "option"})
 
 
 class Watch:
-    """Python's audit events of this process: paths opened outside of what is the program's own, and programs that were started."""
+    """Python's audit events of this process: paths opened outside of what is the program's own, and
+    programs that were started."""
 
     def __init__(self) -> None:
         self.folder: str | None = None
@@ -61,7 +63,8 @@ _watch: list[Watch] = []
 
 
 def judged(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the list of all that is."""
+    """What a case of `job` ("kind", "seed", "folder") came to: "code" in words, and "wrong", the
+    list of all that is."""
     from fuzz import accidents, corpus, texts
 
     if not _watch:
@@ -119,7 +122,8 @@ def _graph(seed: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def _different(first: Path, second: Path, seed: int) -> list[str]:
-    """Outputs that differ by more than rounding explains, on inputs that the command did not draw."""
+    """Outputs that differ by more than rounding explains, on inputs that the command did not
+    draw."""
     sessions = [onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (first, second)]
     rng = np.random.default_rng(seed)
     fed = {each.name: rng.normal(size=each.shape).astype(np.float32) for each in sessions[0].get_inputs()}

@@ -184,7 +184,8 @@ def shapes() -> onnx.ModelProto:
 
 
 def others() -> onnx.ModelProto:
-    """Sequences, strings, half precision, integers, a recurrent layer, constants of every kind, and numbers in typed fields."""
+    """Sequences, strings, half precision, integers, a recurrent layer, constants of every kind, and
+    numbers in typed fields."""
     typed = helper.make_tensor("typed", FLOAT, [2, 2], [1.0, 2.0, 3.0, 4.0])
     nodes = [
         node("SequenceConstruct", "x x", "seq"),

@@ -1,4 +1,5 @@
-"""Files of text with something wrong: rules, certificates and checkpoints, through the commands that read them; and plans of kernels."""
+"""Files of text with something wrong: rules, certificates and checkpoints, through the commands
+that read them; and plans of kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ PIECES = (
 
 
 def text_case(seed: int, folder: Path) -> tuple[str, list[str]]:
-    """A damaged text of a seed: the command that reads it must say so in one line, or take it for what it is."""
+    """A damaged text of a seed: the command that reads it must say so in one line, or take it for
+    what it is."""
     return KINDS[seed % len(KINDS)](Random(seed), folder)
 
 

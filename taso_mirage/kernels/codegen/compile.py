@@ -1,4 +1,5 @@
-"""Ahead of time: a generated program's kernels as cubins, without a GPU, with all that a launch by hand needs.
+"""Ahead of time: a generated program's kernels as cubins, without a GPU, with all that a launch by
+hand needs.
 
 Triton adds two hidden pointers after a kernel's own parameters (global and profile scratch memory);
 who launches a kernel passes null for both.
@@ -23,10 +24,14 @@ OVERLAPPING = 90
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel for one architecture. A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared
-    memory, and as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own scratch). `overlap`: it waits
-    itself for the kernel before it (programmatic dependent launch). `ptx`: the text that the cubin was assembled from; later GPUs take
-    that of sm_80 and sm_89, that of sm_90 and newer ones is for one architecture alone."""
+    """One kernel for one architecture.
+
+    A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared memory, and
+    as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own
+    scratch). `overlap`: it waits itself for the kernel before it (programmatic dependent launch).
+    `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
+    of sm_90 and newer ones is for one architecture alone.
+    """
 
     symbol: str
     cubin: bytes
@@ -43,8 +48,9 @@ class CompiledKernel:
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
     """The module of a program's source, from a file in `folder`. It imports triton.
 
-    What is compiled names no lines, which would name the folder: no two builds would be equal. The setting is part of the key in Triton's
-    cache, so all processes that share the cache have to have it.
+    What is compiled names no lines, which would name the folder: no two builds would be equal. The
+    setting is part of the key in Triton's cache, so all processes that share the cache have to have
+    it.
     """
     path = folder / f"{name}.py"
     path.write_text(source)
@@ -63,9 +69,12 @@ def load_source(source: str, folder: Path, name: str = "generated") -> ModuleTyp
 def compiled(
     program: TritonProgram, capability: int = 90, schedules: tuple[LaunchSchedule, ...] | None = None
 ) -> list[CompiledKernel]:
-    """Cubins of all launches for sm_`capability` (80, 90, 100...). `schedules` replace the program's own.
+    """Cubins of all launches for sm_`capability` (80, 90, 100...).
 
-    Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable without Triton.
+    `schedules` replace the program's own.
+
+    Buffers must be aligned to 16 bytes, as every allocator has them. Raises RuntimeUnavailable
+    without Triton.
     """
     with TemporaryDirectory() as folder:  # Triton reads the source from the file again
         module = load_source(program.source, Path(folder))

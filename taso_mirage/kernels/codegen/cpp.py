@@ -1,20 +1,24 @@
-"""A muGraph as readable C++17: one function for each kernel, one block a call, and an entry point that runs the grids in order.
+"""A muGraph as readable C++17: one function for each kernel, one block a call, and an entry point
+that runs the grids in order.
 
     extern "C" void NAME(const void** inputs, void** outputs, void* scratch,
                          void (*parallel_for)(void (*)(void*, size_t), size_t, void*, void*), void* pool);
     extern "C" size_t NAME_scratch();   // bytes that `scratch` must have, aligned to 64
 
-Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count, data, pool)` calls fn(data, i)
-for every i below count, in any order, on any threads, and returns when all have returned; `pool` is handed through (an
-OrtKernelContext, say). Where it is null the blocks run in a loop. Kernels keep no state between calls.
+Inputs and outputs are the graph's, dense, row by row; they do not overlap. `parallel_for(fn, count,
+data, pool)` calls fn(data, i) for every i below count, in any order, on any threads, and returns
+when all have returned; `pool` is handed through (an OrtKernelContext, say). Where it is null the
+blocks run in a loop. Kernels keep no state between calls.
 
-A muGraph that prepares its weights has more, for what is computed from them, once, and read in every run: it lies behind the graph's
-inputs, at `inputs[count of inputs]`, aligned to 64.
+A muGraph that prepares its weights has more, for what is computed from them, once, and read in
+every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to 64.
 
-    extern "C" const size_t NAME_prepared[];                           // its bytes, and which input the weights are
+    extern "C" const size_t NAME_prepared[];                           // its bytes, and which input
+    the weights are
     extern "C" void NAME_prepare(const void* weights, void* prepared);
 
-Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its graphs declare).
+Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its
+graphs declare).
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ from taso_mirage.kernels.codegen.cpu.values import (
     Strides,
     contiguous,
 )
-from taso_mirage.operators.ops import interpret_term, traits
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
 STACK = 65_536
@@ -51,7 +56,10 @@ ALIGNMENT = 64
 
 
 def generate_cpp(graph: Graph, name: str = "kernel") -> str:
-    """The C++ source of a muGraph, complete in one file. Raises Unsupported with the operator or dtype that has no C++."""
+    """The C++ source of a muGraph, complete in one file.
+
+    Raises Unsupported with the operator or dtype that has no C++.
+    """
     return generate_all({name: graph})
 
 
@@ -199,7 +207,10 @@ NOTE = """\
 
 @dataclass
 class CppKernelFunction:
-    """The function of one kernel: what it computes for one block of the grid. An ordinary operator is a kernel of one block."""
+    """The function of one kernel: what it computes for one block of the grid.
+
+    An ordinary operator is a kernel of one block.
+    """
 
     lazy: LazyMeaning
     node: Node
@@ -209,7 +220,8 @@ class CppKernelFunction:
     """Where blocks write what another one gives."""
 
     def function(self, operands: Sequence[Node], types: Sequence[Tensor]) -> list[str]:
-        """The lines of the body; `operands` without doubles, `types` of those and then of the results."""
+        """The lines of the body; `operands` without doubles, `types` of those and then of the
+        results."""
         names = {arg: f"x{i}" for i, arg in enumerate(operands)}
         lines = []
         for i, type in enumerate(types):
@@ -316,7 +328,8 @@ def _block_indices(grid: Strides) -> Iterator[str]:
 def _tile(
     i: int, leaf: Node, x: CppBuffer, grid: Strides, loop: int, imap: Strides, fmap: int
 ) -> tuple[CppBuffer, str, str]:
-    """The tile of an operand: its buffer, where the block's share starts, and what the loop adds."""
+    """The tile of an operand: its buffer, where the block's share starts, and what the loop
+    adds."""
     extent = list(x.shape)
     start = x.name
     for g, axis in enumerate(imap):
@@ -334,8 +347,9 @@ def _tile(
 def _result(
     o: int, tile: Tensor, y: CppBuffer, grid: Strides, omap: Strides
 ) -> tuple[CppBuffer, str, CppBuffer | None]:
-    """Where a block's part of an output lies: the blocks of the first grid dim are the furthest apart. Where only the first block along a
-    grid dim gives it, the others write into room of their own."""
+    """Where a block's part of an output lies: the blocks of the first grid dim are the furthest
+    apart. Where only the first block along a grid dim gives it, the others write into room of their
+    own."""
     extent = list(_fixed(tile))
     start, alone = y.name, []
     for g in reversed(range(len(grid))):

@@ -1,7 +1,9 @@
-"""A muGraph as one readable Python module: a Triton function for each kernel, and `launch(*inputs)` over torch tensors.
+"""A muGraph as one readable Python module: a Triton function for each kernel, and `launch(*inputs)`
+over torch tensors.
 
-Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after the loop, in which order, and what
-is folded when. Layouts in shared memory and barriers are the Triton compiler's. Nothing persistent: a block is one program.
+Mirage (OSDI'25), section 6, as far as Triton leaves it to us: what is computed before, in and after
+the loop, in which order, and what is folded when. Layouts in shared memory and barriers are the
+Triton compiler's. Nothing persistent: a block is one program.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from taso_mirage.rewriting.text import show_graph
 def program(
     graph: Graph, schedules: Sequence[LaunchSchedule | None] | None = None, batch: Batch | None = None
 ) -> TritonProgram:
-    """Triton source for a muGraph whose terms are kernels. `schedules`: one for each kernel, None to leave it to the generator. `batch`:
-    the muGraph is of one sample, and run for as many as the inputs have.
+    """Triton source for a muGraph whose terms are kernels.
+
+    `schedules`: one for each kernel, None to leave it to the generator. `batch`: the muGraph is of
+    one sample, and run for as many as the inputs have.
 
     Raises Unsupported with the reason where a body has no form in Triton.
     """

@@ -1,7 +1,8 @@
-"""How fast a generated program is: measured on the GPU that is there, else ranked by an analytic model, and it says which.
+"""How fast a generated program is: measured on the GPU that is there, else ranked by an analytic
+model, and it says which.
 
-A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs, together larger than the L2 cache,
-so that weights come from memory as they do in a model.
+A measurement replays a CUDA graph (Mirage, OSDI'25, section 8) whose calls go round sets of inputs,
+together larger than the L2 cache, so that weights come from memory as they do in a model.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ FINALISTS = 4
 DEPTHS = 5
 """So many numbers of stages are tried for a launch, the deepest that fit."""
 CALLS, SPAN = 64, 5e-3
-"""So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes 5 to 7 microseconds (H100)."""
+"""So many calls, or as many as take so many seconds, are measured at a time: a graph's start takes
+5 to 7 microseconds (H100)."""
 REGISTERS = 256
-"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take minutes."""
+"""Elements that a thread holds, at most: with more they go to memory, and the compiler may take
+minutes."""
 LONG = 256
 """Random inputs with more rows are scaled."""
 OPTIONS = "OPTIONS = ("
@@ -44,7 +47,8 @@ OPTIONS = "OPTIONS = ("
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 """Whether results (tensors on the GPU) are right for inputs."""
 Compiler = Callable[[Mapping[str, Any]], "Future[Any]"]
-"""Does a `job` in another process (`compilers` makes one); the result is whether the program compiles."""
+"""Does a `job` in another process (`compilers` makes one); the result is whether the program
+compiles."""
 LIMIT = 10.0
 """Seconds for a program, which takes one or two: past that the compiler has lost its way."""
 
@@ -56,7 +60,8 @@ def compilers(count: int) -> Workers:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves they run."""
+    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves
+    they run."""
 
     seconds: float
     resident: int
@@ -80,8 +85,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TunedProgram:
-    """The fastest program with its best schedules. `measured` says whether `seconds` are a measurement or the model's; `trials` are all
-    that was looked at."""
+    """The fastest program with its best schedules.
+
+    `measured` says whether `seconds` are a measurement or the model's; `trials` are all that was
+    looked at.
+    """
 
     program: TritonProgram
     seconds: float
@@ -92,7 +100,10 @@ class TunedProgram:
 def estimated(
     program: TritonProgram, launch: TritonLaunch, device: Device = H100, shared: int | None = None
 ) -> Estimate:
-    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start. `shared`: as compiled, if known."""
+    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start.
+
+    `shared`: as compiled, if known.
+    """
     schedule, traffic = launch.schedule, launch.traffic
     needed = (
         traffic.in_flight * schedule.stages if launch.loop > 1 else 0
@@ -128,12 +139,13 @@ def tuned_program(
     check: Check | None = None,
     late: Callable[[], bool] = lambda: False,
 ) -> TunedProgram:
-    """The fastest of some programs for one goal, with the best schedule for each of its launches: measured where there is a GPU, else by
-    the model. What does not compile or fit, or whose results `check` refuses, is passed over;
-    Unsupported is raised where nothing is left.
+    """The fastest of some programs for one goal, with the best schedule for each of its launches:
+    measured where there is a GPU, else by the model. What does not compile or fit, or whose results
+    `check` refuses, is passed over; Unsupported is raised where nothing is left.
 
-    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned together, one launch after the other, until
-    it is `late`. Without a `compiler` this process compiles, one program after the other.
+    All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
+    together, one launch after the other, until it is `late`. Without a `compiler` this process
+    compiles, one program after the other.
     """
     try:
         target = gpu_and_versions()
@@ -175,7 +187,8 @@ def _rescheduled(
     cost: Callable[[Sequence[TritonProgram]], list[float]],
     trials: list[Trial],
 ) -> list[Trial]:
-    """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`); what was tried is added to `trials`."""
+    """Each finalist with the best schedule for its launch `i` (its own is the first of `tries`);
+    what was tried is added to `trials`."""
     tried = [
         (k, scheduled(trial.program, i, schedule))
         for k, trial in enumerate(finalists)
@@ -215,7 +228,8 @@ class _Bench:
         return bool(10 * torch.cuda.get_device_capability()[0] >= OVERLAPPING)
 
     def seconds(self, programs: Sequence[TritonProgram]) -> list[float]:
-        """Seconds of each program: from the cache, else compiled and measured one after the other."""
+        """Seconds of each program: from the cache, else compiled and measured one after the
+        other."""
         names = [blake2b(p.source.encode(), digest_size=16).hexdigest() for p in programs]
         cache = self.cache if self.check is None else None  # which does not tell whether results were right
         known = [cache.get(self.target, name) if cache is not None else None for name in names]
@@ -227,7 +241,8 @@ class _Bench:
         return found
 
     def _compiled(self, programs: Sequence[TritonProgram], which: Sequence[int]) -> Iterator[int]:
-        """Those of some programs that compile, each as soon as it is: the others are compiled while it is measured."""
+        """Those of some programs that compile, each as soon as it is: the others are compiled while
+        it is measured."""
         if self.compiler is None:
             yield from which
             return
@@ -253,7 +268,8 @@ def job(program: TritonProgram) -> dict[str, Any]:
 
 
 def warmed(job: Mapping[str, Any]) -> bool:
-    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it can be done."""
+    """Compile a program's launches into Triton's cache, in a process that sees the GPU; whether it
+    can be done."""
     import torch
 
     with TemporaryDirectory() as folder:
@@ -286,13 +302,17 @@ def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedul
 
 
 def earlier(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
-    """Its own schedule, and without a loop the same that lets the next kernel in before it waits itself."""
+    """Its own schedule, and without a loop the same that lets the next kernel in before it waits
+    itself."""
     own = launch.schedule
     return [own, replace(own, early=True)] if own.overlap and launch.loop == 1 else [own]
 
 
 def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> TritonProgram:
-    """The program with another schedule of one launch. The functions are the same; so is the source, but for OPTIONS."""
+    """The program with another schedule of one launch.
+
+    The functions are the same; so is the source, but for OPTIONS.
+    """
     launches = tuple(replace(each, schedule=schedule) if k == i else each for k, each in enumerate(program.launches))
     old = program.source
     start, stop = old.index(OPTIONS), old.index("\ndef launch(")
@@ -300,7 +320,10 @@ def scheduled(program: TritonProgram, i: int, schedule: LaunchSchedule) -> Trito
 
 
 def gpu_and_versions() -> str:
-    """The name of the GPU and the versions that a measurement hangs on. Raises RuntimeUnavailable where there is none."""
+    """The name of the GPU and the versions that a measurement hangs on.
+
+    Raises RuntimeUnavailable where there is none.
+    """
     try:
         import torch
         import triton
@@ -312,7 +335,8 @@ def gpu_and_versions() -> str:
 
 
 def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence[Any]], check: Check | None) -> float:
-    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results are refused."""
+    """Seconds a call; infinity where Triton does not compile it, it does not fit, or its results
+    are refused."""
     options = [each.options for each in program.launches]
 
     def call(*inputs: Any) -> Any:
@@ -330,7 +354,8 @@ def _seconds(module: ModuleType, program: TritonProgram, sets: Sequence[Sequence
 
 
 def _into_nan(call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """The results of a call whose new tensors are full of NaN: what it does not write would else be an earlier program's, and right."""
+    """The results of a call whose new tensors are full of NaN: what it does not write would else be
+    an earlier program's, and right."""
     import torch
 
     before = torch.get_deterministic_debug_mode()
@@ -347,9 +372,9 @@ def _is_triton(error: Exception) -> bool:
 
 
 def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: float = 0.05) -> float:
-    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that goes round `sets` of inputs at least
-    once, and has CALLS calls or as many as take SPAN seconds, replayed for about `seconds`. The first call is outside of the graph, for
-    what compiles then."""
+    """Seconds a call of `call(*inputs)` on the current GPU: the median replay of a CUDA graph that
+    goes round `sets` of inputs at least once, and has CALLS calls or as many as take SPAN seconds,
+    replayed for about `seconds`. The first call is outside of the graph, for what compiles then."""
     import torch
 
     side = torch.cuda.Stream()
@@ -366,7 +391,10 @@ def measured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], seconds: f
 
 
 def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> int:
-    """How often a graph goes round. A round by the GPU's clock tells: a call by itself takes what the host needs to launch it."""
+    """How often a graph goes round.
+
+    A round by the GPU's clock tells: a call by itself takes what the host needs to launch it.
+    """
     if len(sets) >= CALLS:
         return 1
     graph, _ = _captured(call, sets, 1)
@@ -376,7 +404,8 @@ def _rounds(call: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> int:
 
 
 def _captured(call: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int) -> tuple[Any, deque[Any]]:
-    """A CUDA graph of calls, and the results of its last round: memory that is free is used again, and stays in the cache."""
+    """A CUDA graph of calls, and the results of its last round: memory that is free is used again,
+    and stays in the cache."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -399,7 +428,8 @@ def _replayed(graph: Any) -> float:
 
 
 def input_sets(program: TritonProgram) -> list[list[Any]]:
-    """Random inputs on the current GPU, as many sets as take three times its L2 cache, from 2 to 1024."""
+    """Random inputs on the current GPU, as many sets as take three times its L2 cache, from 2 to
+    1024."""
     import torch
 
     each = sum(b.bytes for b in program.buffers if b.role == "input")

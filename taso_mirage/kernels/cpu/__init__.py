@@ -1,1 +1,2 @@
-"""Regions of a model that hand-written C++ computes on a CPU: products with weights, convolutions."""
+"""Regions of a model that hand-written C++ computes on a CPU: products with weights,
+convolutions."""

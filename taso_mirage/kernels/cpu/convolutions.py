@@ -1,7 +1,8 @@
-"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the relu that follow.
+"""Convolutions as kernels for the CPU: with stride 1 by minimal filtering, with the sum and the
+relu that follow.
 
-What they have in common with other goals is the evidence: a muGraph is verified against its goal, at small sizes, as its algebra hangs on
-neither the channels nor how many tiles there are.
+What they have in common with other goals is the evidence: a muGraph is verified against its goal,
+at small sizes, as its algebra hangs on neither the channels nor how many tiles there are.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from taso_mirage.verdicts import Evidence, Failure
 TILES: dict[int, tuple[int, ...]] = {1: (1, 1), 3: (4, 2), 5: (2, 2), 7: (4, 4)}
 """Results of a tile along an axis, by the kernel's size there: large ones and small ones."""
 LARGEST = 25
-"""Elements of a kernel: with more, results that are as good as the direct sum's have small tiles."""
+"""Elements of a kernel: with more, results that are as good as the direct sum's have small
+tiles."""
 COUNTS, PARTS = (16, 32), (1, 2, 4)
-"""Tiles of a block, and parts of the output channels; with more than one part there are at most BLOCKS blocks."""
+"""Tiles of a block, and parts of the output channels; with more than one part there are at most
+BLOCKS blocks."""
 BLOCKS = 16
 CONVOLVED = tuple(
     RegionPattern(f"conv({operands}, strides=(1, 1), pads=pads, dilations=(1, 1), group=group)")
@@ -35,7 +38,8 @@ CONVOLVED = tuple(
 )
 RECTIFIED = RegionPattern("relu(y)")
 LEAST = 4
-"""Channels of a group, of data and of results: with fewer the transforms are nearly all of the work."""
+"""Channels of a group, of data and of results: with fewer the transforms are nearly all of the
+work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class Convolution:
         return term("winograd", *operands, **how)
 
     def small(self, tile: tuple[int, int]) -> tuple[Convolution, tuple[Node, ...]]:
-        """The same with few channels, groups and tiles, the last of which are cut as here; and its leaves."""
+        """The same with few channels, groups and tiles, the last of which are cut as here; and its
+        leaves."""
         groups = min(self.group, 2)
         kernel, sides = self.kernel, []
         for i, size in enumerate(self.x.shape[2:]):
@@ -101,7 +106,8 @@ class Convolution:
         return made, tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; by the model, that is by their multiplications, the fastest first."""
+        """The verified muGraphs of the goal `graph`, which this is; by the model, that is by their
+        multiplications, the fastest first."""
         found = []
         for tile, block in _blocks(self):
             evidence = _evidence(self.small(tile), tile)

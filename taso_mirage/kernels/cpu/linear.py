@@ -1,8 +1,10 @@
-"""Products with a weight as kernels for the CPU, with the sums that follow: the weights lie as they are read.
+"""Products with a weight as kernels for the CPU, with the sums that follow: the weights lie as they
+are read.
 
-A runtime's product of one row waits for its weights, and those for the translation of their addresses: they come 1.2 times as fast from
-large pages, in which a kernel may keep them, and twice as fast where they are numbers of half the width, as a checkpoint's often are.
-One of more rows is bound by arithmetic, which a runtime is good at, but not at every size (bench/README.md).
+A runtime's product of one row waits for its weights, and those for the translation of their
+addresses: they come 1.2 times as fast from large pages, in which a kernel may keep them, and twice
+as fast where they are numbers of half the width, as a checkpoint's often are. One of more rows is
+bound by arithmetic, which a runtime is good at, but not at every size (bench/README.md).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from taso_mirage.verdicts import Evidence, Failure
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
 THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16, 6))
-"""Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few rows, and of more."""
+"""Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
+rows, and of more."""
 TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
@@ -36,12 +39,14 @@ LEAST = 1 << 18
 MULTIPLIED = RegionPattern("matmul(x, w)")
 SUMS = RegionPattern("add(add(matmul(x, w), p), q)"), RegionPattern("add(matmul(x, w), p)"), MULTIPLIED
 SAVED = 0.2, 0.1
-"""About what is saved of the time in which weights come from memory, and of that of the arithmetic."""
+"""About what is saved of the time in which weights come from memory, and of that of the
+arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """A goal that is a product with a weight: its operands, in the order of the operator `linear`."""
+    """A goal that is a product with a weight: its operands, in the order of the operator
+    `linear`."""
 
     x: Node
     w: Node
@@ -60,7 +65,8 @@ class WeightProduct:
         return term("linear", self.x, self.w, self.b, self.z, block=block)
 
     def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; the model tells them not apart."""
+        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
+        apart."""
         evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
         if not isinstance(evidence, Evidence):
             return []
@@ -79,7 +85,8 @@ class WeightProduct:
 
     @property
     def slack(self) -> float:
-        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole model says more."""
+        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
+        model says more."""
         return inf if self.thin else 1.0
 
     @property
@@ -121,7 +128,8 @@ def _multiplied(node: Node, sizes: Mapping[str, int]) -> tuple[Node, Node] | Non
 
 
 def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
-    """A product of a model with the sums that alone read it: of a bias, then of what has the shape of the result."""
+    """A product of a model with the sums that alone read it: of a bias, then of what has the shape
+    of the result."""
     members = [node]
     for added in ((node.dtype, node.shape[-1:]), (node.dtype, node.shape)):
         last = members[-1]

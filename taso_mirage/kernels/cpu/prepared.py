@@ -1,4 +1,5 @@
-"""Goals whose kernels read weights that were prepared, once, where a session is made: each kind is one file beside this one."""
+"""Goals whose kernels read weights that were prepared, once, where a session is made: each kind is
+one file beside this one."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ PreparedGoal: TypeAlias = Convolution | WeightProduct
 def members(
     node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool], sizes: Mapping[str, int]
 ) -> list[Node]:
-    """A term of a model that there are such kernels for at these sizes of its symbols, with what follows; nothing of others."""
+    """A term of a model that there are such kernels for at these sizes of its symbols, with what
+    follows; nothing of others."""
     if convolutions.is_convolution(node):
         return convolutions.followed_convolution(node, users, wanted)
     return linear.followed_product(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
 def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
-    """What such a goal is whose inputs are these terms of a model, of which the weights are known and large enough; None for others."""
+    """What such a goal is whose inputs are these terms of a model, of which the weights are known
+    and large enough; None for others."""
     made = convolution(goal) or weight_product(goal)
     known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
     large = not isinstance(made, WeightProduct) or made.large

@@ -1,8 +1,9 @@
-"""A derivation kind is one object: all that the search asks about one way to make a class from others.
+"""A derivation kind is one object: all that the search asks about one way to make a class from
+others.
 
-The object says how the kind evaluates in the field, how it is written into a kernel's body, what it needs
-of loops, what it costs, and what an exponential that overflows does to it (Mirage, OSDI'25, section 4).
-No module outside of this folder tells kinds apart by their names.
+The object says how the kind evaluates in the field, how it is written into a kernel's body, what it
+needs of loops, what it costs, and what an exponential that overflows does to it (Mirage, OSDI'25,
+section 4). No module outside of this folder tells kinds apart by their names.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class BodyWriter(Protocol):
         """Whether the for-loop cuts the label that a derivation folds."""
 
     def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
-        """What one iteration gives of a fold, over all iterations; `over` is that of `accumulate`."""
+        """What one iteration gives of a fold, over all iterations; `over` is that of
+        `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
         """The exponent `c` less what it is relative to; None where it is computed as it is."""
@@ -125,7 +127,10 @@ class Costing(Protocol):
 
 
 class DerivationKind:
-    """What the search asks about a derivation. A kind without parameters is compared as an object."""
+    """What the search asks about a derivation.
+
+    A kind without parameters is compared as an object.
+    """
 
     __slots__ = ()
     name: str

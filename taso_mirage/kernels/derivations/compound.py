@@ -27,7 +27,8 @@ class Closing(Protocol):
     index: dict[AbstractExpression, int]
 
     def put(self, sketch: AbstractExpression, edge: DerivationEdge, free: frozenset[str], needed: bool = False) -> None:
-        """Keep a derivation; one that is `needed` for another stays although it is no part of the goal."""
+        """Keep a derivation; one that is `needed` for another stays although it is no part of the
+        goal."""
 
 
 class Compound(Protocol):

@@ -64,7 +64,8 @@ class Unary(Elementwise):
 
     __slots__ = ()
     as_written: ClassVar[bool] = False
-    """Whether a closure has it where the goal is written with it: its normal form does not show it."""
+    """Whether a closure has it where the goal is written with it: its normal form does not show
+    it."""
 
     def derived(self, algebra: Algebra, p: AbstractExpression) -> AbstractExpression | None:
         """The normal form; None where a closure does without."""

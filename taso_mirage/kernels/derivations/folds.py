@@ -34,8 +34,8 @@ class Wanted(Protocol):
 class FoldKind(DerivationKind):
     """A reduction of which the algebra knows the name alone; it takes its elements in any order.
 
-    `fold` is what definitions of operators call it, None where no definition does; `operator` is the one
-    that a body has for it, `over` the accumulator that a for-loop has, or None.
+    `fold` is what definitions of operators call it, None where no definition does; `operator` is
+    the one that a body has for it, `over` the accumulator that a for-loop has, or None.
     """
 
     __slots__ = ()

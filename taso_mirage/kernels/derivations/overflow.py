@@ -1,7 +1,9 @@
-"""Exponentials as a model writes them: what an overflow of one does to the values that are made of it.
+"""Exponentials as a model writes them: what an overflow of one does to the values that are made of
+it.
 
-exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a number. So a value grows, or is
-within range, or is ill, which no result may be made of. What each derivation kind makes of its operands is beside its definition.
+exp(s) may be infinite. 1 / (1 + exp(-s)) is 0 then, as it should be; exp(s) / (1 + exp(s)) is not a
+number. So a value grows, or is within range, or is ill, which no result may be made of. What each
+derivation kind makes of its operands is beside its definition.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ Signs = tuple[bool, bool]
 class OverflowEffect:
     """A value that is computed as the model writes it.
 
-    `exponential`: one is below it; `grows`: it may overflow, and only where it should; `ill`: why it may be no number, or wrong.
-    `positive`: it is nowhere below 0; `floor`: it is nowhere near 0.
+    `exponential`: one is below it; `grows`: it may overflow, and only where it should; `ill`: why
+    it may be no number, or wrong. `positive`: it is nowhere below 0; `floor`: it is nowhere near 0.
     """
 
     exponential: bool = False

@@ -1,7 +1,9 @@
-"""The variances of a goal, as derivations of their own: one pass over their elements instead of two.
+"""The variances of a goal, as derivations of their own: one pass over their elements instead of
+two.
 
-mean((x - mean(x))^2) waits for the mean, so no loop over the elements has both. An accumulator of the variance does (Chan, Golub and
-LeVeque 1979), and of a reduction that is split over the grid the last kernel merges the variances and means of the parts.
+mean((x - mean(x))^2) waits for the mean, so no loop over the elements has both. An accumulator of
+the variance does (Chan, Golub and LeVeque 1979), and of a reduction that is split over the grid the
+last kernel merges the variances and means of the parts.
 """
 
 from __future__ import annotations
@@ -117,7 +119,8 @@ def variance_and_mean(algebra: Algebra, of: AbstractExpression, labels: Sequence
 
 
 def cancelling(algebra: Algebra, of: AbstractExpression, labels: Sequence[str]) -> AbstractExpression:
-    """The same variance as the mean of the squares less the square of the mean, which in floats may have no correct digit."""
+    """The same variance as the mean of the squares less the square of the mean, which in floats may
+    have no correct digit."""
     mean = _mean_sketch(algebra, of, labels)
     return algebra.sub(_mean_sketch(algebra, algebra.mul(of, of), labels), algebra.mul(mean, mean))
 
@@ -143,8 +146,9 @@ def squared_mean(whole: ScalarTerm) -> ScalarTerm | None:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """The variance and the mean of the term `of` over `label`; where that is the inner part of a split one these are of each part, and
-    `whole` are those over all, merged over the label `outer`."""
+    """The variance and the mean of the term `of` over `label`; where that is the inner part of a
+    split one these are of each part, and `whole` are those over all, merged over the label `outer`.
+    """
 
     of: AbstractExpression
     label: str
@@ -188,7 +192,8 @@ class Variances:
         self.found = list(variances(closing.goal, closing.targets))
 
     def meet(self, i: int) -> None:
-        """Variances of a class; those of the parts of a split label are classes, too, and are merged once both are there."""
+        """Variances of a class; those of the parts of a split label are classes, too, and are
+        merged once both are there."""
         closing = self.closing
         for each in self.found:
             (variance, mean), free = each.parts, closing.free[i] - {each.label}
@@ -204,9 +209,11 @@ class Variances:
                     closing.put(each.whole[1], DerivationEdge(MERGED, (args[1],), each.outer), free)
 
     def end(self) -> None:
-        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer products that no worklist makes.
+        """sum((x - mean) w) as sum(x w) - mean sum(w), which need not wait for the mean: outer
+        products that no worklist makes.
 
-        A product in half precision rounds what is no input itself, and a large mean would show it: then x and w are inputs.
+        A product in half precision rounds what is no input itself, and a large mean would show it:
+        then x and w are inputs.
         """
         closing, goal = self.closing, self.closing.goal
         half = any(leaf.dtype in ("float16", "bfloat16") for leaf in goal.leaves.values())

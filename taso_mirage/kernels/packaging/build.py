@@ -1,4 +1,5 @@
-"""Compiling: the custom-operator library, once for a version of this package, and the C++ of kernels, once for a machine."""
+"""Compiling: the custom-operator library, once for a version of this package, and the C++ of
+kernels, once for a machine."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ NATIVE = ("-march=native",)
 
 
 def library() -> Path:
-    """The custom-operator library for `register_custom_ops_library`: built on first use, then kept in the user's cache folder.
+    """The custom-operator library for `register_custom_ops_library`: built on first use, then kept
+    in the user's cache folder.
 
     It is the same for every model and processor. Raises RuntimeUnavailable without a C++ compiler.
     """
@@ -43,7 +45,8 @@ def library() -> Path:
 
 
 def compile_kernels(sources: Sequence[str], flags: Sequence[str], folder: Path | None = None) -> Path:
-    """A library of compiled kernels for this machine: every source is compiled once, then they are linked.
+    """A library of compiled kernels for this machine: every source is compiled once, then they are
+    linked.
 
     Raises RuntimeUnavailable with the compiler's first message.
     """

@@ -1,4 +1,5 @@
-"""Kernels into a model: a region of terms becomes one node, which calls a kernel or the region's own computation (see `functions`)."""
+"""Kernels into a model: a region of terms becomes one node, which calls a kernel or the region's
+own computation (see `functions`)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ LARGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRegion:
-    """Terms of a model between `inputs` and `outputs`, and a kernel that takes and gives these, in this order."""
+    """Terms of a model between `inputs` and `outputs`, and a kernel that takes and gives these, in
+    this order."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -42,13 +44,17 @@ class EmbeddedRegion:
 
     @staticmethod
     def of(goal: Graph, inputs: Sequence[Node], kernel: PlannedNode) -> EmbeddedRegion:
-        """Where a model computes `goal`, which the kernel was found for, on these terms of its own: the outputs follow from it."""
+        """Where a model computes `goal`, which the kernel was found for, on these terms of its own:
+        the outputs follow from it."""
         outputs = substitute(goal.outputs, dict(zip(goal.inputs, inputs, strict=True)))
         return EmbeddedRegion(tuple(inputs), outputs, kernel)
 
     @property
     def original(self) -> Graph:
-        """What it computes, over inputs of its own. Raises Unsupported where it has weights or opaque nodes inside."""
+        """What it computes, over inputs of its own.
+
+        Raises Unsupported where it has weights or opaque nodes inside.
+        """
         leaves = tuple(variable(f"x{i}", node.tensor) for i, node in enumerate(self.inputs))
         outputs = substitute(self.outputs, dict(zip(self.inputs, leaves, strict=True)))
         for node in topological(outputs):
@@ -66,8 +72,9 @@ class EmbeddedRegion:
         return not self.kernel.free and any(not isinstance(n, int) for n in sizes)
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the region does at these sizes; a dim
-        that has a name in the kernel may be any, but of every tensor the same."""
+        """Raise IllTyped, with the place and both types, unless the kernel takes and gives what the
+        region does at these sizes; a dim that has a name in the kernel may be any, but of every
+        tensor the same."""
         named: dict[Dim, Dim] = {}
         for word, nodes, types in (
             ("input", self.inputs, self.kernel.inputs),
@@ -103,12 +110,15 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> Dim:
 def embed(model: Model, regions: Sequence[EmbeddedRegion], sizes: Mapping[str, int] | None = None) -> Model:
     """The model with one node for each region, and functions for each different kernel.
 
-    Where the custom-operator library is registered (`runtime.register`) a node runs its kernel, elsewhere a function, which is made
-    of the region's own terms. Regions may read what others give. Equal kernels are in the file once. The sources travel in the
-    metadata. `sizes` are of the model's free dims: what has such a dim runs its kernel at these sizes, and its own terms at others.
+    Where the custom-operator library is registered (`runtime.register`) a node runs its kernel,
+    elsewhere a function, which is made of the region's own terms. Regions may read what others
+    give. Equal kernels are in the file once. The sources travel in the metadata. `sizes` are of the
+    model's free dims: what has such a dim runs its kernel at these sizes, and its own terms at
+    others.
 
-    Raises IllTyped where a kernel has other types than its region, Unsupported for a region that the model does not have or that
-    cannot be a function, or for too many kernels. That a kernel computes what its region does is for the caller to know.
+    Raises IllTyped where a kernel has other types than its region, Unsupported for a region that
+    the model does not have or that cannot be a function, or for too many kernels. That a kernel
+    computes what its region does is for the caller to know.
     """
     header = _header(model.header)
     names = _Names(header, {domain: v for domain, v in model.opsets.items() if domain != DOMAIN})
@@ -158,7 +168,10 @@ def _moved(old: Mapping[Node, Any], new: Mapping[Node, Node]) -> dict[Node, Any]
 
 
 def _ordered(regions: Sequence[EmbeddedRegion]) -> Iterable[EmbeddedRegion]:
-    """Those that give before those that read. Raises Unsupported where two read each other's results, or give the same."""
+    """Those that give before those that read.
+
+    Raises Unsupported where two read each other's results, or give the same.
+    """
     left = list(regions)
     given = [o for region in regions for o in region.outputs]
     if len(set(given)) < len(given):
@@ -218,7 +231,10 @@ class _Names:
 
 
 def _fits(model: Model, sizes: Mapping[str, int], names: _Names) -> Node:
-    """A term that is true at these sizes. Every free dim of every input is asked: a runtime lets two of one name differ."""
+    """A term that is true at these sizes.
+
+    Every free dim of every input is asked: a runtime lets two of one name differ.
+    """
     places: dict[Node, list[tuple[int, int]]] = {}
     unknown = set(sizes)
     for node in model.graph.inputs:

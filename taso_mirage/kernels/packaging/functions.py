@@ -1,9 +1,11 @@
-"""The functions that a model gets for its kernels, in ONNX: what a kernel stands for, where it is called, and at which sizes.
+"""The functions that a model gets for its kernels, in ONNX: what a kernel stands for, where it is
+called, and at which sizes.
 
-CudaKernel0(x0, ...) => (y0, ...)       a kernel's own operators, for where the library that runs the kernel is not
-kernel_1f00(x0, ...) => (y0, ...)       one call of it, with the plan and the compiled code: they are in the file once
-kernel_1f00(fits, x0, ...) => ...       where sizes are free: the call if `fits`, else the operators (function original_1f00)
-sizes_1f00(input, ...) => (fits)        whether the model's inputs have the sizes that its kernels were made for
+CudaKernel0(x0, ...) => (y0, ...)       a kernel's own operators, for where the library that runs
+the kernel is not kernel_1f00(x0, ...) => (y0, ...)       one call of it, with the plan and the
+compiled code: they are in the file once kernel_1f00(fits, x0, ...) => ...       where sizes are
+free: the call if `fits`, else the operators (function original_1f00) sizes_1f00(input, ...) =>
+(fits)        whether the model's inputs have the sizes that its kernels were made for
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ def value(name: str, type: Tensor | None = None) -> ir.Value:
 
 
 def computation(name: str, original: Graph, opsets: Opsets, attributes: Iterable[str] = ()) -> ir.Function:
-    """The terms as ONNX writes them, constants as nodes. The attributes are the kernel's: the body reads none of them."""
+    """The terms as ONNX writes them, constants as nodes.
+
+    The attributes are the kernel's: the body reads none of them.
+    """
     body = to_ir(standalone(original, opsets)).graph
     values = list(body.initializers.values())
     constants = [_held(each) for each in values]
@@ -70,7 +75,8 @@ def choice(
 
 
 def fitting_sizes(name: str, places: Sequence[Sequence[tuple[int, int]]], opsets: Opsets) -> ir.Function:
-    """Whether every dim `axis` of every input is `size`: `places` has pairs of them for each input."""
+    """Whether every dim `axis` of every input is `size`: `places` has pairs of them for each
+    input."""
     inputs = _values("x", len(places))
     nodes: list[ir.Node] = []
 

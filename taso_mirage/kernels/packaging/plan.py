@@ -1,4 +1,5 @@
-"""A kernel as the attributes of its node say it: a plan (its format stands in cpp/plan.h), and compiled images."""
+"""A kernel as the attributes of its node say it: a plan (its format stands in cpp/plan.h), and
+compiled images."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 flo
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """What a node needs to run: `images` are compiled for CUDA; `source` is the C++ that is compiled where the model is loaded, or
-    Triton's, which is only there to be read. `entry` names it."""
+    """What a node needs to run: `images` are compiled for CUDA; `source` is the C++ that is
+    compiled where the model is loaded, or Triton's, which is only there to be read. `entry` names
+    it."""
 
     target: str
     entry: str
@@ -46,9 +48,11 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class KernelImage:
-    """The code of kernel number `kernel` for one architecture, and how it is launched: machine code, or PTX for this one and later ones.
+    """The code of kernel number `kernel` for one architecture, and how it is launched: machine
+    code, or PTX for this one and later ones.
 
-    `shared` is in bytes, `hidden` counts null pointers behind the arguments."""
+    `shared` is in bytes, `hidden` counts null pointers behind the arguments.
+    """
 
     kernel: int
     capability: int
@@ -70,12 +74,16 @@ class KernelImage:
         )
 
     def with_ptx(self, text: str) -> KernelImage:
-        """The same kernel as PTX, which later architectures compile when they load it (none for sm_90a: start from 80 or 89)."""
+        """The same kernel as PTX, which later architectures compile when they load it (none for
+        sm_90a: start from 80 or 89)."""
         return replace(self, content=text.encode(), ptx=True)
 
 
 def cpu_kernel(graph: Graph) -> PlannedNode:
-    """A muGraph as C++ that is compiled where it runs. Raises Unsupported where it has no C++, or a size is not fixed."""
+    """A muGraph as C++ that is compiled where it runs.
+
+    Raises Unsupported where it has no C++, or a size is not fixed.
+    """
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
     entry = f"kernel_{hashlib.blake2b(generate_cpp(graph).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
@@ -93,7 +101,9 @@ def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
 
 
 def cuda_kernel(program: TritonProgram, images: Sequence[KernelImage]) -> PlannedNode:
-    """A Triton program with its kernels' images: at least one for every launch. The free dims of a batch are named n0, n1, ...
+    """A Triton program with its kernels' images: at least one for every launch.
+
+    The free dims of a batch are named n0, n1, ...
 
     Raises Unsupported where a result is no kernel's.
     """
@@ -146,6 +156,7 @@ def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
 
 
 def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
-    """As cpp/plan.cpp writes it: what the compiled kernel says of itself, so that a plan cannot give it other tensors."""
+    """As cpp/plan.cpp writes it: what the compiled kernel says of itself, so that a plan cannot
+    give it other tensors."""
     shown = [" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in inputs]
     return " ".join([*shown, "->", *(" ".join((t.dtype, *map(str, t.shape or ()))) + "," for t in outputs)])

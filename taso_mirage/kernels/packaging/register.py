@@ -1,4 +1,5 @@
-"""Loading a model with its kernels: `providers = register(options, model)`; and what the file says of them, read without loading it."""
+"""Loading a model with its kernels: `providers = register(options, model)`; and what the file says
+of them, read without loading it."""
 
 from __future__ import annotations
 
@@ -21,19 +22,22 @@ _Source = bytes | str | Path
 
 
 def register(options: Any, model: _Source | None = None, *, cuda: bool | None = None) -> list[Provider]:
-    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they run the functions instead. Gives the
-    providers with the options that the model was measured with, but for a CUDA graph (`taso_mirage.session`):
-    `onnxruntime.InferenceSession(model, options, providers=register(options, model))`.
+    """Let sessions with these `onnxruntime.SessionOptions` run a model's kernels; without it they
+    run the functions instead. Gives the providers with the options that the model was measured
+    with, but for a CUDA graph (`taso_mirage.session`): `onnxruntime.InferenceSession(model,
+    options, providers=register(options, model))`.
 
-    `model` is the file or its bytes: the kernels for the CPU that it carries as C++ are compiled, once for this machine.
-    **So registering compiles and runs code from the model, as loading any custom-operator library does: only register models that
-    you trust.** Without `model` only kernels for CUDA are found, which are compiled already.
+    `model` is the file or its bytes: the kernels for the CPU that it carries as C++ are compiled,
+    once for this machine. **So registering compiles and runs code from the model, as loading any
+    custom-operator library does: only register models that you trust.** Without `model` only
+    kernels for CUDA are found, which are compiled already.
 
-    `cuda`: whether the session has the CUDA provider; None: whether the machine has a GPU. A session on the CPU of a machine with
-    a GPU must say False: then ONNX Runtime takes the functions of the nodes that are meant for CUDA.
+    `cuda`: whether the session has the CUDA provider; None: whether the machine has a GPU. A
+    session on the CPU of a machine with a GPU must say False: then ONNX Runtime takes the functions
+    of the nodes that are meant for CUDA.
 
-    Raises InvalidModel for kernels of a newer version and for options that are not known, RuntimeUnavailable without a C++ compiler,
-    or on an ONNX Runtime before 1.18.
+    Raises InvalidModel for kernels of a newer version and for options that are not known,
+    RuntimeUnavailable without a C++ compiler, or on an ONNX Runtime before 1.18.
     """
     wanted = _wanted(model, cuda)
     kernels = None if model is None else build_kernels(model)
@@ -63,10 +67,11 @@ def carries_kernels(model: _Source) -> bool:
 
 
 def build_kernels(model: _Source, folder: Path | None = None) -> Path | None:
-    """Compile the C++ kernels of a model for this machine: a library, or None if the model has none.
+    """Compile the C++ kernels of a model for this machine: a library, or None if the model has
+    none.
 
-    A program without Python names the file in the session's config entry `taso_mirage.kernels`, then registers `library()`.
-    Raises as `register`.
+    A program without Python names the file in the session's config entry `taso_mirage.kernels`,
+    then registers `library()`. Raises as `register`.
     """
     from taso_mirage.kernels.codegen.cpu.native import FLAGS
 
@@ -81,7 +86,10 @@ def build_kernels(model: _Source, folder: Path | None = None) -> Path | None:
 
 
 def metadata(model: _Source) -> dict[str, str]:
-    """The metadata of an ONNX file. Only that is read: a model may have gigabytes. Raises InvalidModel where it is no ONNX file."""
+    """The metadata of an ONNX file.
+
+    Only that is read: a model may have gigabytes. Raises InvalidModel where it is no ONNX file.
+    """
     try:
         if isinstance(model, bytes):
             return dict(_entries(memoryview(model)))

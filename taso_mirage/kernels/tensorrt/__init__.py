@@ -1,1 +1,2 @@
-"""TensorRT plugins for the fused kernels of a model: C++ and Python source, the model that uses them, and samples to check with."""
+"""TensorRT plugins for the fused kernels of a model: C++ and Python source, the model that uses
+them, and samples to check with."""

@@ -1,4 +1,5 @@
-"""Compare what trtexec wrote with --exportOutput=FILE to the expected outputs: python check_samples.py FILE [SAMPLES]."""
+"""Compare what trtexec wrote with --exportOutput=FILE to the expected outputs: python
+check_samples.py FILE [SAMPLES]."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs and expected outputs by tensor name; `tolerances` are how far another runtime's output may be from the expected one."""
+    """Inputs and expected outputs by tensor name; `tolerances` are how far another runtime's output
+    may be from the expected one."""
 
     inputs: Mapping[str, NDArray[Any]]
     outputs: Mapping[str, NDArray[Any]]
@@ -43,8 +44,9 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the kernels by the plugins' names, those that the Python module lacks with the reasons, other operators that
-    TensorRT does not have, and the model's kernels that it cannot take, with the reasons: they are operators."""
+    """What was written: the kernels by the plugins' names, those that the Python module lacks with
+    the reasons, other operators that TensorRT does not have, and the model's kernels that it cannot
+    take, with the reasons: they are operators."""
 
     folder: Path
     kernels: Mapping[str, PluginKernel]
@@ -81,7 +83,8 @@ def export(path: Path, folder: Path, sizes: Mapping[str, int]) -> Exported:
 
 
 def _check(folder: Path, path: Path, model: Model) -> None:
-    """Fail before the work where the folder cannot be written to, or has the model that is read, or its weights, in the place of ours."""
+    """Fail before the work where the folder cannot be written to, or has the model that is read, or
+    its weights, in the place of ours."""
     check_folder(folder)
     for name in ("model.onnx", "model.onnx.data", "reference.onnx", "reference.onnx.data") if folder.is_dir() else ():
         check_outputs({"--output": folder / name}, {"the model that is read": path}, data_files(model))
@@ -99,7 +102,10 @@ def _input_shapes(model: Model, sizes: Mapping[str, int]) -> dict[str, tuple[int
 
 
 def samples(path: Path) -> Samples:
-    """Random inputs of a plain model, and what ONNX Runtime makes of them on the CPU. Tolerances are those of the optimizer's check."""
+    """Random inputs of a plain model, and what ONNX Runtime makes of them on the CPU.
+
+    Tolerances are those of the optimizer's check.
+    """
     model = load(path)
     inputs = random_inputs(model, SEED)
     outputs = Session(str(path)).run(inputs)
@@ -117,7 +123,8 @@ def _errors(name: str, output: Any, exact: Any) -> tuple[float, float]:
 
 
 def _write_samples(found: Samples, folder: Path) -> None:
-    """Arrays as .npy, inputs also as the raw bytes that trtexec reads; `samples.json` says which tensor is in which file."""
+    """Arrays as .npy, inputs also as the raw bytes that trtexec reads; `samples.json` says which
+    tensor is in which file."""
     index: dict[str, dict[str, Any]] = {"inputs": {}, "outputs": {}}
     for i, (name, array) in enumerate(found.inputs.items()):
         write_file(folder / f"input{i}.npy", _npy(array))

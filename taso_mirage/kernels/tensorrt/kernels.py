@@ -1,4 +1,5 @@
-"""What one plugin computes: its plan as the model has it, the plan's images, and what both say at the model's sizes."""
+"""What one plugin computes: its plan as the model has it, the plan's images, and what both say at
+the model's sizes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ MOST_DIMS = 8
 
 @dataclass(frozen=True, slots=True)
 class LaunchImage:
-    """Code of one launch: a cubin for one compute capability (90 is 9.0), or PTX for it and newer ones. `shared`: bytes of dynamic
-    shared memory; `hidden`: null pointers after the arguments; `overlap`: it waits itself for the kernel before it."""
+    """Code of one launch: a cubin for one compute capability (90 is 9.0), or PTX for it and newer
+    ones. `shared`: bytes of dynamic shared memory; `hidden`: null pointers after the arguments;
+    `overlap`: it waits itself for the kernel before it."""
 
     capability: int
     ptx: bool
@@ -32,7 +34,11 @@ class LaunchImage:
 
 @dataclass(frozen=True, slots=True)
 class PluginLaunch:
-    """One kernel on the GPU. `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch memory."""
+    """One kernel on the GPU.
+
+    `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch
+    memory.
+    """
 
     grid: tuple[int, int, int]
     arguments: tuple[str, ...]
@@ -41,7 +47,9 @@ class PluginLaunch:
 
 @dataclass(frozen=True)
 class PluginKernel:
-    """One plugin: dense tensors of fixed sizes in row order, and launches in order. `plan` and `images` (in base64) are the node's.
+    """One plugin: dense tensors of fixed sizes in row order, and launches in order.
+
+    `plan` and `images` (in base64) are the node's.
 
     Raises Unsupported where TensorRT's interface cannot take it.
     """

@@ -1,4 +1,5 @@
-"""The model that TensorRT reads: custom nodes become plugin nodes; and the same model without them, their functions inlined."""
+"""The model that TensorRT reads: custom nodes become plugin nodes; and the same model without them,
+their functions inlined."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ TRITON = f"{NAMESPACE}.triton."
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """`plugin` is for TensorRT with the plugin library, `reference` is plain ONNX; large weights of both are still in files beside the
-    original. `kernels` are by the plugins' names, `sources` in Triton by a file's name, to be read by people. `refused`: the kernels that
-    TensorRT cannot take, which are operators in both, and why."""
+    """`plugin` is for TensorRT with the plugin library, `reference` is plain ONNX; large weights of
+    both are still in files beside the original. `kernels` are by the plugins' names, `sources` in
+    Triton by a file's name, to be read by people. `refused`: the kernels that TensorRT cannot take,
+    which are operators in both, and why."""
 
     plugin: onnx.ModelProto
     reference: onnx.ModelProto
@@ -39,7 +41,8 @@ class Models:
 
     @property
     def foreign(self) -> list[str]:
-        """Operators that are neither ONNX's nor plugins of this export: TensorRT needs other plugins for them."""
+        """Operators that are neither ONNX's nor plugins of this export: TensorRT needs other
+        plugins for them."""
         nodes = _nodes(self.plugin.graph)
         return sorted({f"{n.domain}.{n.op_type}" for n in nodes if n.domain not in ("", "ai.onnx", NAMESPACE)})
 
@@ -47,7 +50,8 @@ class Models:
 def models(path: Path, shapes: _Shapes) -> Models:
     """Both models of an optimized one. `shapes` are the sizes of its inputs, by name.
 
-    Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a plugin.
+    Raises InvalidModel where the file has no custom nodes, and Unsupported where none can be a
+    plugin.
     """
     proto = _called(onnx.load(path, load_external_data=False))
     _fix(proto, shapes)
@@ -74,8 +78,8 @@ def models(path: Path, shapes: _Shapes) -> Models:
 
 
 def _called(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every kernel's node where it is called: the functions of NAMESPACE around them go. What is a kernel's own takes its
-    attributes."""
+    """The model with every kernel's node where it is called: the functions of NAMESPACE around them
+    go. What is a kernel's own takes its attributes."""
     return _without(proto, [f.name for f in proto.functions if f.domain == NAMESPACE and not f.attribute])
 
 
@@ -91,7 +95,8 @@ def _without(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 def _plugins(
     proto: onnx.ModelProto, known: _Shapes
 ) -> tuple[list[tuple[onnx.NodeProto, PluginKernel]], dict[str, str]]:
-    """The nodes that can be plugins with their kernels, and the names of the functions of those that cannot, with the reasons."""
+    """The nodes that can be plugins with their kernels, and the names of the functions of those
+    that cannot, with the reasons."""
     found, refused = [], dict[str, str]()
     for node in _custom_nodes(proto):
         try:
@@ -102,7 +107,10 @@ def _plugins(
 
 
 def _sources(proto: onnx.ModelProto) -> dict[str, str]:
-    """The kernels' Triton code, as the metadata has it. What is no name of a kernel could be a path, so it is left out."""
+    """The kernels' Triton code, as the metadata has it.
+
+    What is no name of a kernel could be a path, so it is left out.
+    """
     found = {p.key.removeprefix(TRITON): p.value for p in proto.metadata_props if p.key.startswith(TRITON)}
     return {f"{name}.py": text for name, text in found.items() if name.isidentifier()}
 
@@ -123,7 +131,10 @@ def _kernel(node: onnx.NodeProto, known: _Shapes) -> PluginKernel:
 
 
 def _named(found: Iterable[PluginKernel]) -> dict[str, PluginKernel]:
-    """Equal kernels are one plugin. The names are those of no other set of kernels, so that two libraries can be loaded."""
+    """Equal kernels are one plugin.
+
+    The names are those of no other set of kernels, so that two libraries can be loaded.
+    """
     distinct = {made.digest: made for made in found}
     tag = blake2b("".join(distinct).encode(), digest_size=4).hexdigest()
     return {f"Kernel{i}_{tag}": made for i, made in enumerate(distinct.values())}
@@ -193,7 +204,10 @@ def _shapes(reference: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def write_model(proto: onnx.ModelProto, path: Path, base: Path) -> None:
-    """Save a model whose external weights are beside `base`; large ones go beside the new file. OutputError where that fails."""
+    """Save a model whose external weights are beside `base`; large ones go beside the new file.
+
+    OutputError where that fails.
+    """
     external_data_helper.load_external_data_for_model(proto, str(base.parent))
     large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > EXTERNAL_ABOVE
     save_proto(proto, path, large)

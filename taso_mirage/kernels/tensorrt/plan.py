@@ -1,4 +1,5 @@
-"""A custom node's attributes as a plugin's kernel: the plan in text (its format is in runtime/cpp/plan.h) and the images."""
+"""A custom node's attributes as a plugin's kernel: the plan in text (its format is in
+runtime/cpp/plan.h) and the images."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _Shapes = Sequence[Sequence[int] | None]
 def kernel(name: str, attributes: Mapping[str, str], shapes: _Shapes) -> PluginKernel:
     """The kernel of the node `name`, whose inputs have `shapes` (None for one that is not known).
 
-    Raises InvalidModel where the attributes are no plan, and Unsupported where its sizes or types are none for TensorRT.
+    Raises InvalidModel where the attributes are no plan, and Unsupported where its sizes or types
+    are none for TensorRT.
     """
     try:
         head, *lines = _checked(attributes[PLAN]).splitlines()

@@ -1,7 +1,8 @@
-"""A Python module with the same plugins for `tensorrt.plugin`, ahead of time: TensorRT keeps the PTX in the engine and needs no library.
+"""A Python module with the same plugins for `tensorrt.plugin`, ahead of time: TensorRT keeps the
+PTX in the engine and needs no library.
 
-TensorRT launches one kernel for a plugin, with the inputs and then the outputs as its arguments, so kernels that need more are left to
-the C++ library.
+TensorRT launches one kernel for a plugin, with the inputs and then the outputs as its arguments, so
+kernels that need more are left to the C++ library.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from taso_mirage.kernels.tensorrt.kernels import TYPES, LaunchImage, PluginKerne
 from taso_mirage.kernels.tensorrt.source import NAMESPACE
 
 SHARED_ALWAYS = 48 * 1024
-"""Bytes of shared memory that a launch has without asking for more, which TensorRT is not known to do."""
+"""Bytes of shared memory that a launch has without asking for more, which TensorRT is not known to
+do."""
 MODULE = "plugin_in_python.py"
 
 
@@ -55,7 +57,10 @@ def _plugin(name: str, kernel: PluginKernel) -> str:
 
 
 def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
-    """The one image in PTX, with its parameters in the order of TensorRT. Raises Unsupported where there is none."""
+    """The one image in PTX, with its parameters in the order of TensorRT.
+
+    Raises Unsupported where there is none.
+    """
     if len(kernel.launches) != 1:
         raise Unsupported(f"it has {len(kernel.launches)} kernels, and TensorRT launches one")
     launch = kernel.launches[0]
@@ -77,9 +82,11 @@ def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
 
 
 def reordered(ptx: str, symbol: str, order: Sequence[int | None]) -> str:
-    """PTX whose entry takes its parameters in `order`, by their old numbers, None for one that it does not read.
+    """PTX whose entry takes its parameters in `order`, by their old numbers, None for one that it
+    does not read.
 
-    Parameters have names, so only the list changes. Raises Unsupported where one that is left out is read.
+    Parameters have names, so only the list changes. Raises Unsupported where one that is left out
+    is read.
     """
     entry = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\(([^)]*)\)", ptx)
     if entry is None:

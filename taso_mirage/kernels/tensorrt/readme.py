@@ -1,4 +1,5 @@
-"""The README of an exported folder: what is in it, and the commands that build, run and check it."""
+"""The README of an exported folder: what is in it, and the commands that build, run and check
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ OLDEST_PARSER = 17
 
 
 def readme(made: Models, inputs: Iterable[str], outputs: Iterable[str], missing: Mapping[str, str]) -> str:
-    """The text for a model's plugins; `inputs` and `outputs` are its tensors, `missing` says which kernels have no Python plugin."""
+    """The text for a model's plugins; `inputs` and `outputs` are its tensors, `missing` says which
+    kernels have no Python plugin."""
     opset = next((each.version for each in made.plugin.opset_import if each.domain in ("", "ai.onnx")), 0)
     return TEXT.format(
         plugins="\n".join(

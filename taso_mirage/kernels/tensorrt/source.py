@@ -1,4 +1,5 @@
-"""The C++ of a plugin library: the same files in every one, and `kernels.cpp` with the kernels as data."""
+"""The C++ of a plugin library: the same files in every one, and `kernels.cpp` with the kernels as
+data."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from taso_mirage.kernels.tensorrt.kernels import MOST_DIMS, PluginKernel
 NATIVE = Path(__file__).parent / "native"
 RUNTIME = Path(__file__).parent.parent / "packaging" / "cpp"
 SHARED = ("plan.cpp", "cuda.cpp")
-"""What plugins share with the custom operators of ONNX Runtime: reading plans, checking images, launching them."""
+"""What plugins share with the custom operators of ONNX Runtime: reading plans, checking images,
+launching them."""
 NAMESPACE = DOMAIN
 """TensorRT takes the domain of a node for its plugin's namespace."""
 WORD = 8
@@ -75,7 +77,8 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _words(name: str, text: str) -> str:
-    """Text as 64-bit numbers, which compile faster than characters and may be longer than a literal; zeros follow."""
+    """Text as 64-bit numbers, which compile faster than characters and may be longer than a
+    literal; zeros follow."""
     content = text.encode()
     content += bytes(WORD - len(content) % WORD)
     words = [f"0x{int.from_bytes(content[i : i + WORD], 'little'):x}u" for i in range(0, len(content), WORD)]

@@ -1,8 +1,8 @@
 """Exponentials, logarithms, trigonometric and hyperbolic functions: records of scalar functions.
 
 Core Triton has no tanh and no log1p; those here keep their digits where results are small: what
-comes later may scale them up (the cap of Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba are
-softplus of about -6).
+comes later may scale them up (the cap of Gemma 2's scores is 50 tanh(x / 50), the steps of Mamba
+are softplus of about -6).
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ Normal: TypeAlias = Callable[..., Poly]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A statement about the function, which it calls f, that holds for all reals x, y, z in `domain`.
+    """A statement about the function, which it calls f, that holds for all reals x, y, z in
+    `domain`.
 
     `use` says what proofs make of it.
     """
@@ -82,15 +83,13 @@ class Function:
     """A function of elements. All but the name and the numpy function may be left out.
 
     Types: `free` are the operands whose dtype may differ from that of the others; `tests`: the
-    result is a bool.
-    Field: `field` is what it does to residues; without it, it is a random oracle on floats.
-    Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is what else holds.
-    `ring`: on integers it is one of their classes modulo 2^n. `boolean` names the function that it
-    is on booleans. `infinite` gives the result where an operand is an infinite constant, or None.
-    `comparison` and `division` say which of these it is.
-    Programs: `linear` for degrees; `sizes`: it holds for symbolic sizes.
-    Code: `cpp` and `triton` are expressions of the operands. `dear`: it is not computed twice where
-    a load will do. `fold`: folding with it.
+    result is a bool. Field: `field` is what it does to residues; without it, it is a random oracle
+    on floats. Proofs: `normal` builds its normal form (of floats alone if `floats`), `facts` is
+    what else holds. `ring`: on integers it is one of their classes modulo 2^n. `boolean` names the
+    function that it is on booleans. `infinite` gives the result where an operand is an infinite
+    constant, or None. `comparison` and `division` say which of these it is. Programs: `linear` for
+    degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton` are expressions of the
+    operands. `dear`: it is not computed twice where a load will do. `fold`: folding with it.
     """
 
     name: str

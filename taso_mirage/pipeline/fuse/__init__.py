@@ -1,5 +1,6 @@
-"""The last stage of `optimize`: searched kernels in place of a model's regions (Mirage, OSDI'25), kept where the whole model was measured
-faster. A target's `lowering.py` makes its kernels: see `targets/lowering.py`."""
+"""The last stage of `optimize`: searched kernels in place of a model's regions (Mirage, OSDI'25),
+kept where the whole model was measured faster. A target's `lowering.py` makes its kernels: see
+`targets/lowering.py`."""
 
 from taso_mirage.pipeline.fuse.stage import check_mode, fused, usual_mode
 

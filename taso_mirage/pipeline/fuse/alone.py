@@ -22,8 +22,8 @@ from taso_mirage.operators.expressions import is_weight
 SECONDS = 0.2
 """For running it both ways."""
 LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
-"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that none here finds there; and that a file
-has."""
+"""Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that
+none here finds there; and that a file has."""
 
 
 def region_seconds(
@@ -34,10 +34,12 @@ def region_seconds(
     target: Target,
     prepares: bool = False,
 ) -> tuple[float, float] | None:
-    """What a region takes with its operators and with the kernel in their place; None where its weights are too many for one file.
+    """What a region takes with its operators and with the kernel in their place; None where its
+    weights are too many for one file.
 
-    Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the region that its weights come from
-    memory, as in a whole model."""
+    Where the kernel prepares weights, both sides arrange them ahead, and have so many copies of the
+    region that its weights come from memory, as in a whole model.
+    """
     known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
     held, made = (4 * sum(prod(map(int, leaf.shape)) for leaf in leaves) for leaves in (known, graph.outputs))
     if held > MOST:

@@ -1,4 +1,5 @@
-"""The muGraphs of a model's regions: all regions are searched at once, in processes, where the CPU is not what is measured."""
+"""The muGraphs of a model's regions: all regions are searched at once, in processes, where the CPU
+is not what is measured."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ from taso_mirage.targets.device import Device
 BEST = 24
 """muGraphs of a region that are compiled and run."""
 LATE = 30.0
-"""Seconds past its share after which a search is ended with nothing: it ends by itself between two candidates."""
+"""Seconds past its share after which a search is ended with nothing: it ends by itself between two
+candidates."""
 ASKED = 0.2
 """Seconds between two looks whether there was an interrupt."""
 
 
 class Searches:
-    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is searched when it is asked for. Those
-    whose kernels prepare weights (`prepared`) are not searched."""
+    """The searches for some goals by `count` processes, each for `seconds`; without any, a goal is
+    searched when it is asked for. Those whose kernels prepare weights (`prepared`) are not
+    searched."""
 
     def __init__(
         self,

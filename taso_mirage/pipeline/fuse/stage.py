@@ -1,9 +1,12 @@
-"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model, one kind of region after the other.
+"""The stage: each distinct region's muGraphs are searched, and the fastest is tried in the model,
+one kind of region after the other.
 
-What is faster than the runtime on the region alone goes into the model, and stays where the whole model was measured faster; the result
-passes the check of every other rewrite. A model with free dims gets kernels of any number of samples, or, where the target has none, for
-its most important sizes, and keeps its operators for all others. Where no rewrite was faster, kernels are tried in the model after the
-passes, in which more of it is in a region: batch normalizations in the weights of convolutions, say.
+What is faster than the runtime on the region alone goes into the model, and stays where the whole
+model was measured faster; the result passes the check of every other rewrite. A model with free
+dims gets kernels of any number of samples, or, where the target has none, for its most important
+sizes, and keeps its operators for all others. Where no rewrite was faster, kernels are tried in the
+model after the passes, in which more of it is in a region: batch normalizations in the weights of
+convolutions, say.
 """
 
 from __future__ import annotations
@@ -54,13 +57,14 @@ CUT = "cut short at"
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
 KEEP = 1.01
-"""A kind of region is kept if the whole model was measured so many times as fast with it, in more rounds than chance gives; so many times
-as fast as the original is the result."""
+"""A kind of region is kept if the whole model was measured so many times as fast with it, in more
+rounds than chance gives; so many times as fast as the original is the result."""
 
 
 def check_mode(mode: str, measure: bool, target: str = "") -> None:
-    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are none; and, if a target is named,
-    RuntimeUnavailable where this machine cannot make kernels for it."""
+    """Raise InvalidOption for a mode that is not known, or that needs measurements where there are
+    none; and, if a target is named, RuntimeUnavailable where this machine cannot make kernels for
+    it."""
     if mode not in KERNELS:
         raise InvalidOption(f"--kernels {mode} is not known; it is one of {', '.join(KERNELS)}")
     if mode != OFF and not measure:
@@ -72,8 +76,8 @@ def check_mode(mode: str, measure: bool, target: str = "") -> None:
 
 
 def usual_mode(config: Config) -> str:
-    """What is done where nothing was asked for: kernels are searched, unless nothing is measured here, the model is to be portable, or its
-    target has no kernels."""
+    """What is done where nothing was asked for: kernels are searched, unless nothing is measured
+    here, the model is to be portable, or its target has no kernels."""
     none = config.target.lowering is None or config.portable or config.scheduler is not None
     return SEARCH if config.measure and not none else OFF
 
@@ -85,11 +89,13 @@ def fused(
     progress: Progress = quiet,
     stop: Stop | None = None,
 ) -> Result:
-    """The result with kernels in it, if the model is faster so; else the result, with a note that says why.
+    """The result with kernels in it, if the model is faster so; else the result, with a note that
+    says why.
 
-    `mode`: "search", or "cached" for the regions that were searched on this machine before. Search and choice of the fastest kernels
-    together take the budget of `config`, and no more than what had begun when it ended; `stop` ends them, and what was measured to be
-    faster until then is kept.
+    `mode`: "search", or "cached" for the regions that were searched on this machine before. Search
+    and choice of the fastest kernels together take the budget of `config`, and no more than what
+    had begun when it ended; `stop` ends them, and what was measured to be faster until then is
+    kept.
     """
     check_mode(mode, config.measure)
     if mode == OFF or not result.cases:  # without cases nothing can be checked, as a note says already
@@ -173,8 +179,8 @@ class _Stage:
         return fused_goals(label(goal))
 
     def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
-        """Seconds of the starts of operators, of what goes through memory between them, and of what prepared weights may save, in
-        all places together."""
+        """Seconds of the starts of operators, of what goes through memory between them, and of what
+        prepared weights may save, in all places together."""
         inner = [n for n in kind.whole if n.args and n.op != "item"]
         moved = 2 * sum(size(n.type) for n in inner if n not in kind.whole.outputs)
         device = self.backend.device
@@ -189,7 +195,8 @@ class _Stage:
         self.notes.append(f"no kernel for {what}: {said}")
 
     def _worth(self) -> list[Fused]:
-        """What is faster than the runtime's operators on its own, the largest gain over all places first."""
+        """What is faster than the runtime's operators on its own, the largest gain over all places
+        first."""
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
         for i, (kind, spots) in enumerate(self.kinds.items()):
@@ -239,8 +246,9 @@ class _Stage:
         return None  # from damaged files, where nothing is searched
 
     def _choice(self, graph: Graph, share: float, anew: bool) -> tuple[Record, bool] | None:
-        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk where it was found before, in a time that
-        was enough, or no less than half of that of now."""
+        """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
+        where it was found before, in a time that was enough, or no less than half of that of now.
+        """
         known = self._record(graph)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if self.mode != SEARCH or share <= 0 or (enough and not anew):
@@ -268,7 +276,8 @@ class _Stage:
         return found if isinstance(found, dict) else None
 
     def _path(self, graph: Graph) -> Path:
-        """The file of a choice; its name is what it hangs on: the region's structure and shapes, the machine, and this version."""
+        """The file of a choice; its name is what it hangs on: the region's structure and shapes,
+        the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
         said = "\0".join([program, self.target.name, self.backend.key, __version__])
         return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
@@ -280,7 +289,8 @@ class _Stage:
     # ------------------------------------------------------------ the model
 
     def _placed(self, worth: Sequence[Fused]) -> Model | None:
-        """The model with the kinds that make it faster as a whole, each tried on top of those before; None where none does."""
+        """The model with the kinds that make it faster as a whole, each tried on top of those
+        before; None where none does."""
         kept: list[Fused] = []
         session = self._opened(self.before) if worth else None
         tries = trials(worth)
@@ -310,7 +320,8 @@ class _Stage:
         return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
 
     def _elsewhere(self, original: Session, without: Session) -> Timing:
-        """The original against the model without the library of kernels; what looks slower at first is looked at again, longer."""
+        """The original against the model without the library of kernels; what looks slower at first
+        is looked at again, longer."""
         first = self._timed(original, without, self.config.seconds / 2)
         return self._timed(original, without, self.config.seconds) if first.slower else first
 
@@ -335,8 +346,11 @@ class _Stage:
         return [interleaved([before, after], feed, seconds / len(self.feeds)) for feed in self.feeds]
 
     def _whole(self, original: Session, session: Session, model: Model) -> Timing:
-        """The original against the model with kernels. Where that is no faster, though the trials were, runs of new sessions count as well,
-        as luck lasts as long as a session."""
+        """The original against the model with kernels.
+
+        Where that is no faster, though the trials were, runs of new sessions count as well, as luck
+        lasts as long as a session.
+        """
         times = self._rounds(original, session, self.config.seconds)
         if self._judged(times).ratio < KEEP and not self.budget.stop:
             opened = runtime.open_in_child(self.result.original, self.target, source=True), self._opened(model)

@@ -13,7 +13,8 @@ from taso_mirage.targets.lowering import Record
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A kind of region with its kernel: the seconds that all its places save together, if nothing else changes."""
+    """A kind of region with its kernel: the seconds that all its places save together, if nothing
+    else changes."""
 
     operators: tuple[str, ...]
     spots: tuple[RegionSite, ...]
@@ -29,9 +30,9 @@ class Fused:
 
 
 def trials(worth: Sequence[Fused]) -> list[Sequence[Fused]]:
-    """The kinds as they are tried in the model: those that prepare weights together first, as no layout is changed between two
-    convolutions, so that all gain more than each alone; then, as the gain of a product or two is small beside a CPU's noise, all that are
-    left; then each."""
+    """The kinds as they are tried in the model: those that prepare weights together first, as no
+    layout is changed between two convolutions, so that all gain more than each alone; then, as the
+    gain of a product or two is small beside a CPU's noise, all that are left; then each."""
     together: dict[type, list[Fused]] = {}
     for kind in worth:
         if kind.prepares is not None:

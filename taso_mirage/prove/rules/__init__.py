@@ -1,1 +1,2 @@
-"""The evidence of a rule: drawn typings, cases, inferred guards, and the proof of every application."""
+"""The evidence of a rule: drawn typings, cases, inferred guards, and the proof of every
+application."""

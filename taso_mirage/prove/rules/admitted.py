@@ -1,4 +1,5 @@
-"""Which types ONNX and its runtime let an operator have: other typings of a rule are no cases of it."""
+"""Which types ONNX and its runtime let an operator have: other typings of a rule are no cases of
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ NAMES = {"float32": "float", "float64": "double", "absent": ""}
 
 
 def admitted(node: Node) -> bool:
-    """Whether the operator of a term may have operands of these dtypes. Operators of our own have floats."""
+    """Whether the operator of a term may have operands of these dtypes.
+
+    Operators of our own have floats.
+    """
     if not node.args or node.op in ("item", "opaque") or node is ABSENT:
         return True
     op = get(node.op)

@@ -21,7 +21,8 @@ REGROUPED = "regrouped"
 
 @dataclass(frozen=True, slots=True)
 class AttributeSite:
-    """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other attributes, and its given value."""
+    """Where an attribute is drawn: its operator, the operands' shapes, what is known of the other
+    attributes, and its given value."""
 
     op: Op
     shapes: tuple[tuple[int, ...], ...]
@@ -37,7 +38,8 @@ class AttributeSite:
 def draw_attributes(
     node: Node, operands: Sequence[Node], names: dict[str, Any], given: Mapping[str, Any], rng: Random
 ) -> None:
-    """Values for the names of one pattern term's attributes, into `names`; `given` has those at the given typing."""
+    """Values for the names of one pattern term's attributes, into `names`; `given` has those at the
+    given typing."""
     op = get(node.op)
     shapes = tuple(tuple(int(n) for n in o.shape) if isinstance(o.type, Tensor) else () for o in operands)
     known: dict[str, Any] = {k: v(names) if isinstance(v, Expr) and v.name is None else v for k, v in node.attrs}
@@ -142,7 +144,8 @@ def _pads(spot: AttributeSite) -> tuple[int, ...]:
 
 
 def _parts(spot: AttributeSite) -> tuple[int, ...]:
-    """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is another one."""
+    """Parts of an axis, sometimes more of them than are given: a rule on two of three parts is
+    another one."""
     count = len(spot.given) if spot.given and spot.rng.random() < 0.7 else spot.rng.randint(2, 4)
     total = spot.shapes[0][spot.known["axis"]]
     if spot.given and sum(spot.given) == total and spot.rng.random() < 0.5:

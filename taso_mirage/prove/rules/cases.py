@@ -1,7 +1,9 @@
-"""Cases of a rule: one application cut free of its model, with letters for the sizes that may vary (docs/soundness.md).
+"""Cases of a rule: one application cut free of its model, with letters for the sizes that may vary
+(docs/soundness.md).
 
-The typings of a rule are too many to look at; what its proof depends on is not. A *case* is a typing with everything fixed but sizes:
-dtypes, ranks, which dims are 1, equal or free, attributes, and the constants that the rule reads. Its proof covers every size.
+The typings of a rule are too many to look at; what its proof depends on is not. A *case* is a
+typing with everything fixed but sizes: dtypes, ranks, which dims are 1, equal or free, attributes,
+and the constants that the rule reads. Its proof covers every size.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ Sides = tuple[tuple[Node, ...], tuple[Node, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Both sides of one application over leaves in place of what its variables stood for. Equal ones are equal objects' tuples."""
+    """Both sides of one application over leaves in place of what its variables stood for.
+
+    Equal ones are equal objects' tuples.
+    """
 
     lhs: tuple[Node, ...]
     rhs: tuple[Node, ...]
@@ -56,7 +61,10 @@ class ProofCase:
 
 
 def instance_of(application: Application, concrete: bool = False) -> Instance:
-    """An application over leaves. Constants that the rule asks about stay; all others do too if it is to be `concrete`."""
+    """An application over leaves.
+
+    Constants that the rule asks about stay; all others do too if it is to be `concrete`.
+    """
     read = constants_read(application.equation)
     cut: dict[Node, Node] = {}
     for name, node in application.found.operands.items():
@@ -87,7 +95,8 @@ def constants_read(equation: Equation) -> frozenset[str]:
 
 
 def cases_of(instance: Instance) -> Iterator[ProofCase]:
-    """Cases that the instance is one of, the more general the earlier: sizes vary alone, equal sizes vary together."""
+    """Cases that the instance is one of, the more general the earlier: sizes vary alone, equal
+    sizes vary together."""
     seen: set[Instance] = set()
     for finest in (True, False):
         lifted = lift(instance.lhs, instance.rhs, finest=finest)

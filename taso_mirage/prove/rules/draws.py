@@ -1,4 +1,5 @@
-"""Random typings of a rule around one that is given: sizes of its letters, mutated shapes, and other attribute values."""
+"""Random typings of a rule around one that is given: sizes of its letters, mutated shapes, and
+other attribute values."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ NUMBERS = (0.5, 2.0, 3.0, -1.0, 0.125)
 
 
 class EquationDraws:
-    """Random names (terms of the variables, values of the attribute names) for an equation with one typing in letters."""
+    """Random names (terms of the variables, values of the attribute names) for an equation with one
+    typing in letters."""
 
     def __init__(self, equation: Equation, given: VariableTypes, attributes: Iterable[tuple[str, Any]]) -> None:
         self.guard = equation.where.source if equation.where else ""
@@ -49,7 +51,9 @@ class EquationDraws:
         self.channels = {s for n, _, shape in self.given if n in self.kernels for d in shape[:2] for s in _symbols(d)}
 
     def draw(self, rng: Random, wide: bool = False) -> dict[str, Any] | None:
-        """Names of one typing, which need not be legal; None where it is too large. Raises what typing raises.
+        """Names of one typing, which need not be legal; None where it is too large.
+
+        Raises what typing raises.
 
         `wide`: larger sizes, where the small ones are used up.
         """
@@ -79,7 +83,8 @@ class EquationDraws:
         return names
 
     def _sizes(self, rng: Random, choices: Sequence[int]) -> tuple[Sizes, int]:
-        """Sizes of the letters, sometimes all alike; letters of channels are multiples of the factor that groups need."""
+        """Sizes of the letters, sometimes all alike; letters of channels are multiples of the
+        factor that groups need."""
         factor = rng.choice((1, 1, 1, 2, 2, 3)) if self.channels else 1
         alike = rng.choice(choices) if rng.random() < 0.2 else 0
         sizes: Sizes = {}
@@ -109,7 +114,8 @@ class EquationDraws:
 
 
 def _lettered(dim: Dim, axis: int) -> Any:
-    """A number above 1 is varied too, alike wherever it stands on that axis: the 3 of a 3x3 kernel."""
+    """A number above 1 is varied too, alike wherever it stands on that axis: the 3 of a 3x3
+    kernel."""
     return (dim, axis) if isinstance(dim, int) and dim > 1 else dim
 
 
@@ -147,7 +153,8 @@ def _kernels(equation: Equation) -> tuple[str, ...]:
 
 
 def _size(shapes: _Shapes, rng: Random) -> int:
-    """A size, rather one that is there: sizes that meet give both sides a type where the rule is wrong."""
+    """A size, rather one that is there: sizes that meet give both sides a type where the rule is
+    wrong."""
     present = [n for shape in shapes.values() for n in shape]
     return rng.choice(present) if present and rng.random() < 0.6 else rng.choice(SMALL)
 
@@ -204,7 +211,8 @@ def _copy(shapes: _Shapes, rng: Random) -> None:
 
 
 def _level(shapes: _Shapes, rng: Random) -> None:
-    """All dims but those of 1 alike, whatever the ranks: then axes may be mistaken for each other."""
+    """All dims but those of 1 alike, whatever the ranks: then axes may be mistaken for each
+    other."""
     size = rng.choice((2, 2, 3))
     for shape in shapes.values():
         shape[:] = [1 if n == 1 else size for n in shape]

@@ -1,4 +1,5 @@
-"""A rule judged as it is stated: its cases by hostile drawing, a proof or a counterexample for each (docs/soundness.md)."""
+"""A rule judged as it is stated: its cases by hostile drawing, a proof or a counterexample for each
+(docs/soundness.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph, Node, is_float, numpy_dtype, topological
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
-from taso_mirage.operators.ops import interpret, traits
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import traits
 from taso_mirage.prove.rules.fuzz import Typing
 from taso_mirage.prove.rules.hostile import RuleStatement, drawn
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
@@ -37,7 +39,8 @@ ROUNDED = 2e-4
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One case of a rule at a typing: its verdict, and numbers that refute it where there are some."""
+    """One case of a rule at a typing: its verdict, and numbers that refute it where there are
+    some."""
 
     typing: Typing
     verdict: CaseVerdict
@@ -98,7 +101,10 @@ def application(statement: RuleStatement, typing: Typing) -> Application:
 
 
 def refuted(typing: Typing, seed: int = 0) -> Counterexample | None:
-    """Inputs on which the sides differ: floats in float64, integers as their machine has them. None where none was found."""
+    """Inputs on which the sides differ: floats in float64, integers as their machine has them.
+
+    None where none was found.
+    """
     leaves = tuple(n for n in topological((*typing.lhs, *typing.rhs)) if n.op in ("input", "weight"))
     converts = any(traits(n).converts for n in topological((*typing.lhs, *typing.rhs)))
     meanings: tuple[tuple[Reals, float], ...] = ((EXACT, APART), (REALS, ROUNDED)) if converts else ((EXACT, APART),)

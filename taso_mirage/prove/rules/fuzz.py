@@ -1,4 +1,7 @@
-"""Random legal typings of an equation: rung 2 of the evidence ladder. Types and attributes start from the operators' examples."""
+"""Random legal typings of an equation: rung 2 of the evidence ladder.
+
+Types and attributes start from the operators' examples.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ ILLEGAL = (IllTyped, Undecidable, Unsupported, LookupError, TypeError, ValueErro
 
 @dataclass(frozen=True, slots=True)
 class Typing:
-    """One typed instance of an equation: both sides over the same leaves, and what the names stand for."""
+    """One typed instance of an equation: both sides over the same leaves, and what the names stand
+    for."""
 
     lhs: tuple[Node, ...]
     rhs: tuple[Node, ...]
@@ -39,7 +43,8 @@ class Typing:
 
     @property
     def elements(self) -> int:
-        """How large it is, to show the smallest; one with letters is larger than any that is drawn."""
+        """How large it is, to show the smallest; one with letters is larger than any that is
+        drawn."""
         terms = topological((*self.lhs, *self.rhs))
         sizes = [dim_product(n.shape) for n in terms if isinstance(n.type, Tensor) and n is not ABSENT]
         return sum(n if isinstance(n, int) else 1 << 30 for n in sizes)
@@ -52,10 +57,12 @@ def typings(
     given: VariableTypes = (),
     attributes: Iterable[tuple[str, Any]] = (),
 ) -> Iterator[Typing]:
-    """Distinct legal instances on which the guard holds and both sides have a type, in at most `tries` draws.
+    """Distinct legal instances on which the guard holds and both sides have a type, in at most
+    `tries` draws.
 
-    With `given` (one typing in letters, and the values of attribute names at it) they are drawn around that, otherwise from
-    the operators' examples. Where only the right side has no type, the equation does not apply: no instance.
+    With `given` (one typing in letters, and the values of attribute names at it) they are drawn
+    around that, otherwise from the operators' examples. Where only the right side has no type, the
+    equation does not apply: no instance.
     """
     if given:
         return _around(equation, EquationDraws(equation, given, attributes), Random(seed), tries)
@@ -83,7 +90,8 @@ def _around(equation: Equation, draws: EquationDraws, rng: Random, tries: int) -
 
 
 def _right(equation: Equation, names: Mapping[str, Any], lhs: tuple[Node, ...]) -> tuple[Node, ...] | None:
-    """The right side under the names that built the left: an instance of a pattern always matches it in that way."""
+    """The right side under the names that built the left: an instance of a pattern always matches
+    it in that way."""
     try:
         if equation.where is not None and not equation.where(names):
             return None
@@ -135,7 +143,8 @@ def _from_examples(equation: Equation, seed: int, tries: int) -> Iterator[Typing
 
 
 def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
-    """Terms for the variables and values for the attribute names, from examples of the operators around them."""
+    """Terms for the variables and values for the attribute names, from examples of the operators
+    around them."""
     guard = equation.where.source if equation.where else ""
     pools: dict[str, list[Any]] = {}
     names: dict[str, Any] = {}
@@ -161,7 +170,8 @@ def _draw(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _draw_jointly(equation: Equation, rng: np.random.Generator) -> dict[str, Any]:
-    """Terms for all variables of one operator from one of its examples, so that they fit; then attributes that fit those."""
+    """Terms for all variables of one operator from one of its examples, so that they fit; then
+    attributes that fit those."""
     guard = equation.where.source if equation.where else ""
     resize = _resizing(rng)
     operands: dict[str, Any] = {}
@@ -180,7 +190,8 @@ def _draw_jointly(equation: Equation, rng: np.random.Generator) -> dict[str, Any
 
 
 def _draw_fitting_attributes(node: Node, names: dict[str, Any], rng: np.random.Generator) -> None:
-    """Attributes of one term from an example whose first operand has the rank of its own; shapes from its type."""
+    """Attributes of one term from an example whose first operand has the rank of its own; shapes
+    from its type."""
     if not node.args or not any(isinstance(v, Expr) for _, v in node.attrs):
         return
     first = instantiate(Graph((), node.args[:1]), names)[0]
@@ -211,7 +222,8 @@ def _reshaped(shape: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ..
 
 
 def _alike(rng: np.random.Generator) -> dict[str, Example] | None:
-    """Half of the time every use of an operator takes the same example, or rules of many like terms are never met."""
+    """Half of the time every use of an operator takes the same example, or rules of many like terms
+    are never met."""
     return {} if rng.random() < 0.5 else None
 
 
@@ -265,7 +277,8 @@ def _thinned(type: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _resizing(rng: np.random.Generator) -> dict[int, int]:
-    """As it is; a one-to-one change of sizes, so that equal dims stay equal and different ones different; or all alike."""
+    """As it is; a one-to-one change of sizes, so that equal dims stay equal and different ones
+    different; or all alike."""
     sizes = [2, 3, 4, 5, 6, 7]
     kind = rng.random()
     if kind < 0.4:
@@ -277,7 +290,8 @@ def _resizing(rng: np.random.Generator) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Fuzzed:
-    """The verdict over many typings; `counterexample` is the typing that refutes, with concrete values."""
+    """The verdict over many typings; `counterexample` is the typing that refutes, with concrete
+    values."""
 
     typings: int
     unknown: int
@@ -285,7 +299,8 @@ class Fuzzed:
 
 
 def verdicts(found: Iterable[Typing], trials: int, seed: int) -> Iterator[tuple[Typing, Agreed | Failure]]:
-    """The fingerprint of every typing; those without a legal run (an index beyond its dim) are left out."""
+    """The fingerprint of every typing; those without a legal run (an index beyond its dim) are left
+    out."""
     xp = Field(trials, seed)
     for typing in found:
         try:
@@ -303,7 +318,8 @@ def fuzz(
     given: VariableTypes = (),
     attributes: Iterable[tuple[str, Any]] = (),
 ) -> Fuzzed:
-    """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that refutes it."""
+    """Fingerprint up to `wanted` random legal typings of an equation; stops at the first that
+    refutes it."""
     tested = unknown = 0
     for typing, verdict in verdicts(typings(equation, seed, tries, given, attributes), trials, seed):
         if failed(verdict, FailureKind.REFUTED):

@@ -1,8 +1,10 @@
-"""Guards for equal letters: a typing that has one letter at several dims says nothing about a match where those dims differ.
+"""Guards for equal letters: a typing that has one letter at several dims says nothing about a match
+where those dims differ.
 
-Fuzz finds that out only where such a match is likely; so each letter is untied, set of places by set of places, and each pair of letters
-is exchanged in some of the variables (which keeps sums and products). Where both sides have a type then at some sizes, the rule must be
-proved so, or else its guard asks for the equality.
+Fuzz finds that out only where such a match is likely; so each letter is untied, set of places by
+set of places, and each pair of letters is exchanged in some of the variables (which keeps sums and
+products). Where both sides have a type then at some sizes, the rule must be proved so, or else its
+guard asks for the equality.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class DimSite(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Letters that get other names at some places, and the places that keep them; whether the two letters' sizes are exchanged there."""
+    """Letters that get other names at some places, and the places that keep them; whether the two
+    letters' sizes are exchanged there."""
 
     letters: tuple[str, ...]
     chosen: tuple[DimSite, ...]
@@ -49,7 +52,8 @@ class Variant(NamedTuple):
 
 
 def equality_guards(rule: Rule) -> list[tuple[DimSite, DimSite]]:
-    """Pairs of places that must be equal for the rule to hold, as far as the operators' types do not ask for it themselves."""
+    """Pairs of places that must be equal for the rule to hold, as far as the operators' types do
+    not ask for it themselves."""
     found: list[tuple[DimSite, DimSite]] = []
     dims = dict(_dims(rule))
     for variant in (*islice(_untied(rule), MOST), *islice(_exchanged(rule), MOST)):
@@ -109,7 +113,8 @@ def _apart(rule: Rule, variant: Variant) -> Rule:
 
 
 def _holds(rule: Rule, variant: Variant) -> bool:
-    """Whether the rule is proved in letters, or at those sizes where a letter and its other one differ.
+    """Whether the rule is proved in letters, or at those sizes where a letter and its other one
+    differ.
 
     Sizes of 1 are left out: they broadcast, which the fuzz tries often.
     """

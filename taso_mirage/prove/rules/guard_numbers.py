@@ -1,8 +1,10 @@
-"""Guards for what only the typing found a rule at: numbers among its dims, and attributes that one side alone has.
+"""Guards for what only the typing found a rule at: numbers among its dims, and attributes that one
+side alone has.
 
-Untyped rules apply wherever both sides happen to have one type. Where the types agree by accident (a kernel of 2 where the rule was
-found at 1, an output of size 1), nothing else would stop them; so such numbers are pinned, unless the rule is proved with letters in
-their place. A large number stands for a count (of channels, of groups): what is equal to it must be equal.
+Untyped rules apply wherever both sides happen to have one type. Where the types agree by accident
+(a kernel of 2 where the rule was found at 1, an output of size 1), nothing else would stop them; so
+such numbers are pinned, unless the rule is proved with letters in their place. A large number
+stands for a count (of channels, of groups): what is equal to it must be equal.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from taso_mirage.verdicts import Failure
 
 
 def number_guards(rule: Rule, seed: int = 0) -> Rule | Failure:
-    """The rule with every such number in its guard, or in letters; with the ties and ranks for which it was proved and tested."""
+    """The rule with every such number in its guard, or in letters; with the ties and ranks for
+    which it was proved and tested."""
     anchors = _anchors(rule)
     open_names = [f"{n} == {_relative(v, anchors)}" for n, v in _one_sided(rule)]
     freed = _in_letters(rule)
@@ -46,14 +49,15 @@ def number_guards(rule: Rule, seed: int = 0) -> Rule | Failure:
 
 
 def _bounded_ranks(rule: Rule) -> list[str]:
-    """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank 4, may say `i < 2` in truth, and what
-    fails at other ranks is rare among the typings."""
+    """The ranks that a guard bounds an axis by: `i < rank(x) - 2`, inferred from failures at rank
+    4, may say `i < 2` in truth, and what fails at other ranks is rare among the typings."""
     bounding = {name for part in conjuncts(_guard(rule)) for name in _bounding(part)}
     return [f"rank({name}) == {type.rank}" for name, type in rule.given if name in bounding]
 
 
 def _bounding(condition: ast.expr) -> Iterator[str]:
-    """The variables whose rank, or a number less or more than it, is above something in a condition."""
+    """The variables whose rank, or a number less or more than it, is above something in a
+    condition."""
     for node in ast.walk(condition):
         if isinstance(node, ast.Compare):
             for order, bound in zip(node.ops, node.comparators, strict=True):
@@ -65,7 +69,8 @@ def _bounding(condition: ast.expr) -> Iterator[str]:
 
 
 COUNT = 4
-"""Numbers from here on stand for counts: the generaliser takes them for the numbers of groups, which must be numbers."""
+"""Numbers from here on stand for counts: the generaliser takes them for the numbers of groups,
+which must be numbers."""
 
 
 def _anchors(rule: Rule) -> dict[int, str]:
@@ -126,7 +131,8 @@ def _plain(value: Any) -> bool:
 
 
 def _in_letters(rule: Rule) -> Rule | None:
-    """The rule with a letter for each number in a dim (one letter for a number at an axis), if it is proved so."""
+    """The rule with a letter for each number in a dim (one letter for a number at an axis), if it
+    is proved so."""
     if not any(isinstance(d, int) for _, t in rule.given for d in t.shape or ()):
         return rule
     given = tuple((name, Tensor(type.dtype, _lettered(type))) for name, type in rule.given)

@@ -1,7 +1,8 @@
 """Guards for ranks: a rule is for the ranks at which it was tested often, and never failed.
 
-Operators change their meaning with the rank (a product with a vector, axis 1 of a batch), and typings of unusual ranks are too rare for
-the fuzz to find what is wrong there. Rules of pointwise operators broadcast alike at every rank and need no such guard.
+Operators change their meaning with the rank (a product with a vector, axis 1 of a batch), and
+typings of unusual ranks are too rare for the fuzz to find what is wrong there. Rules of pointwise
+operators broadcast alike at every rank and need no such guard.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Ranks = tuple[int, ...]
 
 
 def rank_guards(rule: Rule, seed: int, wanted: int = 512) -> str | Failure | None:
-    """The condition on the ranks of a rule's variables; None where it needs none. Rejected where it fails at the ranks of its typing."""
+    """The condition on the ranks of a rule's variables; None where it needs none.
+
+    Rejected where it fails at the ranks of its typing.
+    """
     if _pointwise(rule):
         return None
     agreed, wrong = Counter[Ranks](), set[Ranks]()

@@ -1,4 +1,5 @@
-"""Guards from failures: the weakest conjunction of simple predicates that excludes every typing on which a rule is false."""
+"""Guards from failures: the weakest conjunction of simple predicates that excludes every typing on
+which a rule is false."""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ POOL: tuple[tuple[str, str], ...] = (
     ("nxi", "{n} == dim({x}, {i})"),
     ("xytn", "prod(shape({x})[{n}:]) == prod(shape({y}))"),
 )
-"""What a guard may say, the plainer the earlier: the names that a predicate ranges over (x, y tensors; i, j axes of x and of
-the last tensor; n, m numbers; t, u tuples), and its text. `value`, `rank`, ... are what they are at the given typing."""
+"""What a guard may say, the plainer the earlier: the names that a predicate ranges over (x, y
+tensors; i, j axes of x and of the last tensor; n, m numbers; t, u tuples), and its text. `value`,
+`rank`, ... are what they are at the given typing."""
 
 TYPINGS, TRIALS, ROUNDS, TRIES = 500, 4, 10, 16
 FAILURES = 40
@@ -82,7 +84,8 @@ DEPTH, BREADTH = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A predicate on the names of a rule; `pinned` says that an attribute of a `**a` must have one value instead."""
+    """A predicate on the names of a rule; `pinned` says that an attribute of a `**a` must have one
+    value instead."""
 
     source: str
     pinned: tuple[str, str, Any] | None = None
@@ -99,7 +102,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The equation with the guard under which so many random legal typings agreed and none did not."""
+    """The equation with the guard under which so many random legal typings agreed and none did
+    not."""
 
     equation: Equation
     typings: int
@@ -161,10 +165,12 @@ def infer_guard(
     seed: int = 0,
     infer: bool = True,
 ) -> Settled | Failure:
-    """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask for.
+    """Fuzz until `wanted` typings agree and none fails, adding to the guard what the failures ask
+    for.
 
-    Where the typings that match are few, all that were found count: `Settled.typings` says how many. Rejected with a
-    counterexample where no guard that holds at `given` excludes the failures (or `infer` is off).
+    Where the typings that match are few, all that were found count: `Settled.typings` says how
+    many. Rejected with a counterexample where no guard that holds at `given` excludes the failures
+    (or `infer` is off).
     """
     current, chosen, known = equation, None, Sample((), ())
     attributes = stated_values(equation, attributes)
@@ -192,7 +198,8 @@ def stated_values(equation: Equation, attributes: Iterable[tuple[str, Any]]) -> 
 
 
 def guarded(equation: Equation, conditions: Iterable[Condition]) -> Equation:
-    """The equation under more conditions; those on an attribute of a `**a` are written into the terms."""
+    """The equation under more conditions; those on an attribute of a `**a` are written into the
+    terms."""
     parts = [c.source for c in conditions if c.pinned is None]
     own = equation.where.source if equation.where else ""
     own = f"({own})" if parts and " or " in own else own
@@ -225,7 +232,8 @@ def weakest(
     attributes: Sequence[tuple[str, Any]] = (),
     allowed: Callable[[Condition], bool] = lambda c: True,
 ) -> tuple[Condition, ...] | None:
-    """The conjunction that excludes every failing typing and keeps most of the others; None if there is none."""
+    """The conjunction that excludes every failing typing and keeps most of the others; None if
+    there is none."""
     failing = [t.names for t, _ in found.failing]
     passing = [t.names for t in found.passing]
     useful: dict[tuple[int, int], Condition] = {}
@@ -251,7 +259,8 @@ Key = tuple[int, int]
 
 
 def _choose(keys: list[Key], left: int, kept: int, chosen: tuple[Key, ...], best: list[Any]) -> None:
-    """Branch over the predicates that exclude the first failing typing that is left; each one more must pay for itself."""
+    """Branch over the predicates that exclude the first failing typing that is left; each one more
+    must pay for itself."""
     score = (kept.bit_count() + 0.5) * 0.9 ** len(chosen)
     if score <= best[0]:
         return

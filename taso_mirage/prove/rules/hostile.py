@@ -1,6 +1,8 @@
-"""Typings that a rule was not stated for but that its guard admits: each case once, where drawing evenly would miss most.
+"""Typings that a rule was not stated for but that its guard admits: each case once, where drawing
+evenly would miss most.
 
-A typing that fits is changed in one or two places: dtypes, dims of 0 and 1, ranks, signs of attributes and constants, axes from the end.
+A typing that fits is changed in one or two places: dtypes, dims of 0 and 1, ranks, signs of
+attributes and constants, axes from the end.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ Names = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RuleStatement:
-    """A rule as it is stated: the equation, one typing in letters if there is one, and the attributes there."""
+    """A rule as it is stated: the equation, one typing in letters if there is one, and the
+    attributes there."""
 
     equation: Equation
     given: Sequence[tuple[str, Tensor]] = ()
@@ -47,7 +50,8 @@ class RuleStatement:
 
 
 def drawn(statement: RuleStatement, seed: int, wanted: int) -> Iterator[Typing]:
-    """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, and what a random walk makes of them."""
+    """Up to `wanted` distinct typings that the guard admits: a quarter around the stated one, and
+    what a random walk makes of them."""
     rng = Random(seed)
     edges = _edges(statement.equation)
     seen: set[tuple[Node, ...]] = set()
@@ -73,7 +77,8 @@ def _walk(
 
 
 def legal(typing: Typing) -> bool:
-    """Whether every operator may have these types, no size is below zero, and no window of a pool is all padding."""
+    """Whether every operator may have these types, no size is below zero, and no window of a pool
+    is all padding."""
     return all(_sized(n) and admitted(n) and _pools(n) for n in topological((*typing.lhs, *typing.rhs)))
 
 
@@ -100,7 +105,8 @@ def _changed(equation: Equation, names: Names, rng: Random, edges: Sequence[floa
 
 
 def _shaped(equation: Equation, rng: Random, like: str) -> tuple[Graph, Names]:
-    """The left side with constants of other shapes for its numbers: a number of a pattern matches every constant whose elements it is."""
+    """The left side with constants of other shapes for its numbers: a number of a pattern matches
+    every constant whose elements it is."""
     splats = [n for n in equation.lhs if n.op == "splat"]
     made = {n: variable(f"number {i}") for i, n in enumerate(splats)}
     shapes = ((), (1,), (2,), (3,), (1, 1), (2, 2), (2, 1), (1, 2, 1))
@@ -143,7 +149,8 @@ def _dtype(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _shape(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another shape for one operand, or the same change for several: dims of 1 and 0, lower and higher ranks."""
+    """Another shape for one operand, or the same change for several: dims of 1 and 0, lower and
+    higher ranks."""
     operands = _operands(names)
     if not operands:
         return
@@ -179,7 +186,8 @@ def _level(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _collapse(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Some operands are vectors or scalars that broadcast, and all dims of the others alike: what is joined then has a type by accident."""
+    """Some operands are vectors or scalars that broadcast, and all dims of the others alike: what
+    is joined then has a type by accident."""
     _level(names, rng, edges)
     kept, ones = rng.choice((0, 1, 1, 1)), rng.random() < 0.7
     for name in _operands(names):
@@ -213,7 +221,8 @@ def _write(names: Names, place: tuple[str, int], size: Any) -> None:
 
 
 def _balance(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Some elements of one axis are another's: what is put together is as long as before, and cut elsewhere."""
+    """Some elements of one axis are another's: what is put together is as long as before, and cut
+    elsewhere."""
     places = _places(names)
     if len(places) > 1:
         one, other = rng.sample(places, 2)
@@ -232,7 +241,8 @@ def _meet(names: Names, rng: Random, edges: Sequence[float]) -> None:
 
 
 def _attribute(names: Names, rng: Random, edges: Sequence[float]) -> None:
-    """Another value for one attribute: other signs, zero, one, numbers of a continuum, axes from the end."""
+    """Another value for one attribute: other signs, zero, one, numbers of a continuum, axes from
+    the end."""
     values = [n for n, v in names.items() if not isinstance(v, Node)]
     if values:
         name = rng.choice(values)

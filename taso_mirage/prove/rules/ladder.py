@@ -1,4 +1,5 @@
-"""The evidence of one rule: every case of it that hostile drawing finds is proved, or the rule is rejected with numbers."""
+"""The evidence of one rule: every case of it that hostile drawing finds is proved, or the rule is
+rejected with numbers."""
 
 from __future__ import annotations
 
@@ -94,7 +95,10 @@ def failure(rule: Rule, found: Examined) -> Failure:
 
 
 def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidence] | Failure:
-    """The rule under the guard under which every case is proved, and its evidence. Where no readable guard says so, some are excluded."""
+    """The rule under the guard under which every case is proved, and its evidence.
+
+    Where no readable guard says so, some are excluded.
+    """
     for attempt in range(GUARDS + 1):
         proofs = Proofs()
         found = examined(rule, proofs, seed, typings)
@@ -108,15 +112,16 @@ def holding(rule: Rule, seed: int, typings: int = WANTED) -> tuple[Rule, Evidenc
 
 
 def excludes(found: Examined) -> bool:
-    """Whether a rule is worth having though some of its cases are excluded: that of its own typing, which is the first, is proved, and
-    most others are."""
+    """Whether a rule is worth having though some of its cases are excluded: that of its own typing,
+    which is the first, is proved, and most others are."""
     own = found.cases[0] if found.cases else None
     return own is not None and bool(own.verdict) and len(found.of("proved")) > len(found.cases) / 2
 
 
 def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
-    """The weakest conditions that exclude the cases that failed and hold at the rule's own typing; None where they would exclude many
-    proved cases too: those that failed are excluded by their verdicts then."""
+    """The weakest conditions that exclude the cases that failed and hold at the rule's own typing;
+    None where they would exclude many proved cases too: those that failed are excluded by their
+    verdicts then."""
     failing = tuple((c.typing, Failure(FailureKind.REFUTED, "")) for c in found.of("refuted", "unproved"))
     passing = tuple(c.typing for c in found.of("proved", "bounded") if c.typing.names)
     if not failing or not passing:
@@ -128,8 +133,11 @@ def missing_guard(rule: Rule, found: Examined) -> tuple[Condition, ...] | None:
 
 
 def refutation(rule: Rule, typing: Typing, verdict: Failure, seed: int) -> Failure | None:
-    """The rejection of a rule, with numbers. None where no numbers tell the sides apart and a proof says that none do: the order of the
-    field is cyclic, so max(x + 1) is not max(x) + 1 at its end."""
+    """The rejection of a rule, with numbers.
+
+    None where no numbers tell the sides apart and a proof says that none do: the order of the field
+    is cyclic, so max(x + 1) is not max(x) + 1 at its end.
+    """
     counterexample = find_counterexample(typing.lhs, typing.rhs, verdict, seed)
     if counterexample.note and isinstance(proved_at(typing.lhs, typing.rhs), _Found):
         return None
@@ -166,7 +174,8 @@ def _largest(outputs: Sequence[Node]) -> int:
 
 
 def different(agreed: Sequence[Typing], wanted: int = CHOSEN) -> list[Typing]:
-    """Typings of different structure: first by ranks and dims of 1 of the leaves, then by attributes."""
+    """Typings of different structure: first by ranks and dims of 1 of the leaves, then by
+    attributes."""
     by_leaves: dict[Any, dict[Any, Typing]] = {}
     for typing in agreed:
         order = topological((*typing.lhs, *typing.rhs))

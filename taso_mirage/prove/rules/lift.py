@@ -1,4 +1,5 @@
-"""A concrete typing with its sizes replaced by symbols wherever the terms still have types, so that a proof covers every size."""
+"""A concrete typing with its sizes replaced by symbols wherever the terms still have types, so that
+a proof covers every size."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ PROBE = 20
 def lift(
     lhs: Sequence[Node], rhs: Sequence[Node], apart: bool = True, finest: bool = False
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
-    """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one symbol where they can.
+    """Both sides over leaves whose dims are symbols where that has a type; equal sizes become one
+    symbol where they can.
 
-    What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`, equal sizes that cannot vary
-    together may vary alone; a guard on them may then fail. If `finest`, equal sizes vary alone wherever that has a type. None
-    where no dim can be a symbol.
+    What attributes fix (groups, pads, kernels that must be numbers) stays a number. If `apart`,
+    equal sizes that cannot vary together may vary alone; a guard on them may then fail. If
+    `finest`, equal sizes vary alone wherever that has a type. None where no dim can be a symbol.
     """
     outputs = (*lhs, *rhs)
     order = topological(outputs)
@@ -60,7 +62,8 @@ class _Search:
         """Terms over new operands that were typed before; None where they have no type."""
 
     def widen(self, places: list[_Place], value: int, apart: bool, finest: bool) -> None:
-        """All places of one size at once (not if `finest`), else the smallest sets of them that can vary alone."""
+        """All places of one size at once (not if `finest`), else the smallest sets of them that can
+        vary alone."""
         if not (finest and len(places) > 1) and (self._try(places, value) or not apart):
             return
         left = list(places)
@@ -85,7 +88,8 @@ class _Search:
         return False
 
     def _rebuilt(self, dims: Mapping[_Place, Dim]) -> tuple[Node, ...] | None:
-        """The terms over the new leaves, if each has the type that the old one had up to symbols; both sides' types equal."""
+        """The terms over the new leaves, if each has the type that the old one had up to symbols;
+        both sides' types equal."""
         done: dict[Node, Node] = {}
         for node in self.order:
             term = self._term(node, done, dims)
@@ -112,7 +116,8 @@ class _Search:
         return self.known[key]
 
     def _dims(self, value: int) -> Iterator[Dim]:
-        """A symbol; where a reshape cuts this size, a product of two, or of a number and a symbol."""
+        """A symbol; where a reshape cuts this size, a product of two, or of a number and a
+        symbol."""
         one, two = symbol(f"lifted.d{self.count}"), symbol(f"lifted.e{self.count}")
         yield one
         inner = [f for f in self.factors if value % f == 0 and f not in (1, value)]
@@ -133,7 +138,10 @@ def _factors(order: Sequence[Node]) -> list[int]:
 
 
 def rebound(outputs: Sequence[Node], dim: Callable[[Dim], Dim]) -> tuple[Node, ...]:
-    """The terms with every symbolic dim of leaves and attributes replaced. Raises what typing raises."""
+    """The terms with every symbolic dim of leaves and attributes replaced.
+
+    Raises what typing raises.
+    """
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         if node.op in LEAVES:
@@ -154,7 +162,8 @@ def _bound(value: Any, dim: Callable[[Dim], Dim]) -> Any:
 
 
 def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
-    """Whether the terms have a type at other sizes too: a symbol broadcasts against any number, a size does not."""
+    """Whether the terms have a type at other sizes too: a symbol broadcasts against any number, a
+    size does not."""
     order = topological(outputs)
     found = sorted({s for n in order if n.op in LEAVES for d in n.shape for s in symbols(d)})
     sizes = {name: 2 * PROBE + 6 * k + 1 for k, name in enumerate(found)}
@@ -166,7 +175,8 @@ def _legal_elsewhere(outputs: Sequence[Node]) -> bool:
 
 
 def _typed(node: Node, args: tuple[Node, ...], dims: Mapping[_Place, Dim]) -> Node | None:
-    """The term over other operands, its attributes that hold sizes with them; None where it has no type."""
+    """The term over other operands, its attributes that hold sizes with them; None where it has no
+    type."""
     old, new = ([a.shape if isinstance(a.type, Tensor) else () for a in some] for some in (node.args, args))
     resize = traits(node).resize
     try:

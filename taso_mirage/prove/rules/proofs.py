@@ -29,7 +29,8 @@ from taso_mirage.system.store import Store
 from taso_mirage.verdicts import Failure
 
 PROVED_WHERE_APPLIED = ("law", "library")
-"""The evidence of equations that apply only in cases that are proved; mutants, whose boxes are verified, have another."""
+"""The evidence of equations that apply only in cases that are proved; mutants, whose boxes are
+verified, have another."""
 BUDGET = 40_000
 """Steps of one proof at an application."""
 ELEMENTS = 512
@@ -38,7 +39,10 @@ ILLEGAL = (TasoMirageError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
 class Coverage(Enum):
-    """The sizes that a proof covers. `HERE` is bounded: the same case of other sizes is another case."""
+    """The sizes that a proof covers.
+
+    `HERE` is bounded: the same case of other sizes is another case.
+    """
 
     EVERY = "every size"
     HERE = "these sizes"
@@ -61,16 +65,19 @@ class CaseVerdict:
 
 
 class Proofs:
-    """Verdicts on applications of rules. Each case is proved once: in this process, and where `path` is given on this machine.
+    """Verdicts on applications of rules.
 
-    Calling it says whether an application is proved; it is what `Rules` keeps. Equations that are neither laws nor of the library
-    (mutants, whose boxes are verified as they are made) pass.
+    Each case is proved once: in this process, and where `path` is given on this machine.
+
+    Calling it says whether an application is proved; it is what `Rules` keeps. Equations that are
+    neither laws nor of the library (mutants, whose boxes are verified as they are made) pass.
     """
 
     def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
         self.budget = budget
         self.asked = self.proofs = self.steps = 0
-        """How many different instances were asked about, how many proofs were tried for them, and the work of them."""
+        """How many different instances were asked about, how many proofs were tried for them, and
+        the work of them."""
         self._kept = _Kept(path)
         self._verdicts: dict[Instance, CaseVerdict] = {}
 
@@ -80,14 +87,16 @@ class Proofs:
         return bool(self.of(application))
 
     def of(self, application: Application) -> CaseVerdict:
-        """The verdict on one application; constants are looked at only where it needs their values."""
+        """The verdict on one application; constants are looked at only where it needs their
+        values."""
         verdict = self.judge(instance_of(application))
         if not verdict and any(n.op == "constant" for n in application.found.operands.values()):
             return self.judge(instance_of(application, concrete=True))
         return verdict
 
     def judge(self, instance: Instance) -> CaseVerdict:
-        """The verdict on an instance, and on what it becomes where a size that only the run fixes is 0."""
+        """The verdict on an instance, and on what it becomes where a size that only the run fixes
+        is 0."""
         known = self._verdicts.get(instance)
         if known is None:
             self.asked += 1
@@ -99,7 +108,8 @@ class Proofs:
         return known
 
     def of_sizes(self, instance: Instance) -> CaseVerdict:
-        """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a run may make 0."""
+        """The verdict for letters of at least 1: those of a rule, not the dims of a model, which a
+        run may make 0."""
         if unranked(instance):
             return CaseVerdict(ProofCase(instance), unproved("an operand has no known rank"))
         last = as_it_is(instance)
@@ -139,7 +149,8 @@ def _proof_of(case: ProofCase, budget: int, bounded: bool) -> tuple[bool, int]:
 
 
 def proof(instance: Instance, budget: int, bounded: bool) -> tuple[bool, int]:
-    """Whether there is a proof for all sizes of the letters, where there are none also one element by element; and the work."""
+    """Whether there is a proof for all sizes of the letters, where there are none also one element
+    by element; and the work."""
     if all(_empty(n) for n in instance.lhs) or instance.lhs == instance.rhs:
         return True, 1
     found = prove_symbolic(instance.lhs, instance.rhs, budget)
@@ -163,7 +174,8 @@ def _elements(node: Node) -> int:
 
 
 def emptied(instance: Instance) -> Iterator[Instance]:
-    """The instance with each of its letters at 0, where that has a type: a dynamic dim may be empty."""
+    """The instance with each of its letters at 0, where that has a type: a dynamic dim may be
+    empty."""
     for name in sorted(instance.letters):
         try:
             yield resized_instance(instance, {name: 0})
@@ -172,7 +184,8 @@ def emptied(instance: Instance) -> Iterator[Instance]:
 
 
 class _Kept:
-    """Verdicts by a case's key, in SQLite beside the measured costs; those of another prover are never read."""
+    """Verdicts by a case's key, in SQLite beside the measured costs; those of another prover are
+    never read."""
 
     def __init__(self, path: Path | None) -> None:
         self._memory: dict[str, bool] = {}
@@ -203,7 +216,8 @@ def prover_files() -> list[Path]:
 
 @cache
 def prover() -> str:
-    """A digest of all that a proof hangs on: the meanings, the prover, and the operators' definitions."""
+    """A digest of all that a proof hangs on: the meanings, the prover, and the operators'
+    definitions."""
     digest = hashlib.sha256()
     for file in prover_files():
         digest.update(file.read_bytes())

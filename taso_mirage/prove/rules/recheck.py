@@ -1,4 +1,5 @@
-"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions verify` does."""
+"""All rules of a library judged as they are stated, over processes: what `taso-mirage substitutions
+verify` does."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the evidence if it holds as it is stated,
-    else why not: a counterexample for each class of cases that fail, and the guard that would be right. Seconds it took."""
+    """How one rule fared: how many of its cases were proved, bounded, refuted and unproved; the
+    evidence if it holds as it is stated, else why not: a counterexample for each class of cases
+    that fail, and the guard that would be right. Seconds it took."""
 
     name: str
     found: Evidence | Failure
@@ -123,7 +125,8 @@ def _since(start: float) -> float:
 
 
 def problem(rule: Rule, found: Examined) -> str:
-    """Why a rule does not hold as it is stated: its cases, one counterexample for each class, the guard that would be right."""
+    """Why a rule does not hold as it is stated: its cases, one counterexample for each class, the
+    guard that would be right."""
     from taso_mirage.prove.rules.examine import classes
     from taso_mirage.prove.rules.guards import guarded
     from taso_mirage.prove.rules.ladder import missing_guard

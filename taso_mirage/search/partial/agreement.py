@@ -1,4 +1,5 @@
-"""Where two multi-linear programs agree, box by box, by random tests in a finite field (PET, OSDI'21, section 5, Theorems 1 and 2)."""
+"""Where two multi-linear programs agree, box by box, by random tests in a finite field (PET,
+OSDI'21, section 5, Theorems 1 and 2)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from taso_mirage.meanings.boxes import BOXES
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.meanings.field import Field, Residues
 from taso_mirage.meanings.residues import MODULI, P
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.slicing import sizes, slice_source, whole
 from taso_mirage.operators.traits import Box
 from taso_mirage.operators.work import count, work
@@ -25,22 +26,28 @@ from taso_mirage.search.partial.restrict import Restriction
 WHOLE = 2 * 10**8
 """Operations in the field, at most, for which all elements are compared: tenths of a second."""
 BOX = 1 / 200
-"""The part of that which a box compared at points takes; where boxes are many, all elements are compared for more operations."""
+"""The part of that which a box compared at points takes; where boxes are many, all elements are
+compared for more operations."""
 MANY = 2000
 """Boxes that are compared at points, at most: seconds."""
 LONGEST = 2 * 10**10
-"""Operations in the field, at most, for which all elements are compared where there are no points: ten seconds or so."""
+"""Operations in the field, at most, for which all elements are compared where there are no points:
+ten seconds or so."""
 WIDE = 2 * 10**9
 """Operations of the trials that are run side by side: it bounds the memory."""
 ELEMENTS = 2**26
-"""Elements of a term in the trials that are run side by side, at most: 1 GiB. A program with a larger term is not compared."""
+"""Elements of a term in the trials that are run side by side, at most: 1 GiB.
+
+A program with a larger term is not compared.
+"""
 APART = 1000
 """More than there are trials: none is drawn for two seeds."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AgreementRegion:
-    """The boxes of one output: the ends of the intervals of each dim, and in how many trials each box agreed."""
+    """The boxes of one output: the ends of the intervals of each dim, and in how many trials each
+    box agreed."""
 
     edges: tuple[tuple[int, ...], ...]
     passed: NDArray[np.int64]
@@ -68,10 +75,12 @@ class AgreementRegion:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Agreement:
-    """The region of each output; a box that does not agree passed as one that does with a probability of at most `bound`.
+    """The region of each output; a box that does not agree passed as one that does with a
+    probability of at most `bound`.
 
-    `whole`: all elements were compared. Else 2^m neighbouring elements of each box were, among them the m + 1 of Theorem 1, which
-    takes for granted that all summands of an element move alike within a box; so what is kept is compared whole.
+    `whole`: all elements were compared. Else 2^m neighbouring elements of each box were, among them
+    the m + 1 of Theorem 1, which takes for granted that all summands of an element move alike
+    within a box; so what is kept is compared whole.
     """
 
     regions: tuple[AgreementRegion, ...]
@@ -93,9 +102,9 @@ class Agreement:
 def agreement(original: Graph, mutant: Graph, trials: int = 8, seed: int = 0, limit: int = WHOLE) -> Agreement:
     """Compare two programs of fixed sizes over the same leaves; constants keep their values.
 
-    All elements are compared if that takes at most `limit` operations (more where boxes are many), else a few of each box. Raises
-    Unsupported where a program is not linear in each leaf or reads what the original does not, where types differ, and where
-    comparing takes too long.
+    All elements are compared if that takes at most `limit` operations (more where boxes are many),
+    else a few of each box. Raises Unsupported where a program is not linear in each leaf or reads
+    what the original does not, where types differ, and where comparing takes too long.
     """
     leaves = _checked(original, mutant)
     refined = _refined(original, mutant)
@@ -191,7 +200,8 @@ def _everywhere(
 def differing_elements(
     left: Sequence[Node], right: Sequence[Node], leaves: Sequence[Node], trials: int, seed: int
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """For each output and some of the trials, until all were run: which elements differ, (trials, *shape)."""
+    """For each output and some of the trials, until all were run: which elements differ, (trials,
+    *shape)."""
     nodes = [*left, *right]
     wide = max(1, min(trials, WIDE // max(1, field_work(nodes)), ELEMENTS // widest(nodes)))
     for start in range(0, trials, wide):
@@ -202,7 +212,10 @@ def differing_elements(
 
 
 def differing(a: Residues, b: Residues) -> NDArray[np.bool_]:
-    """For each trial which elements differ, modulo either prime. Raises Unsupported where a trial does not decide."""
+    """For each trial which elements differ, modulo either prime.
+
+    Raises Unsupported where a trial does not decide.
+    """
     if not (a.valid & b.valid).all():
         raise Unsupported(f"a constant divisor is 0 modulo one of {MODULI.tolist()}")
     found: NDArray[np.bool_] = (a.data != b.data).any(axis=0)
@@ -247,7 +260,8 @@ def _read(nodes: Sequence[Node], leaves: Sequence[Node]) -> dict[Node, set[Box]]
 
 
 def _drawn(xp: Field, leaf: Node, read: Iterable[Box]) -> Residues:
-    """Random residues where a leaf is read; the rest of a large one costs neither time nor memory (zeros are not touched)."""
+    """Random residues where a leaf is read; the rest of a large one costs neither time nor memory
+    (zeros are not touched)."""
     there = np.zeros(sizes(leaf), bool)
     for box in read:
         there[tuple(slice(*interval) for interval in box)] = True

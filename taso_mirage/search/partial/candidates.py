@@ -1,4 +1,5 @@
-"""What a program could be replaced with: its mutants, corrected, to be costed; what is kept is verified by `whole.verified`."""
+"""What a program could be replaced with: its mutants, corrected, to be costed; what is kept is
+verified by `whole.verified`."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from taso_mirage.search.partial.families import Mutant, mutants_of
 from taso_mirage.verdicts import Failure, FailureKind
 
 LOOKS = 3
-"""Trials that say where a mutant agrees; what is kept of it is verified with more (`whole.verified`)."""
+"""Trials that say where a mutant agrees; what is kept of it is verified with more
+(`whole.verified`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedMutant:
-    """A mutant, where it agrees, and the program with corrections: `joined` ones as one operator, where that makes a difference."""
+    """A mutant, where it agrees, and the program with corrections: `joined` ones as one operator,
+    where that makes a difference."""
 
     mutant: Mutant
     agreement: Agreement
@@ -27,7 +30,10 @@ class CorrectedMutant:
 
 
 def candidates(original: Graph, depth: int = 1) -> Iterator[CorrectedMutant | Failure]:
-    """Every mutant of up to `depth` steps with its corrections, or why it has none. Nothing here is verified."""
+    """Every mutant of up to `depth` steps with its corrections, or why it has none.
+
+    Nothing here is verified.
+    """
     for mutant in mutants_of(original, depth):
         yield from made_whole(original, mutant)
 
@@ -41,7 +47,8 @@ def made_whole(original: Graph, mutant: Mutant) -> list[CorrectedMutant | Failur
 
 
 def corrections(original: Graph, mutant: Mutant, found: Agreement) -> list[CorrectedMutant]:
-    """A mutant made whole; where its corrections can be joined, both ways, for the one that costs less. Raises Unsupported."""
+    """A mutant made whole; where its corrections can be joined, both ways, for the one that costs
+    less. Raises Unsupported."""
     apart, together = (correct(original, mutant.graph, found, joined) for joined in (False, True))
     ways = [CorrectedMutant(mutant, found, apart, False)]
     if together.outputs != apart.outputs and not found.total:

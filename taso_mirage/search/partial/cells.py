@@ -1,4 +1,5 @@
-"""The boxes of a program's outputs: where an element is computed in one way (PET, OSDI'21, section 4.1)."""
+"""The boxes of a program's outputs: where an element is computed in one way (PET, OSDI'21, section
+4.1)."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ from itertools import pairwise, product
 
 from taso_mirage.ir.terms import Node, topological
 from taso_mirage.meanings.boxes import BOXES, Cut, Splits
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.traits import Box
 
 
 def splits(outputs: Sequence[Node], env: Mapping[Node, Cut] | None = None) -> list[Splits]:
-    """The split points of every output of a program of fixed sizes. Raises Unsupported where an operator is not multi-linear."""
+    """The split points of every output of a program of fixed sizes.
+
+    Raises Unsupported where an operator is not multi-linear.
+    """
     known = dict(env or {})
     for node in topological(outputs, stop=known.keys()):
         if node.op in ("input", "weight") and node not in known:

@@ -1,4 +1,5 @@
-"""A partially equivalent program made whole (PET, OSDI'21, section 6): the original on what fails, stitched into the mutant."""
+"""A partially equivalent program made whole (PET, OSDI'21, section 6): the original on what fails,
+stitched into the mutant."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from taso_mirage.search.partial.restrict import Restriction
 def correct(original: Graph, mutant: Graph, agreement: Agreement, joined: bool = True) -> Graph:
     """The program that is the mutant where both agree and the original elsewhere.
 
-    `joined`: corrections that share their weights are one operator over their inputs, concatenated along the batch. Raises Unsupported
-    where nothing agrees, the region is too ragged, an operator has no restriction, or the corrections do as much work as the original.
+    `joined`: corrections that share their weights are one operator over their inputs, concatenated
+    along the batch. Raises Unsupported where nothing agrees, the region is too ragged, an operator
+    has no restriction, or the corrections do as much work as the original.
     """
     if not any(region.same.any() for region in agreement.regions):
         raise Unsupported("the programs agree nowhere; there is nothing to correct")
@@ -58,7 +60,8 @@ def products(nodes: Iterable[Node]) -> int:
 
 
 def _joined(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """Products with the same weights that do not hang on each other, as one over their inputs along the batch, until there are none."""
+    """Products with the same weights that do not hang on each other, as one over their inputs along
+    the batch, until there are none."""
     found = tuple(outputs)
     while (group := next(_alike(found), None)) is not None:
         found = substitute(found, _as_one(group))

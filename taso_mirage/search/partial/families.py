@@ -1,4 +1,5 @@
-"""Mutants: programs of the same type that may agree on a part (PET, OSDI'21, sections 3 and 4): compound steps around one operator.
+"""Mutants: programs of the same type that may agree on a part (PET, OSDI'21, sections 3 and 4):
+compound steps around one operator.
 
 The families stand beside their operators, in `op_specs/`. None of them claims anything:
 `agreement` finds out where they are right.
@@ -24,7 +25,8 @@ class Mutant:
 
 
 def mutants_of(original: Graph, depth: int = 1) -> Iterator[Mutant]:
-    """Every program that up to `depth` steps at any term give, each once, those of few steps first."""
+    """Every program that up to `depth` steps at any term give, each once, those of few steps
+    first."""
     seen, level = {original.outputs}, [Mutant((), original)]
     for _ in range(depth):
         found = []
@@ -50,7 +52,8 @@ def families() -> dict[str, MutantFamily]:
 
 
 def begins(node: Node) -> frozenset[Node]:
-    """The terms that the families at a term rewrite: the term, and its operands if a family reads them.
+    """The terms that the families at a term rewrite: the term, and its operands if a family reads
+    them.
 
     Empty where no family begins.
     """

@@ -1,4 +1,5 @@
-"""The costly parts of a model by the names of their nodes, at fixed sizes; and why a node is none."""
+"""The costly parts of a model by the names of their nodes, at fixed sizes; and why a node is
+none."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, LEAVES, Graph, Node, topological, users, variable, weight
 from taso_mirage.meanings.degree import DEGREE
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import get, interpret, load_specs
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get, load_specs
 from taso_mirage.operators.work import sized
 from taso_mirage.search.partial.agreement import program_leaves
 from taso_mirage.search.partial.cells import splits
@@ -26,7 +28,8 @@ UNSIZED = (TasoMirageError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class CostlyPart:
-    """A costly program of fixed sizes over leaves of its own, and the terms of the model that compute it."""
+    """A costly program of fixed sizes over leaves of its own, and the terms of the model that
+    compute it."""
 
     program: Graph
     nodes: tuple[Node, ...]
@@ -43,7 +46,10 @@ def costly_parts(model: Model, sizes: Mapping[str, int]) -> list[CostlyPart]:
 
 
 def part(model: Model, name: str, sizes: Mapping[str, int]) -> CostlyPart:
-    """The costly part at the node, or the value, of this name. Raises InvalidOption, with the nearest names or with what ends the part."""
+    """The costly part at the node, or the value, of this name.
+
+    Raises InvalidOption, with the nearest names or with what ends the part.
+    """
     nodes = [n for n in model.nodes() if name in part_names(model, n)]
     if not nodes:
         raise InvalidOption(_unknown(model, name))
@@ -54,7 +60,8 @@ def part(model: Model, name: str, sizes: Mapping[str, int]) -> CostlyPart:
 
 
 def part_names(model: Model, node: Node) -> list[str]:
-    """The name of the ONNX node that a term comes from, and of the value that it is; neither need be there."""
+    """The name of the ONNX node that a term comes from, and of the value that it is; neither need
+    be there."""
     if node.op in LEAVES:
         return [str(node.attr("name"))]
     origin = model.origins.get(node)

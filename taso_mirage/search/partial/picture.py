@@ -19,8 +19,8 @@ RIGHT, WRONG = ".", "#"
 
 
 def picture(region: AgreementRegion) -> str:
-    """Two axes, `.` where the programs agree and `#` where not, for each part of the other axes that looks otherwise: the last two, or,
-    where those all look alike, the last two that do not.
+    """Two axes, `.` where the programs agree and `#` where not, for each part of the other axes
+    that looks otherwise: the last two, or, where those all look alike, the last two that do not.
 
     Up to three neighbouring positions that look alike are drawn one by one, more of them as three.
     """

@@ -1,4 +1,5 @@
-"""Boxes merged into as few pieces as possible: a region cut from edge to edge, again and again (PET, OSDI'21, section 6.1)."""
+"""Boxes merged into as few pieces as possible: a region cut from edge to edge, again and again
+(PET, OSDI'21, section 6.1)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from taso_mirage.operators.traits import Box
 from taso_mirage.search.partial.agreement import AgreementRegion
 
 LARGEST = 6000
-"""Boxes of neighbouring intervals that are looked at; a region that has more is too ragged to be worth a correction."""
+"""Boxes of neighbouring intervals that are looked at; a region that has more is too ragged to be
+worth a correction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box on which two programs agree, or fail to everywhere; or one that is cut along `axis` into `parts`."""
+    """A box on which two programs agree, or fail to everywhere; or one that is cut along `axis`
+    into `parts`."""
 
     box: Box
     agrees: bool
@@ -35,7 +38,10 @@ class Piece:
 
 
 def pieces(region: AgreementRegion) -> Piece:
-    """The whole output, cut so that the fewest pieces fail, and so that there are few pieces. Raises Unsupported if it is too ragged."""
+    """The whole output, cut so that the fewest pieces fail, and so that there are few pieces.
+
+    Raises Unsupported if it is too ragged.
+    """
     grid, edges = coarse(region.same, region.edges)
     looked = prod(n * (n + 1) // 2 for n in grid.shape)
     if looked > LARGEST:

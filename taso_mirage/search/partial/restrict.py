@@ -1,4 +1,5 @@
-"""A program restricted to a box of its output (PET, OSDI'21, section 6.1): every operator over the box of its operands that it needs.
+"""A program restricted to a box of its output (PET, OSDI'21, section 6.1): every operator over the
+box of its operands that it needs.
 
 An operator states its restriction beside its definition (`Traits.restriction`), unless the
 definition tells.
@@ -9,7 +10,8 @@ from __future__ import annotations
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import ABSENT, LEAVES, Node
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import definition, get, traits
+from taso_mirage.operators.interpret import definition
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.slicing import cut, under, whole
 from taso_mirage.operators.traits import Box
 from taso_mirage.rewriting.derived_traits import elementwise
@@ -22,7 +24,10 @@ class Restriction:
         self._done: dict[tuple[Node, Box], Node] = {}
 
     def __call__(self, node: Node, box: Box) -> Node:
-        """The term of the elements of `node` within `box`. Raises Unsupported where an operator has no restriction."""
+        """The term of the elements of `node` within `box`.
+
+        Raises Unsupported where an operator has no restriction.
+        """
         if box == whole(node):
             return node
         if node.op in (*LEAVES, "constant"):

@@ -1,4 +1,5 @@
-"""Partial equivalence as a source of equations: the costly programs of a model, and of each the mutants that pay, verified."""
+"""Partial equivalence as a source of equations: the costly programs of a model, and of each the
+mutants that pay, verified."""
 
 from __future__ import annotations
 
@@ -30,10 +31,12 @@ KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A mutant made whole that pays: `equation` puts `corrected` for `program` wherever it stands; `families` led to the mutant.
+    """A mutant made whole that pays: `equation` puts `corrected` for `program` wherever it stands;
+    `families` led to the mutant.
 
-    `right`: the part of the output's elements that the mutant computes rightly without corrections; `region` is a picture of them,
-    empty where all are right. `seconds`: of the program and of the corrected mutant, as they were asked for.
+    `right`: the part of the output's elements that the mutant computes rightly without corrections;
+    `region` is a picture of them, empty where all are right. `seconds`: of the program and of the
+    corrected mutant, as they were asked for.
     """
 
     program: Graph
@@ -47,7 +50,8 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The mutations of a program, the best first, and of how many mutants; `refused` of those that might pay have no corrections."""
+    """The mutations of a program, the best first, and of how many mutants; `refused` of those that
+    might pay have no corrections."""
 
     mutations: tuple[Mutation, ...] = ()
     mutants: int = 0
@@ -60,7 +64,8 @@ def programs(outputs: Sequence[Node]) -> list[Graph]:
 
 
 def counted(outputs: Sequence[Node]) -> Mapping[Graph, int]:
-    """Every term of fixed sizes at which mutants begin, over leaves of its own; and how many there are.
+    """Every term of fixed sizes at which mutants begin, over leaves of its own; and how many there
+    are.
 
     A concatenation of convolutions comes with them.
     """
@@ -93,10 +98,12 @@ def tried(
     depth: int = 1,
     late: Callable[[], bool] = lambda: False,
 ) -> Tried | None:
-    """The mutants of a program that take less of `seconds` with their corrections, and in the contest, verified.
+    """The mutants of a program that take less of `seconds` with their corrections, and in the
+    contest, verified.
 
-    Corrections only add to a mutant, and the rest of it to its largest term: where one that takes too long agrees is not asked, nor what
-    moving data costs if the term alone takes too long. Both would be most of the time. None if it was late before the end.
+    Corrections only add to a mutant, and the rest of it to its largest term: where one that takes
+    too long agrees is not asked, nor what moving data costs if the term alone takes too long. Both
+    would be most of the time. None if it was late before the end.
     """
     before = seconds(program)
     enough = PAYS * before
@@ -148,7 +155,8 @@ def mutation(
     region: str,
     seconds: tuple[float, float],
 ) -> Mutation:
-    """A mutation with its equation, whose name says the families, and by a digest which programs it is about."""
+    """A mutation with its equation, whose name says the families, and by a digest which programs it
+    is about."""
     digest = hashlib.blake2b("\0".join(map(show_graph, (program, corrected))).encode(), digest_size=4).hexdigest()
     law = equation(f"partial: {', then '.join(families)} ({digest})", program, corrected, evidence)
     return Mutation(program, corrected, law, families, right, region, seconds)

@@ -1,4 +1,5 @@
-"""A corrected program against its original, and both as an Equation at their sizes: random field tests and numbers."""
+"""A corrected program against its original, and both as an Equation at their sizes: random field
+tests and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.reals import EXACT, REALS, Reals
 from taso_mirage.meanings.residues import P
 from taso_mirage.operators.expressions import Expr
-from taso_mirage.operators.ops import get, interpret
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import get
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.search.partial.agreement import (
     ELEMENTS,
@@ -31,14 +33,17 @@ from taso_mirage.verdicts import Evidence, Failure, FailureKind, MeasuredError
 SEEDS = (1, 2, 3)
 """None is the seed that a region is found with."""
 TRIALS, LIMIT = 8, 4 * 10**9
-"""Trials of a seed, fewer where they would take more than so many operations, or have more than ELEMENTS; one at least."""
+"""Trials of a seed, fewer where they would take more than so many operations, or have more than
+ELEMENTS; one at least."""
 TIMES, FLOOR, HALF_FLOOR = 4, 64, 4
-"""The criterion of the optimizer's check: TIMES the error of the original, or so many roundings of the largest element."""
+"""The criterion of the optimizer's check: TIMES the error of the original, or so many roundings of
+the largest element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A mutant made whole: where it agreed, the program with corrections, and its equation at these sizes with its evidence."""
+    """A mutant made whole: where it agreed, the program with corrections, and its equation at these
+    sizes with its evidence."""
 
     agreement: Agreement
     corrected: Graph
@@ -60,7 +65,8 @@ def total(original: Graph, mutant: Graph, name: str = "mutant", joined: bool = T
 
 
 def verified_program(original: Graph, corrected: Graph, seeds: Sequence[int] = SEEDS) -> Evidence | Failure:
-    """Whether two programs over the same leaves are equal everywhere: all elements in the field for each seed, then in numbers."""
+    """Whether two programs over the same leaves are equal everywhere: all elements in the field for
+    each seed, then in numbers."""
     leaves = program_leaves(original.outputs)
     nodes = [*original.outputs, *corrected.outputs]
     trials = max(1, min(TRIALS, LIMIT // max(1, field_work(nodes)), ELEMENTS // widest(nodes)))
@@ -119,7 +125,10 @@ def _run(graph: Graph, xp: Reals, drawn: Mapping[Node, Array]) -> list[Array]:
 
 
 def equation(name: str, original: Graph, corrected: Graph, evidence: str) -> Equation:
-    """original = corrected where every leaf has the type it has here. Leaves are x0, x1, ... in it."""
+    """original = corrected where every leaf has the type it has here.
+
+    Leaves are x0, x1, ... in it.
+    """
     leaves = program_leaves(original.outputs)
     names = {leaf: f"x{i}" for i, leaf in enumerate(leaves)}
     types = [(names[n], tuple(int(d) for d in n.shape), n.dtype) for n in leaves]

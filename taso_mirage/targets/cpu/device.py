@@ -1,4 +1,5 @@
-"""The CPU as a device: what the analytic model knows of it, which chooses what is compiled; a measurement decides."""
+"""The CPU as a device: what the analytic model knows of it, which chooses what is compiled; a
+measurement decides."""
 
 from __future__ import annotations
 
@@ -23,5 +24,8 @@ CPU_DEVICE = Device(
     general=True,
     operator=Reached(launch=3e-6, flops=5e10, bandwidth=1e10),
 )
-"""Two cores with vectors of 16 floats, fp32. A tile is read where it lies, so only sums have to fit somewhere (the second cache); memory
-streams rows of two kibibytes or more."""
+"""Two cores with vectors of 16 floats, fp32.
+
+A tile is read where it lies, so only sums have to fit somewhere (the second cache); memory streams
+rows of two kibibytes or more.
+"""

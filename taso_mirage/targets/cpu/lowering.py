@@ -1,4 +1,5 @@
-"""Kernels for the CPU: muGraphs are compiled as C++ and run on this machine's cores; the C++ travels with the model."""
+"""Kernels for the CPU: muGraphs are compiled as C++ and run on this machine's cores; the C++
+travels with the model."""
 
 from __future__ import annotations
 

@@ -25,13 +25,15 @@ PINS = 2 * 2.619e9 * 5120 / 8
 """Bytes a second at the pins of an H100's memory (SXM5, 80 GB): twice a clock on each."""
 NAME, UNKNOWN = 100, "unknown GPU"
 ATTRIBUTES = {"processors": 16, "clock": 36, "width": 37, "major": 75, "minor": 76, "shared": 97}
-"""Numbers of `CUdevice_attribute` (cuda.h); the clock is the memory's, in kHz, the width its bus's, in bits."""
+"""Numbers of `CUdevice_attribute` (cuda.h); the clock is the memory's, in kHz, the width its bus's,
+in bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the driver says: the name, ten times the compute capability, processors, bytes of shared memory that a block can have, and
-    bytes a second at the memory's pins (0 where it does not say)."""
+    """What the driver says: the name, ten times the compute capability, processors, bytes of shared
+    memory that a block can have, and bytes a second at the memory's pins (0 where it does not say).
+    """
 
     name: str
     capability: int
@@ -62,7 +64,10 @@ def gpu() -> Gpu | None:
 
 
 def described(gpu: Gpu) -> Device:
-    """The H100's description with the numbers of another GPU. Rates that its driver does not tell are taken as so much a processor."""
+    """The H100's description with the numbers of another GPU.
+
+    Rates that its driver does not tell are taken as so much a processor.
+    """
     memory, processors = (gpu.pins or PINS) / PINS, gpu.processors / H100.processors
     return replace(
         H100,

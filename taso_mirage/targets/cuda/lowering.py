@@ -1,4 +1,5 @@
-"""Kernels for NVIDIA GPUs: muGraphs as Triton programs, tuned on the GPU that is there and compiled for all that are worth it."""
+"""Kernels for NVIDIA GPUs: muGraphs as Triton programs, tuned on the GPU that is there and compiled
+for all that are worth it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, cuda_ke
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import described, gpu
 from taso_mirage.targets.device import Device
@@ -32,11 +33,14 @@ from taso_mirage.targets.lowering import BATCH, Record
 from taso_mirage.targets.machine import cores
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
-"""A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was made on."""
+"""A model has cubins for these compute capabilities (8.0, 8.6, ...) and for that of the GPU it was
+made on."""
 PORTABLE = 80
-"""And PTX for this one: the driver of a later GPU compiles it when a session is created (`cuModuleLoadData` takes both), and keeps that."""
+"""And PTX for this one: the driver of a later GPU compiles it when a session is created
+(`cuModuleLoadData` takes both), and keeps that."""
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-"""KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical specifications)."""
+"""KiB of shared memory that a block can have (CUDA C++ Programming Guide, table of technical
+specifications)."""
 LEAST = 99
 """KiB that it can have everywhere from PORTABLE on."""
 LONGEST = 60.0
@@ -45,8 +49,8 @@ LONGEST = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CudaLowering:
-    """The GPU that is there: what the model knows of it, its name with the versions of what compiles, its compute capability, and
-    what compiles for the tuner."""
+    """The GPU that is there: what the model knows of it, its name with the versions of what
+    compiles, its compute capability, and what compiles for the tuner."""
 
     device: Device
     key: str
@@ -55,7 +59,8 @@ class CudaLowering:
     lanes: int = 4
     prepared: bool = False
     batched: bool = True
-    """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
+    """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA
+    graph."""
 
     @property
     def searching(self) -> int:
@@ -63,7 +68,8 @@ class CudaLowering:
         return cores()
 
     def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
-        """The quickest program with its best schedules, of those whose results are right in float64."""
+        """The quickest program with its best schedules, of those whose results are right in
+        float64."""
         known: dict[str, tuple[Graph, TritonProgram]] = {}
         for each in found:
             try:
@@ -84,7 +90,8 @@ class CudaLowering:
         return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
-        """One muGraph of them all, each kernel with its schedule: the runtime launches those that share no memory beside each other."""
+        """One muGraph of them all, each kernel with its schedule: the runtime launches those that
+        share no memory beside each other."""
         graphs = [from_json(each["mugraph"]) for each in records]
         graph, origins = together(goal, parts, graphs)
         known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
@@ -109,7 +116,8 @@ class CudaLowering:
 
 
 def shippable(job: Mapping[str, Any]) -> bool:
-    """Compile a record's kernels for a compute capability into Triton's cache, in a process: the compiler holds Python's lock."""
+    """Compile a record's kernels for a compute capability into Triton's cache, in a process: the
+    compiler holds Python's lock."""
     capability = job["capability"]
     return bool(_fitting(_program(job["record"]), capability, SHARED.get(capability, LEAST)))
 
@@ -141,7 +149,8 @@ def _functions(program: TritonProgram) -> str:
 
 
 class Right:
-    """Whether results are a goal's in float64, by the norm of the difference: the share of it that rounding explains (see `check`)."""
+    """Whether results are a goal's in float64, by the norm of the difference: the share of it that
+    rounding explains (see `check`)."""
 
     def __init__(self, goal: Graph) -> None:
         self.goal = goal
@@ -168,12 +177,14 @@ def _close(result: Any, wanted: Any, node: Node) -> bool:
 
 
 def everywhere(program: TritonProgram, capability: int, others: Sequence[int]) -> list[KernelImage]:
-    """A program's kernels for `capability`; with others also for those of them that they fit on, and as PTX.
+    """A program's kernels for `capability`; with others also for those of them that they fit on,
+    and as PTX.
 
-    Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there. Raises Unsupported where they do not fit on
-    `capability`.
+    Where a schedule takes more shared memory than a GPU has, fewer loads are in flight there.
+    Raises Unsupported where they do not fit on `capability`.
     """
-    # One after another: `ast.parse`, which Triton calls, is not safe in threads before Python 3.11.8 (python/cpython#106905).
+    # One after another: `ast.parse`, which Triton calls, is not safe in threads before Python
+    # 3.11.8 (python/cpython#106905).
     found = _fitting(program, capability, SHARED.get(capability, LEAST))
     if not found:
         raise Unsupported(f"a kernel takes more shared memory than a GPU of sm_{capability} has")
@@ -184,7 +195,8 @@ def everywhere(program: TritonProgram, capability: int, others: Sequence[int]) -
 
 
 def _tried(program: TritonProgram, capability: int, room: int) -> list[CompiledKernel]:
-    """None where Triton fails, whose errors share no base class: such a GPU takes an image of another one (`choose` in `cuda.cpp`)."""
+    """None where Triton fails, whose errors share no base class: such a GPU takes an image of
+    another one (`choose` in `cuda.cpp`)."""
     try:
         return _fitting(program, capability, room)
     except Exception:
@@ -192,7 +204,8 @@ def _tried(program: TritonProgram, capability: int, room: int) -> list[CompiledK
 
 
 def _fitting(program: TritonProgram, capability: int, room: int) -> list[CompiledKernel]:
-    """The kernels for a GPU with `room` KiB of shared memory for a block; none where they take more at any depth of the loop."""
+    """The kernels for a GPU with `room` KiB of shared memory for a block; none where they take more
+    at any depth of the loop."""
     schedules = tuple(launch.schedule for launch in program.launches)
     while True:
         found = compiled(program, capability, schedules)

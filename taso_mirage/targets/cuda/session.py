@@ -1,7 +1,7 @@
 """A model in ONNX Runtime's CUDA provider.
 
-A run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there; inputs and outputs stay on the
-device.
+A run of the same inputs is captured as a CUDA graph and replayed, where the whole model runs there;
+inputs and outputs stay on the device.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class CudaSession:
 
 
 class _Bound:
-    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every one is a graph of its own."""
+    """Runs with inputs and outputs at fixed places on the device, as a CUDA graph asks for; every
+    one is a graph of its own."""
 
     def __init__(self, session: Any, feed: dict[str, Any], graph: str | None) -> None:
         import onnxruntime

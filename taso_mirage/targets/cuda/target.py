@@ -1,4 +1,5 @@
-"""ONNX Runtime's CUDA provider: its options for convolutions are tried, as variants, and runs are captured as CUDA graphs."""
+"""ONNX Runtime's CUDA provider: its options for convolutions are tried, as variants, and runs are
+captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Cuda:
 
     @property
     def variants(self) -> tuple[Cuda, ...]:
-        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm, and with it channels last, for which
-        ONNX has no word."""
+        """Options that change how convolutions and pools run: cuDNN's own choice of algorithm, and
+        with it channels last, for which ONNX has no word."""
         chosen = (*self.options, CHOSEN)
         return (replace(self, options=chosen), replace(self, options=(*chosen, CHANNELS_LAST)))
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 PLACE = "CPU"
 """OpenVINO's name of the device."""
 DEFAULT = (("INFERENCE_PRECISION_HINT", "f32"), ("PERFORMANCE_HINT", "LATENCY"))
-"""In single precision, as the model says: on some processors it would round to bfloat16, which the check refuses. One run at a time
-takes all cores."""
+"""In single precision, as the model says: on some processors it would round to bfloat16, which the
+check refuses. One run at a time takes all cores."""
 KNOWN = {"INFERENCE_PRECISION_HINT": ("f32",), "PERFORMANCE_HINT": ("LATENCY", "THROUGHPUT")}

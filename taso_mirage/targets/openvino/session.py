@@ -85,7 +85,10 @@ class _Bound:
 
 
 def compiled_model(source: Source, options: Mapping[str, str]) -> Any:
-    """An `openvino.CompiledModel`. Raises RuntimeUnavailable where OpenVINO is missing, RunFailed where it does not take the model."""
+    """An `openvino.CompiledModel`.
+
+    Raises RuntimeUnavailable where OpenVINO is missing, RunFailed where it does not take the model.
+    """
     core = _openvino().Core()
     try:
         return core.compile_model(core.read_model(source), PLACE, dict(options))

@@ -1,4 +1,7 @@
-"""OpenVINO on this machine's cores. Models for it keep to standard ONNX, and have no fused kernels."""
+"""OpenVINO on this machine's cores.
+
+Models for it keep to standard ONNX, and have no fused kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A kernel's body as lazy tensors: what is computed before, in and after its for-loop, and what accumulates over the iterations."""
+"""A kernel's body as lazy tensors: what is computed before, in and after its for-loop, and what
+accumulates over the iterations."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ from taso_mirage.kernels.codegen.cpu.values import (
     Strides,
 )
 from taso_mirage.meanings.variance import merged_variance
-from taso_mirage.operators.ops import interpret_term, traits
+from taso_mirage.operators.interpret import interpret_term
+from taso_mirage.operators.ops import traits
 
 
 @dataclass
 class LoweredBody:
-    """What a body's terms are as lazy tensors, and what its for-loop keeps from one iteration to the next."""
+    """What a body's terms are as lazy tensors, and what its for-loop keeps from one iteration to
+    the next."""
 
     lazy: LazyMeaning
     memory: Memory
@@ -56,7 +59,8 @@ class LoweredBody:
         return [self.found[o] for o in self.graph.outputs]
 
     def invariants(self) -> list[LoopValue]:
-        """Values that do not change in the loop but are read there, or both before and after it, where they are computed at all."""
+        """Values that do not change in the loop but are read there, or both before and after it,
+        where they are computed at all."""
         read = []
         for node in self.graph:
             after = {self.stage[user] for user in self.reads.get(node, ())}
@@ -76,7 +80,8 @@ class LoweredBody:
         return interpret_term(node, self.lazy, args)
 
     def _running(self, node: Node, x: LoopValue) -> LoopValue:
-        """The maximum so far: `largest` has that of the iterations before, which begins low but finite."""
+        """The maximum so far: `largest` has that of the iterations before, which begins low but
+        finite."""
         old = self._room(x, "largest", LOWEST_FLOAT32)
         new = self.lazy.map(np.maximum, old, x)
         lag = self.lazy.map(np.subtract, old, new)
@@ -103,7 +108,8 @@ class LoweredBody:
         return target
 
     def _variance(self, part: LoopValue, part_mean: LoopValue) -> LoopValue:
-        """In one pass: `variance` and `mean` have those of the iterations before, `count` how many there were."""
+        """In one pass: `variance` and `mean` have those of the iterations before, `count` how many
+        there were."""
         variance, mean = self._room(part, "variance", 0.0), self._room(part_mean, "mean", 0.0)
         one = LoopConstant(part.dtype, (), 1.0)
         count = self._room(one, "count", 0.0)

@@ -1,4 +1,5 @@
-"""Contractions as blocks of dot products in registers (`vector.h`), chosen by which elements lie side by side."""
+"""Contractions as blocks of dot products in registers (`vector.h`), chosen by which elements lie
+side by side."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from taso_mirage.kernels.codegen.cpu.schedule import ContractionNest, LoopSchedu
 from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer, LoopValue
 
 NARROW = 128
-"""Columns up to which a block of rows has all of its results in registers while it goes through all of k."""
+"""Columns up to which a block of rows has all of its results in registers while it goes through all
+of k."""
 VECTOR = 4
 """Elements side by side below which a vector is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An operand or the result of a contraction: a pointer, and by letter how far apart neighbours lie."""
+    """An operand or the result of a contraction: a pointer, and by letter how far apart neighbours
+    lie."""
 
     pointer: str
     steps: dict[str, int]

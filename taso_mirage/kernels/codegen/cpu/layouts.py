@@ -64,7 +64,8 @@ def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffe
 
 
 def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> Strides:
-    """The layout of a product: the axis along which an operand's elements lie side by side comes last."""
+    """The layout of a product: the axis along which an operand's elements lie side by side comes
+    last."""
     result = value.letters[2]
     order = list(range(len(result)))
     for arg, letters in zip(value.operands[::-1], value.letters[1::-1], strict=True):
@@ -81,7 +82,8 @@ def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> 
 
 
 def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBuffer]) -> dict[str, int]:
-    """By letter, how far apart neighbours lie in an operand of a product; 0 where it does not vary."""
+    """By letter, how far apart neighbours lie in an operand of a product; 0 where it does not
+    vary."""
     found = dict.fromkeys(letters, 0)
     for letter, step, n in zip(letters, layout(value, buffers).strides, value.shape, strict=True):
         found[letter] += step if n != 1 else 0
@@ -112,7 +114,8 @@ def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
 
 
 def unmerged(have: Strides, want: Strides, strides: Strides) -> Strides | None:
-    """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is cut otherwise."""
+    """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is
+    cut otherwise."""
     groups = gathered(have, want)
     if groups is None:
         return None
@@ -129,7 +132,8 @@ def offset_buffer(target: CppBuffer, shape: Strides, axis: int, start: int) -> C
 
 
 def viewed(buffer: CppBuffer, index: AffineIndex, shape: Strides) -> CppBuffer:
-    """What an address shows, as a buffer of its own shape; `index` is in the variables "0", "1"..."""
+    """What an address shows, as a buffer of its own shape; `index` is in the variables "0",
+    "1"..."""
     at = offset(buffer, index)
     steps = dict(at.terms)
     return CppBuffer(

@@ -1,4 +1,5 @@
-"""Compiling generated C++ with the machine's own compiler, and calling it: for tests and benchmarks (a model calls it by itself)."""
+"""Compiling generated C++ with the machine's own compiler, and calling it: for tests and benchmarks
+(a model calls it by itself)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ LINE = 64
 
 
 def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE) -> Path:
-    """The shared library of a source, compiled once: its name is a hash of the source, the compiler and the flags.
+    """The shared library of a source, compiled once: its name is a hash of the source, the compiler
+    and the flags.
 
     Raises RuntimeUnavailable with the compiler's first message.
     """
@@ -46,8 +48,8 @@ def build(source: str, folder: Path | None = None, flags: Sequence[str] = NATIVE
 
 @cache
 def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[Any, Any]:
-    """The function that runs blocks on a pool, and the pool: one for all kernels, whose workers would spin in each other's way. It has
-    one caller at a time."""
+    """The function that runs blocks on a pool, and the pool: one for all kernels, whose workers
+    would spin in each other's way. It has one caller at a time."""
     source = files("taso_mirage.kernels.codegen.cpu").joinpath("pool.cpp").read_text()
     library = ctypes.CDLL(str(build(source, folder, (*flags, "-pthread"))))
     library.pool_new.restype = ctypes.c_void_p
@@ -57,7 +59,11 @@ def _pool(threads: int, folder: Path | None, flags: tuple[str, ...]) -> tuple[An
 
 @dataclass
 class NativeKernel:
-    """A compiled muGraph. `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is compiled."""
+    """A compiled muGraph.
+
+    `threads`: how many run a grid's blocks, the caller among them. `library`: what has it, if it is
+    compiled.
+    """
 
     graph: Graph
     name: str = "kernel"
@@ -117,7 +123,8 @@ class NativeKernel:
 
 
 def empty_aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """An array that begins with a cache line, as runtimes have them: vectors that cross lines take twice as long."""
+    """An array that begins with a cache line, as runtimes have them: vectors that cross lines take
+    twice as long."""
     size = prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + LINE, np.uint8)
     start = -raw.ctypes.data % LINE

@@ -1,4 +1,5 @@
-"""Loop nests as C++: order of the loops, what is computed at which depth, registers, and the blocks of dot products."""
+"""Loop nests as C++: order of the loops, what is computed at which depth, registers, and the blocks
+of dot products."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class Printer:
     # ------------------------------------------------------------ the order of the loops
 
     def _ordered(self) -> list[str]:
-        """The loop along which most elements lie side by side is the inner one; folds into registers are inside."""
+        """The loop along which most elements lie side by side is the inner one; folds into
+        registers are inside."""
         names = list(self.sizes)
         folded = next((s.folded for s in self.nest.stores if s.folded), frozenset())
         side = dict.fromkeys(names, 0)
@@ -139,7 +141,8 @@ class Printer:
         return text if wanted == register_type(store.value.dtype) else f"static_cast<{wanted}>({text})"
 
     def _value(self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False) -> tuple[str, int]:
-        """The name of an element's register (or its constant), and the depth from which on it is known."""
+        """The name of an element's register (or its constant), and the depth from which on it is
+        known."""
         value, index = self.schedule.resolve(store, value, index, root)
         if isinstance(value, LoopConstant):
             return cpp_number(value.value, value.dtype), 0

@@ -1,4 +1,5 @@
-"""Terms whose C++ is a class by hand, `winograd.h` or `linear.h`: they read weights that are prepared once, before the first run."""
+"""Terms whose C++ is a class by hand, `winograd.h` or `linear.h`: they read weights that are
+prepared once, before the first run."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ KINDS: Mapping[Lowering | None, InstanceClass] = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedInstance:
-    """A term as an instance of its class, by the name `name`. Raises Unsupported where it is none."""
+    """A term as an instance of its class, by the name `name`.
+
+    Raises Unsupported where it is none.
+    """
 
     node: Node
     name: str
@@ -100,7 +104,8 @@ class PreparedInstance:
 
     @property
     def operands(self) -> list[Node | None]:
-        """What a block reads behind the data and the prepared weights, a bias and what is added; None for what it has not."""
+        """What a block reads behind the data and the prepared weights, a bias and what is added;
+        None for what it has not."""
         return [None if each is ABSENT else each for each in (*self.node.args, ABSENT, ABSENT)[2:4]]
 
 

@@ -1,7 +1,8 @@
 """From lazy tensors to loop nests: what lies in memory, and which loops are one.
 
-A value is kept in memory where something reads it across elements (folds, products, merged axes), or where it is dear and read
-more than once. Stores over the same elements share one nest of loops, and what only such a nest reads stays in a register.
+A value is kept in memory where something reads it across elements (folds, products, merged axes),
+or where it is dear and read more than once. Stores over the same elements share one nest of loops,
+and what only such a nest reads stays in a register.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from taso_mirage.meanings.functions import ADD, Function
 
 @dataclass(eq=False, slots=True)
 class StoreNest:
-    """target[element] = value[element], over the elements of the value; with `fold` over `axes`, what is folded over them.
+    """target[element] = value[element], over the elements of the value; with `fold` over `axes`,
+    what is folded over them.
 
     `update`: what the target has is folded in (an accumulator).
     """
@@ -119,7 +121,8 @@ class LoopSchedule:
     # ------------------------------------------------------------ what lies in memory
 
     def run(self, roots: Sequence[tuple[LoopValue, CppBuffer | None, bool]]) -> None:
-        """Compute every root: into a buffer, or (None) wherever it is to be found later; `update` adds to the buffer."""
+        """Compute every root: into a buffer, or (None) wherever it is to be found later; `update`
+        adds to the buffer."""
         self._decide([value for value, _, _ in roots])
         for value, target, update in roots:
             if target is None:
@@ -130,7 +133,8 @@ class LoopSchedule:
                 self.store(value, target)
 
     def _decide(self, roots: Sequence[LoopValue]) -> None:
-        """Note the values that are worth memory: dear, and with several readers or with a reader that has more elements."""
+        """Note the values that are worth memory: dear, and with several readers or with a reader
+        that has more elements."""
         readers: dict[LoopValue, set[LoopValue]] = {}
         order = list(self._below(roots))
         for value in order:
@@ -193,7 +197,8 @@ class LoopSchedule:
         self._note(len(self.items) - 1, target.name, reads)
 
     def address(self, value: LoopValue) -> tuple[CppBuffer, tuple[Affine, ...]]:
-        """Where the elements of a value lie: a buffer, and of every axis of the value (as variable "0", "1"...) the offset."""
+        """Where the elements of a value lie: a buffer, and of every axis of the value (as variable
+        "0", "1"...) the offset."""
         axes = tuple(Affine(0, ((str(i), 1),)) for i in range(len(value.shape)))
         inner, index = strip(value, axes)
         if isinstance(inner, Flat):
@@ -218,7 +223,10 @@ class LoopSchedule:
     # ------------------------------------------------------------ stores
 
     def store(self, value: LoopValue, target: CppBuffer) -> None:
-        """A value into a buffer of its shape. Parts of a concatenation, and merged axes, are stored where they belong."""
+        """A value into a buffer of its shape.
+
+        Parts of a concatenation, and merged axes, are stored where they belong.
+        """
         if value in self.kept and value not in self.room.buffers:
             self.memory(value)
         if isinstance(value, LoopView) and not isinstance(value.arg, CppBuffer) and permutes(value):
@@ -255,7 +263,8 @@ class LoopSchedule:
         return self._add(StoreNest(value, target, ADD, (), True))
 
     def _add(self, store: StoreNest) -> None:
-        """Into the first nest over the same elements at which all that the store reads is there, else into a new one."""
+        """Into the first nest over the same elements at which all that the store reads is there,
+        else into a new one."""
         reads: dict[str, list[tuple[LoopValue, AffineIndex]]] = {}
         found = self.leaves(store)
         store.memory = dict(self.room.buffers)
@@ -289,7 +298,8 @@ class LoopSchedule:
         return len(folds) < 2
 
     def _pointwise(self, at: int, name: str, places: list[tuple[LoopValue, AffineIndex]], store: StoreNest) -> bool:
-        """Whether a nest writes every element of the buffer just before the store would read it there."""
+        """Whether a nest writes every element of the buffer just before the store would read it
+        there."""
         nest = self.items[at]
         if not isinstance(nest, Nest) or not self._fits(nest, store):
             return False
@@ -300,7 +310,10 @@ class LoopSchedule:
         )
 
     def leaves(self, store: StoreNest) -> list[tuple[LoopValue, AffineIndex]]:
-        """What the elements of a store are computed from: buffers, numbers, positions. Computes what must lie in memory."""
+        """What the elements of a store are computed from: buffers, numbers, positions.
+
+        Computes what must lie in memory.
+        """
         found = dict.fromkeys([self.resolve(store, store.value, store.variables, root=True)])
         waiting = list(found)
         while waiting:
@@ -315,7 +328,8 @@ class LoopSchedule:
     def resolve(
         self, store: StoreNest, value: LoopValue, index: AffineIndex, root: bool = False
     ) -> tuple[LoopValue, AffineIndex]:
-        """What a store prints for a value at an index: a function of others, a number, a position, or a buffer's element."""
+        """What a store prints for a value at an index: a function of others, a number, a position,
+        or a buffer's element."""
         buffers = self.room.buffers if store.memory is None else store.memory
         if root and isinstance(value, Map) and not store.fold and buffers.get(value, store.target) is store.target:
             return value, index

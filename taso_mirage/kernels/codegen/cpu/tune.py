@@ -1,4 +1,5 @@
-"""Which of several muGraphs is the fastest on this machine's CPU: all are compiled, and run in turn (Mirage, OSDI'25, section 8)."""
+"""Which of several muGraphs is the fastest on this machine's CPU: all are compiled, and run in turn
+(Mirage, OSDI'25, section 8)."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ FILE = 8
 TURN = 5
 """Counted runs of a program in its turn, after one that finds its data in the caches again."""
 CLOSE = 1.2
-"""What takes longer than so many times the fastest is not measured in the second half of the time."""
+"""What takes longer than so many times the fastest is not measured in the second half of the
+time."""
 LARGE, COLD = 1 << 23, 1 << 27
-"""Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the bytes that no cache holds."""
+"""Inputs of so many bytes are weights, which a run of the whole model reads from memory; and the
+bytes that no cache holds."""
 EQUAL = 0.03
-"""Times within such a share of each other are one: then fewer kernels are better, and more blocks, which threads share better on a
-machine that others use."""
+"""Times within such a share of each other are one: then fewer kernels are better, and more blocks,
+which threads share better on a machine that others use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class TunedNative:
 def tuned_native(
     graphs: Sequence[Graph], threads: int, seconds: float = 2.0, folder: Path | None = None
 ) -> list[TunedNative]:
-    """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the fastest first. Those that give the same
-    program are one; those without C++ are left out. Raises Unsupported if all are."""
+    """muGraphs of one goal compiled and measured on `threads` threads for about `seconds`, the
+    fastest first. Those that give the same program are one; those without C++ are left out. Raises
+    Unsupported if all are."""
     made = compiled(different(graphs), threads, folder)
     calls = _calls(made)
     quickest = [inf for _ in made]
@@ -98,8 +102,11 @@ def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) 
 
 
 def _calls(kernels: Sequence[NativeKernel]) -> list[Callable[[], None]]:
-    """A call of each on the same random inputs, and on outputs of its own. Inputs that no cache would keep from one run of a model to the
-    next come from memory: there are several copies, which take turns."""
+    """A call of each on the same random inputs, and on outputs of its own.
+
+    Inputs that no cache would keep from one run of a model to the next come from memory: there are
+    several copies, which take turns.
+    """
     rng = np.random.default_rng(0)
     leaves = kernels[0].graph.inputs
     inputs = [[_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in leaves]]

@@ -1,6 +1,8 @@
-"""The meaning that makes lazy tensors: what an element of a result is, before any loop is chosen (Halide's algorithm, PLDI'13).
+"""The meaning that makes lazy tensors: what an element of a result is, before any loop is chosen
+(Halide's algorithm, PLDI'13).
 
-Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are chosen in `loops`.
+Where an operator only moves elements, nothing is computed: a `LoopView` changes indices. Loops are
+chosen in `loops`.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Affine:
 
 AffineIndex = tuple[Affine, ...]
 Axis = tuple[int, tuple[tuple[int, int], ...]]
-"""The index along one axis of a view's operand: a constant, and (axis of the view, coefficient) pairs."""
+"""The index along one axis of a view's operand: a constant, and (axis of the view, coefficient)
+pairs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -95,7 +98,8 @@ class LoopIota(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Map(LoopValue):
-    """`fn` of the elements at the same index; operands have the shape of the result, or are numbers."""
+    """`fn` of the elements at the same index; operands have the shape of the result, or are
+    numbers."""
 
     fn: Function
     operands: tuple[LoopValue, ...]
@@ -129,7 +133,8 @@ class LoopView(LoopValue):
 
 @dataclass(eq=False, slots=True)
 class Flat(LoopValue):
-    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in memory."""
+    """The elements of `arg`, row by row, in a shape that merges its axes: `arg` has to lie in
+    memory."""
 
     arg: LoopValue
 
@@ -191,7 +196,10 @@ _CONVERSIONS = {
 
 @dataclass
 class LazyMeaning(Meaning[LoopValue]):
-    """Values are lazy tensors, all floats in fp32. `tables` collects constants that are no scalars, by their C++ name."""
+    """Values are lazy tensors, all floats in fp32.
+
+    `tables` collects constants that are no scalars, by their C++ name.
+    """
 
     tables: dict[str, Literal] = field(default_factory=dict)
 
@@ -219,10 +227,12 @@ class LazyMeaning(Meaning[LoopValue]):
         function = function_of(fn)
         type = SHAPES.map(fn, *[Tensor(x.dtype, x.shape) for x in xs])
         if function is SUBTRACT and _is_maximum(xs[1]):
-            # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds nothing to a softmax
+            # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
+            # nothing to a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
         if function is DIVIDE and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
-            # one quotient, and a product for each element: a rounding more, and several times faster
+            # one quotient, and a product for each element: a rounding more, and several times
+            # faster
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
         elif function is MULTIPLY and is_float(type.dtype):
             function, xs = _quotient(xs, _ints(type.shape or ()))
@@ -265,7 +275,8 @@ class LazyMeaning(Meaning[LoopValue]):
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
     def _product(self, a: LoopValue, axes: Strides, kept: Strides) -> LoopValue | None:
-        """A sum of products of a tensor in memory with what lacks one of its axes, as a contraction: a matrix times a vector."""
+        """A sum of products of a tensor in memory with what lacks one of its axes, as a
+        contraction: a matrix times a vector."""
         if not is_float(a.dtype):
             return None
         factors = list(_factors(a))
@@ -377,7 +388,8 @@ def _view(a: LoopValue, shape: Strides, axes: Sequence[Axis]) -> LoopValue:
 
 
 def _split(have: Strides, want: Strides) -> list[Axis] | None:
-    """The view that a reshape is, where each of its axes is a part of one axis; None where it merges axes."""
+    """The view that a reshape is, where each of its axes is a part of one axis; None where it
+    merges axes."""
     groups = gathered(want, have)
     if groups is None:
         return None

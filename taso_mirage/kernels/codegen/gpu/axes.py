@@ -1,4 +1,5 @@
-"""Axes of tiles in registers: which are one axis, and how many lanes it has (a power of two, 16 or more where a dot needs it)."""
+"""Axes of tiles in registers: which are one axis, and how many lanes it has (a power of two, 16 or
+more where a dot needs it)."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ def power_of_two(n: int) -> int:
 
 
 def grouped(parts: Sequence[int], whole: Sequence[int]) -> list[list[int]] | None:
-    """For each dim of `whole` the dims of `parts` that it has in row order, those of 1 left out; None where a dim of `parts` would be
-    cut."""
+    """For each dim of `whole` the dims of `parts` that it has in row order, those of 1 left out;
+    None where a dim of `parts` would be cut."""
     found, i = [], 0
     for n in whole:
         group: list[int] = []
@@ -30,9 +31,11 @@ def grouped(parts: Sequence[int], whole: Sequence[int]) -> list[list[int]] | Non
 
 
 class TileAxes:
-    """A body is read twice: the first reading joins axes and learns what dots demand, the second finds every axis where it was.
+    """A body is read twice: the first reading joins axes and learns what dots demand, the second
+    finds every axis where it was.
 
-    So numbers are given in the order of asking, and nothing that a reading does may hang on how many lanes an axis has.
+    So numbers are given in the order of asking, and nothing that a reading does may hang on how
+    many lanes an axis has.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""One `kernel` term as a Triton function: loads by imap and fmap, the body as lines, accumulators, stores by omap."""
+"""One `kernel` term as a Triton function: loads by imap and fmap, the body as lines, accumulators,
+stores by omap."""
 
 from __future__ import annotations
 
@@ -32,12 +33,14 @@ from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
-from taso_mirage.operators.ops import interpret, interpret_term, traits
+from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import work
 
 AGAIN = ', eviction_policy="evict_last"'
-"""Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled for the dot, and every other read has
-bank conflicts (19.9-fold, measured on an H100). The other policy keeps the compiler from making the two loads one."""
+"""Of the second load of a tile that a dot reads and something else: in shared memory it is swizzled
+for the dot, and every other read has bank conflicts (19.9-fold, measured on an H100). The other
+policy keeps the compiler from making the two loads one."""
 WAITING = (
     "if OVERLAP:  # loads follow the wait for the kernel before; the one after may start then, and waits as well",
     "    tl.extra.cuda.gdc_wait()",
@@ -51,8 +54,10 @@ EARLY = (
     "if OVERLAP and not EARLY:  # to say it twice costs 0.1 us on an H100",
     "    tl.extra.cuda.gdc_launch_dependents()",
 )
-"""Not of a kernel with a loop, which was up to 1.5 times as slow there. All generated kernels wait, so the end of each is that of all
-before it."""
+"""Not of a kernel with a loop, which was up to 1.5 times as slow there.
+
+All generated kernels wait, so the end of each is that of all before it.
+"""
 Groups = Sequence[Sequence[int]]
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
@@ -89,8 +94,9 @@ class TritonBlock:
     # ------------------------------------------------------------ the body
 
     def _views(self) -> tuple[dict[Node, Groups], dict[Node, Groups]]:
-        """The terms that cut dims of what is loaded, and those that join dims of what is only stored, with the dims that one in memory has:
-        offsets say so, and no tile is reshaped, which only one without lanes beyond its sizes can be."""
+        """The terms that cut dims of what is loaded, and those that join dims of what is only
+        stored, with the dims that one in memory has: offsets say so, and no tile is reshaped, which
+        only one without lanes beyond its sizes can be."""
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
         for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
             x = node.args[0]
@@ -207,12 +213,14 @@ class TritonBlock:
         return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
 
     def _is_bounded(self, node: Node) -> bool:
-        """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a running maximum is that of all at its end."""
+        """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a
+        running maximum is that of all at its end."""
         bounds = [self.values[a].number for a in node.args] if traits(node).lowering is Lowering.MAXIMUM else []
         return any(n is not None and n >= MAXIMUM_START for n in bounds)
 
     def _variance(self, part: Tile, part_mean: Tile) -> Tile:
-        """In one pass: `variance` and `mean` have those of the iterations before this one, of number t."""
+        """In one pass: `variance` and `mean` have those of the iterations before this one, of
+        number t."""
         part, part_mean = self.tiles.computed(part), self.tiles.computed(part_mean)
         variance, mean = (
             replace(x, code=self._state(hint, x, "0.0"), stage=LoopPhase.LOOP, zero=False)
@@ -311,8 +319,9 @@ class TritonBlock:
         present: Sequence[int],
         cuts: Sequence[tuple[int, int, Overlap | None, str]],
     ) -> str:
-        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes, times the stride. `axes` are those of
-        each dim in memory, each with how many elements of the dim one step along it is."""
+        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes,
+        times the stride. `axes` are those of each dim in memory, each with how many elements of the
+        dim one step along it is."""
         found = []
         for dim in buffer.order:
             share, parts = buffer.shape[dim], []

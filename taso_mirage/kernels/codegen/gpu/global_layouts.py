@@ -1,6 +1,8 @@
-"""In which order a tensor between kernels keeps its dims: the one with the fewest memory sectors touched (Mirage, OSDI'25, section 6).
+"""In which order a tensor between kernels keeps its dims: the one with the fewest memory sectors
+touched (Mirage, OSDI'25, section 6).
 
-Such a tensor is nobody else's, so all orders of its dims are compared. Inputs and outputs stay in row order.
+Such a tensor is nobody else's, so all orders of its dims are compared. Inputs and outputs stay in
+row order.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def best_order(shape: Sequence[int], touched: Sequence[Access], itemsize: int) -
 
 
 def touched_sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: int, order: Sequence[int]) -> int:
-    """How many sectors all accesses touch: each of the runs of a tile that are dense in this order begins one."""
+    """How many sectors all accesses touch: each of the runs of a tile that are dense in this order
+    begins one."""
     total = 0
     for tile, times in touched:
         run = 1

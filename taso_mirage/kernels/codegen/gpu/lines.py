@@ -1,4 +1,5 @@
-"""The lines of one generated kernel, in three sections: before its for-loop, in it, and after it."""
+"""The lines of one generated kernel, in three sections: before its for-loop, in it, and after
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ WORD = re.compile(r"\w+")
 
 
 class Lines:
-    """Statements in the order of writing; an expression that a section has already is named, not written again."""
+    """Statements in the order of writing; an expression that a section has already is named, not
+    written again."""
 
     def __init__(self, reserved: frozenset[str], looped: bool) -> None:
         self.looped = looped

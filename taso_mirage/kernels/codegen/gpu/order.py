@@ -1,4 +1,5 @@
-"""In which order a block computes its terms: the one that holds the least at a time (Mirage, OSDI'25, section 6)."""
+"""In which order a block computes its terms: the one that holds the least at a time (Mirage,
+OSDI'25, section 6)."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Graph, Node, users
 
 STATES = 20_000
-"""So many sets of computed terms are looked at, at most; a body of 11 operators has a few hundred."""
+"""So many sets of computed terms are looked at, at most; a body of 11 operators has a few
+hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The terms of one stage in order, the most elements that are live at a time, and whether there is none with fewer."""
+    """The terms of one stage in order, the most elements that are live at a time, and whether there
+    is none with fewer."""
 
     terms: tuple[Node, ...]
     live: int
@@ -23,9 +26,11 @@ class Order:
 
 
 def ordered(body: Graph, stage: Mapping[Node, LoopPhase], which: LoopPhase, size: Callable[[Node], int]) -> Order:
-    """The order of a stage's terms with the least live elements: best-first over the sets of terms that may be done.
+    """The order of a stage's terms with the least live elements: best-first over the sets of terms
+    that may be done.
 
-    A term is live until its last user in this stage is done; what a later stage or the result needs stays live.
+    A term is live until its last user in this stage is done; what a later stage or the result needs
+    stays live.
     """
     terms = tuple(n for n in body if stage[n] is which and n not in body.inputs)
     if not terms:

@@ -1,7 +1,9 @@
-"""Contractions of tiles: a dot on the tensor cores where both operands have rows, else multiply and sum.
+"""Contractions of tiles: a dot on the tensor cores where both operands have rows, else multiply and
+sum.
 
-A vector times a matrix, both as stored, is a dot too where the sum cannot wait for the end of a loop (`vector_products`): lanes need not
-exchange partial sums in every iteration (16.4 to 16.1 us for one query on 8,192 keys of 8 heads on an H100, written by hand).
+A vector times a matrix, both as stored, is a dot too where the sum cannot wait for the end of a
+loop (`vector_products`): lanes need not exchange partial sums in every iteration (16.4 to 16.1 us
+for one query on 8,192 keys of 8 heads on an H100, written by hand).
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ LAYOUT = frozenset({Lowering.TRANSPOSE, Lowering.RESHAPE})
 LEAST = 16
 """What a dot wants of each of its three sides."""
 DEFERRED = 8192
-"""Elements of a tile, at most, that are accumulated as they are to be folded once, after the loop."""
+"""Elements of a tile, at most, that are accumulated as they are to be folded once, after the
+loop."""
 Make = Callable[[Tiles, Tile, Tile, Letters, Letters, Sequence[str]], tuple[Tile, list[str]]]
 
 
 def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collection[Node]) -> dict[Node, Node]:
-    """The sums of a loop that are dots of a vector, with the products that they sum: both operands as loaded (`halves`: what is stored in
-    half precision), so that nothing is rounded, and no accumulator that takes the product as it is."""
+    """The sums of a loop that are dots of a vector, with the products that they sum: both operands
+    as loaded (`halves`: what is stored in half precision), so that nothing is rounded, and no
+    accumulator that takes the product as it is."""
     readers = users(body)
     found = {}
     for node in body:
@@ -65,7 +69,8 @@ def _loaded(x: Node) -> Node:
 
 
 def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
-    """Whether one operand of a product has the summed axes alone, and the other has all, of lengths that a dot wants."""
+    """Whether one operand of a product has the summed axes alone, and the other has all, of lengths
+    that a dot wants."""
     shape = [int(n) for n in of.shape]
     wanted = [n if i in axes or i - len(shape) in axes else 1 for i, n in enumerate(shape)]
     small, large = sorted(of.args, key=elements)
@@ -86,8 +91,10 @@ def vector_dot(xp: Tiles, node: Node, a: Tile, b: Tile) -> Tile:
 def tile_product(
     xp: Tiles, a: Tile, b: Tile, letters_a: str, letters_b: str, result: str, of_vector: Make | None = None
 ) -> Tile:
-    """einsum of two tiles, by `of_vector` where one is a vector. A letter along which an operand is the same all along (or 1 long) is no
-    letter of it."""
+    """einsum of two tiles, by `of_vector` where one is a vector.
+
+    A letter along which an operand is the same all along (or 1 long) is no letter of it.
+    """
     sizes = dict(zip(letters_a, a.shape, strict=True))
     for letter, n in zip(letters_b, b.shape, strict=True):
         sizes[letter] = max(n, sizes.get(letter, n))
@@ -142,7 +149,10 @@ def _arranged(xp: Tiles, x: Tile, own: Letters, wanted: Sequence[str]) -> str:
 def _multiplied(
     xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequence[str]
 ) -> tuple[Tile, list[str]]:
-    """One operand is a vector (or nothing is summed): no work for the tensor cores. The sum may wait for an accumulator."""
+    """One operand is a vector (or nothing is summed): no work for the tensor cores.
+
+    The sum may wait for an accumulator.
+    """
     a, b = xp.computed(a), xp.computed(b)
     big, small = (left, right) if len(left) >= len(right) else (right, left)
     order = [*big, *(c for c in small if c not in big)]

@@ -1,4 +1,5 @@
-"""A muGraph as generated source: the buffers, the launches over them, and how each launch is tuned."""
+"""A muGraph as generated source: the buffers, the launches over them, and how each launch is
+tuned."""
 
 from __future__ import annotations
 
@@ -16,14 +17,18 @@ from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
 SHARED = 160 * 1024
-"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it is alone on its processor."""
+"""Bytes of shared memory that the loads in flight of a block may take in a first schedule, where it
+is alone on its processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonBuffer:
-    """A dense tensor. `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from the
-    outermost to the innermost, row order but for scratch. With `batched` there is one of this shape for every sample, one behind the
-    other."""
+    """A dense tensor.
+
+    `role` is input, scratch (between kernels: floats are fp32) or output; `order` are its dims from
+    the outermost to the innermost, row order but for scratch. With `batched` there is one of this
+    shape for every sample, one behind the other.
+    """
 
     name: str
     dtype: str
@@ -49,9 +54,10 @@ class TritonBuffer:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight (1: no pipelining), and whether its
-    blocks start while the kernel before ends (programmatic dependent launch, sm_90 and newer): they wait before they load. `early`: the
-    next kernel's may start before that wait, and not only after it; without a loop."""
+    """What a tuner sets of a launch: warps of 32 threads, how many iterations' loads are in flight
+    (1: no pipelining), and whether its blocks start while the kernel before ends (programmatic
+    dependent launch, sm_90 and newer): they wait before they load. `early`: the next kernel's may
+    start before that wait, and not only after it; without a loop."""
 
     warps: int = 4
     stages: int = 1
@@ -60,9 +66,10 @@ class LaunchSchedule:
 
 
 def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
-    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads (`in_flight` bytes an iteration) stay in shared
-    memory, and in a kernel that comes `later` than another, whose blocks are still there. As many loads in flight as fit, beside those of
-    a second block where an H100 has fewer processors than there are blocks."""
+    """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads
+    (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that comes `later` than
+    another, whose blocks are still there. As many loads in flight as fit, beside those of a second
+    block where an H100 has fewer processors than there are blocks."""
     if loop == 1:
         return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
     room = SHARED if blocks <= H100.processors else H100.shared // 2
@@ -118,8 +125,10 @@ class TritonLaunch:
 
 @dataclass(frozen=True, slots=True)
 class TritonProgram:
-    """`source` is a Python module with one function for each launch, and `launch(*inputs)`. With `batch` a launch has its grid once for
-    every sample."""
+    """`source` is a Python module with one function for each launch, and `launch(*inputs)`.
+
+    With `batch` a launch has its grid once for every sample.
+    """
 
     source: str
     buffers: tuple[TritonBuffer, ...]
@@ -132,7 +141,10 @@ class TritonProgram:
 
 
 def kernel_terms(graph: Graph) -> list[Node]:
-    """The `kernel` terms of a muGraph, operands first. Raises Unsupported where there is any other operator between them."""
+    """The `kernel` terms of a muGraph, operands first.
+
+    Raises Unsupported where there is any other operator between them.
+    """
     found = []
     for node in graph:
         if traits(node).lowering is Lowering.KERNEL:
@@ -143,7 +155,8 @@ def kernel_terms(graph: Graph) -> list[Node]:
 
 
 def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, TritonBuffer]:
-    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all batched if anything is."""
+    """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
+    batched if anything is."""
     found: dict[Node, TritonBuffer] = {}
     taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):

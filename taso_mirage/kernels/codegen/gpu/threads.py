@@ -1,4 +1,5 @@
-"""The thread level: a kernel in a body that is a chain of elementwise terms is the chain (Mirage, OSDI'25, section 4.3: fused by rule)."""
+"""The thread level: a kernel in a body that is a chain of elementwise terms is the chain (Mirage,
+OSDI'25, section 4.3: fused by rule)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from typing import Any
 
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.meanings.typed import Typed
-from taso_mirage.operators.ops import interpret
+from taso_mirage.operators.interpret import interpret
 
 
 class _Elementwise(Typed[bool]):
-    """Whether an element of a result hangs on the same element of each operand alone, read off the definitions."""
+    """Whether an element of a result hangs on the same element of each operand alone, read off the
+    definitions."""
 
     def note(self, primitive: str, fn: Any, notes: Sequence[bool], operands: Sequence[Tensor], result: Tensor) -> bool:
         if primitive == "constant":
@@ -20,7 +22,8 @@ class _Elementwise(Typed[bool]):
 
 
 def chain(node: Node) -> Graph | None:
-    """The body of a kernel if it may run on whole tiles: elementwise, without a loop, one result, and operands cut as it is."""
+    """The body of a kernel if it may run on whole tiles: elementwise, without a loop, one result,
+    and operands cut as it is."""
     body, grid = node.attr("body"), node.attr("grid")
     cuts = {_from_the_right(axes, x) for axes, x in zip(node.attr("imap"), body.inputs, strict=True)}
     cuts |= {_from_the_right(axes, x) for axes, x in zip(node.attr("omap"), body.outputs, strict=True)}

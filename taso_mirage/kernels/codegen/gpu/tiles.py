@@ -1,7 +1,9 @@
-"""The meaning `tiles`: what the primitives are in Triton, as lines of source over tiles in registers.
+"""The meaning `tiles`: what the primitives are in Triton, as lines of source over tiles in
+registers.
 
-Every operator of a body is compiled by its own definition, so none is listed here. A tile has one axis in registers for each of its
-dims that are not 1 (and not the same all along); what is computed is fp32, what is loaded stays as stored until it is used.
+Every operator of a body is compiled by its own definition, so none is listed here. A tile has one
+axis in registers for each of its dims that are not 1 (and not the same all along); what is computed
+is fp32, what is loaded stays as stored until it is used.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WH
 HALF = frozenset({"float16", "bfloat16"})
 LOG2_E = 1.4426950408889634
 MAXIMUM_START = -3.4028234663852886e38
-"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by e^0 and not by NaN, and no
-more than any finite element."""
+"""What a running maximum starts with: finite, so that a row that is masked so far is rescaled by
+e^0 and not by NaN, and no more than any finite element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`code` is a name or a number; `axes` has None where the size is 1 or all elements along it are equal."""
+    """`code` is a name or a number; `axes` has None where the size is 1 or all elements along it
+    are equal."""
 
     code: str
     shape: tuple[int, ...]
@@ -44,7 +47,8 @@ class Tile:
     """Whether the lanes beyond the sizes hold 0."""
     number: float | None = None
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
-    """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off until after the loop."""
+    """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
+    until after the loop."""
 
     @property
     def present(self) -> list[int]:
@@ -70,7 +74,8 @@ class Tiles(Meaning[Tile]):
     def __init__(self, axes: TileAxes, lines: Lines, product: Product) -> None:
         self.axes_of, self.lines, self.hint, self._product = axes, lines, "v", product
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
-        """The operands of the differences: e to the power of one takes one multiplication, one difference and one power of 2."""
+        """The operands of the differences: e to the power of one takes one multiplication, one
+        difference and one power of 2."""
         self.notes: list[str] = []
         """Why products are computed as they are."""
 
@@ -142,14 +147,16 @@ class Tiles(Meaning[Tile]):
         return found
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
-        """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one in float32 (1e-39 has not)."""
+        """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one
+        in float32 (1e-39 has not)."""
         if y.number is not None or y.dtype != "float16" or len(y.present) >= len([a for a in axes if a is not None]):
             return None
         return replace(y, code=self.lines.let(y.stage, f"{y.code}_inverse", f"1.0 / {y.code}"))
 
     def _power_of_two(self, x: Tile, axes: Sequence[int | None]) -> str | None:
-        """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of float16, so only there. (In bfloat16
-        the lowest element, of a mask for one, is infinite in units of log 2.)"""
+        """e^(a - b) as 2^(a log2 e - b log2 e), where b has fewer elements; its error is that of
+        float16, so only there. (In bfloat16 the lowest element, of a mask for one, is infinite in
+        units of log 2.)"""
         a, b = self.differences.get((x.code, x.axes), (x, x))
         if {x.dtype, a.dtype} != {"float16"} or len(b.present) >= len(a.present) or math.isinf(b.number or 0.0):
             return None
@@ -189,7 +196,8 @@ class Tiles(Meaning[Tile]):
         return x.code if "None" not in marks else f"{x.code}[{', '.join(marks)}]"
 
     def _keeps_zero(self, fn: Scalar, xs: Sequence[Tile], axes: tuple[int | None, ...]) -> bool:
-        """Whether lanes beyond the sizes hold 0 in the result: each operand has all its axes, and 0 there."""
+        """Whether lanes beyond the sizes hold 0 in the result: each operand has all its axes, and 0
+        there."""
         whole = [a for a in axes if a is not None]
         if any(x.number is None and (not x.zero or self.roots(x) != whole) for x in xs):
             return False
@@ -212,7 +220,8 @@ class Tiles(Meaning[Tile]):
         inner = self.masked(self.computed(inner), over, known.neutral)
         code, left = inner.code, inner.present
         if function is ADD and self.lines.is_product(code):
-            # Contracted with the sum, a product that lanes exchange is rounded in all but its own: their sums differ, and both may write.
+            # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
+            # their sums differ, and both may write.
             code = f"{code} + 0.0"
         for axis in sorted(over, key=left.index, reverse=True):
             code = f"{known.triton}({code}, {left.index(axis)})"
@@ -247,7 +256,8 @@ class Tiles(Meaning[Tile]):
         return name if len(marks) == 1 else f"{name}[{', '.join(marks)}]"
 
     def cast(self, a: Tile, dtype: str) -> Tile:
-        """Between floats nothing is written: rounding is done where a tensor is stored, and for dots."""
+        """Between floats nothing is written: rounding is done where a tensor is stored, and for
+        dots."""
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)

@@ -1,0 +1,79 @@
+"""Terms in any meaning: the values of a graph's outputs, and of one term from its operands'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import fixed, learn
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, topological
+from taso_mirage.meanings.base import Meaning
+from taso_mirage.operators.ops import TERMS, Untraceable, get
+
+V = TypeVar("V")
+
+
+def interpret(
+    outputs: Sequence[Node],
+    xp: Meaning[V],
+    env: Mapping[Node, V],
+    opaque: Callable[[Node, list[V | None]], V] | None = None,
+    sizes: dict[str, int] | None = None,
+) -> dict[Node, V]:
+    """The value of every output in a meaning.
+
+    `env` gives the leaves; `opaque` runs nodes without a definition.
+
+    `sizes` fixes the symbols that attributes hold; what opaque nodes return adds to it. Values are
+    dropped after their last use. Iterative; linear in the number of terms.
+    """
+    order = topological(outputs, stop=env.keys())
+    last = {arg: node for node in order for arg in node.args}
+    values: dict[Node, Any] = dict(env)
+    wanted = set(outputs)
+    for node in order:
+        args = [None if a is ABSENT else values[a] for a in node.args]
+        if node.op == "opaque":
+            if opaque is None:
+                raise Unsupported(f"{node.attr('call')} has no definition")
+            values[node] = opaque(node, args)
+            _learn(node.type, values[node], sizes)
+        elif node is not ABSENT:
+            values[node] = interpret_term(node, xp, args, sizes)
+        for arg in node.args:
+            if last[arg] is node and arg not in wanted:
+                values.pop(arg, None)
+    return {output: values[output] for output in outputs}
+
+
+def _learn(type: Type, value: Any, sizes: dict[str, int] | None) -> None:
+    """Sizes that only a run can tell (how many elements are not zero)."""
+    if sizes is None:
+        return
+    types, parts = (type, value) if isinstance(type, tuple) else ((type,), (value,))
+    for each, part in zip(types, parts, strict=False):
+        if isinstance(each, Tensor) and isinstance(part, np.ndarray):
+            learn(each.shape, part.shape, sizes)
+
+
+def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: Mapping[str, int] | None = None) -> Any:
+    """One term in one meaning, given its operands' values."""
+    if node.op in ("input", "weight"):
+        raise KeyError(f"no value for the {node.op} {node.attr('name')}")
+    attrs = dict(node.attrs)
+    if sizes:
+        attrs = {k: fixed(v, sizes) for k, v in attrs.items()}
+    return get(node.op).body(xp, *args, **attrs)
+
+
+def definition(node: Node) -> Node | None:
+    """The term over other operators that defines `node` on its own operands; None for a primitive
+    operator."""
+    try:
+        result = get(node.op).body(TERMS, *[None if a is ABSENT else a for a in node.args], **dict(node.attrs))
+    except Untraceable:
+        return None
+    return result if isinstance(result, Node) and result is not node else None
