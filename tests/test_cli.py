@@ -346,3 +346,18 @@ def test_saturation_is_a_strategy(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["changed"]
     assert all(c["passed"] for c in found["check"])
+
+
+def test_an_exit_code_is_kept_where_stderr_takes_nothing(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "taso_mirage.cli", "inspect", str(tmp_path / "none.onnx")]
+        assert subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=120).returncode == 3
+
+
+def test_the_text_of_an_unexpected_error_is_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path, **options: object) -> None:
+        raise ZeroDivisionError("x" * 10_000 + "\nsecond")
+
+    monkeypatch.setattr("taso_mirage.onnx_io.load", failing)
+    said = one_line(run("inspect", "models/mini_transformer.onnx", check=1))
+    assert "ZeroDivisionError: " + "x" * 300 + " (please report it" in said

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commandline import one_line, run
 
-from taso_mirage.errors import InvalidOption, SyntaxProblem
+from taso_mirage.errors import InvalidOption, SyntaxProblem, TasoMirageError
 from taso_mirage.generate.pipeline import GenerateOptions, _Partial
 from taso_mirage.ir.terms import Graph, Tensor, variable
 from taso_mirage.kernels.checkpoint import Checkpoint, to_json
@@ -66,6 +66,14 @@ def test_what_a_generation_kept_may_be_damaged(tmp_path: Path, line: str) -> Non
     partial = _Partial(GenerateOptions(output=tmp_path, resume=True))
     (partial.folder / f"outcomes-{partial.key}.jsonl").write_bytes(line.encode(errors="surrogateescape") + b"\n")
     assert partial.outcomes() == {}
+
+
+@pytest.mark.parametrize("text", [DEEP, "{", "[1]", '{"counts": {}}', '{"candidates": [[1]], "counts": {}}', "\udcff"])
+def test_proposals_that_are_damaged_are_named(tmp_path: Path, text: str) -> None:
+    partial = _Partial(GenerateOptions(output=tmp_path, resume=True))
+    (partial.folder / f"taso-{partial.key}.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TasoMirageError, match="run again without --resume"):
+        partial.proposed("taso")
 
 
 @pytest.mark.parametrize("command", [("substitutions", "verify"), ("verify", MINI, MINI)])
