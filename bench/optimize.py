@@ -42,14 +42,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
-from taso_mirage import __version__, fuse, register  # noqa: E402
+from taso_mirage import __version__, register  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.kernels.packaging.embed import DOMAIN  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.measure.check import CheckCase, check_cases, compare  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
-from taso_mirage.pipeline import optimize_model  # noqa: E402
+from taso_mirage.pipeline import fuse, optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
 from taso_mirage.search.config import KERNELS, Config, representative  # noqa: E402
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,11 @@ TABLES = {
 }
 
 
+def wrapped(lines: list[str]) -> list[str]:
+    """Prose in lines of at most 100 characters; rows of tables as they are."""
+    return [part for line in lines for part in ([line] if line[:1] in ("", "|") else textwrap.wrap(line, 100))]
+
+
 def filled(text: str) -> str:
     """A page with every section between `<!-- NAME -->` and `<!-- end -->` written anew."""
     for name, table in TABLES.items():
@@ -368,7 +374,7 @@ def filled(text: str) -> str:
         before, _, rest = text.partition(begin)
         if rest:
             found = json.loads((ROOT / "bench" / "results" / f"{name.split()[0]}.json").read_text())
-            text = before + begin + "\n".join(table(found)) + "\n" + end + rest.partition(end)[2]
+            text = before + begin + "\n".join(wrapped(table(found))) + "\n" + end + rest.partition(end)[2]
     return text
 
 
