@@ -24,6 +24,7 @@ from taso_mirage.pipeline.fuse import fused
 from taso_mirage.prove.rules.proofs import _Kept
 from taso_mirage.system import builds
 from taso_mirage.system.builds import built, compile_files, private_folder
+from taso_mirage.system.store import Store
 from taso_mirage.targets.cpu import compiler as compilers
 
 ROOT = Path(__file__).parent.parent
@@ -317,3 +318,17 @@ def test_a_compiler_that_does_not_work_is_why_there_are_no_kernels(
     (note,) = [note for note in result.notes if "no kernels" in note]
     assert said in note
     assert "$CXX chooses another" in note
+
+
+def test_a_damaged_schema_whose_name_is_no_text_is_set_aside(tmp_path: Path) -> None:
+    """SQLite quotes the name in its message, which Python cannot decode then."""
+    path = tmp_path / "costs.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE cost (a TEXT)")
+        database.execute("PRAGMA writable_schema=ON")
+        database.execute("UPDATE sqlite_master SET name=CAST(x'61cc62' AS TEXT), sql='CREATE nonsense'")
+        database.commit()
+    with closing(Store(path, "cost", ("key TEXT", "seconds REAL"), 1)) as store:
+        store.put("a", 1.0)
+        assert store.rows("a") == [("a", 1.0)]
+    assert path.with_name("costs.db.damaged").exists()

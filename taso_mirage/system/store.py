@@ -32,7 +32,7 @@ class Store:
             return self._opened(path)
         except (OSError, sqlite3.OperationalError):
             return None  # no room, no permission, or another process holds it: nothing is wrong with what it has
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the message may quote what is no text
             return self._anew(path)
 
     def _anew(self, path: Path) -> sqlite3.Connection | None:
