@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PYTORCH = "torch==2.13.0"
-TRANSFORMERS, TIMM, DIFFUSERS = "transformers==5.24.0", "timm==1.0.30", "diffusers==0.41.0"
+ONNXSCRIPT = "onnxscript==0.7.2"
+TRANSFORMERS, TIMM, DIFFUSERS = "transformers==5.24.0", "timm==1.0.31", "diffusers==0.42.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Export:
     builder: str
     exporter: str = "dynamo"
     options: Mapping[str, Any] = field(default_factory=dict)
-    packages: tuple[str, ...] = (PYTORCH, "onnxscript==0.7.2", TRANSFORMERS)
+    packages: tuple[str, ...] = (PYTORCH, ONNXSCRIPT, TRANSFORMERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +83,4 @@ class Known:
         """Where it comes from, in a few words."""
         if isinstance(self.source, Member):
             return self.source.wheel.requirement
-        return f"{self.source.exporter} export, {self.source.packages[-1]}"
+        return ", ".join([self.source.exporter, *self.source.packages])
