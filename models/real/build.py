@@ -11,7 +11,6 @@ from pathlib import Path
 import onnx
 
 from models.__main__ import EXTERNAL_DATA_BYTES
-from models.real import torch_export
 from models.real.fetch import Unavailable, digest, fetch
 from models.real.known import Export, Known, Member
 
@@ -38,8 +37,6 @@ def exported(source: Export) -> onnx.ModelProto:
     absent = missing(source.packages)
     if absent:
         raise Unavailable(f"this model needs {' and '.join(absent)}: pip install {' '.join(source.packages)}")
-    if source.packages:
-        torch_export.tolerate_torchvision()
     module, _, function = source.builder.partition(":")
     builder = getattr(importlib.import_module(f"models.real.{module}"), function)
     model: onnx.ModelProto = builder(source.exporter, **source.options)

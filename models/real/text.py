@@ -38,7 +38,6 @@ class Architecture:
         transformers = exporter.require("transformers")
         sizes = self.small if small else self.real
         config = getattr(transformers, self.config)(**{**sizes, **self.always})
-        config._attn_implementation = "eager" if "Deberta" in self.model else "sdpa"
         return getattr(transformers, self.model)(config).eval(), config
 
 

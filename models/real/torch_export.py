@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,26 +41,6 @@ def exported(subject: Subject, which: str) -> onnx.ModelProto:
         model = EXPORTERS[which](subject)
     exporter.forget_places(model)
     return model
-
-
-def tolerate_torchvision() -> None:
-    """Let torchvision be imported although its compiled operators are for another build of torch.
-
-    The libraries import it where it is installed, and none of the models needs those operators.
-    """
-    torch = exporter.require("torch")
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        KEPT.append(library)
-
-
-KEPT: list[Any] = []
-"""Definitions of operators, which last as long as their library object."""
 
 
 def _dynamo(subject: Subject) -> onnx.ModelProto:
