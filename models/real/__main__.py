@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         print(f"error: no model is named {', '.join(unknown)}; --list prints the names", file=sys.stderr)
         return 2
-    chosen = [each for each in KNOWN.values() if _wanted(each, options)]
+    chosen = [KNOWN[name] for name in options.names] or [k for k in KNOWN.values() if k.small or not options.small]
     if options.list:
         print("\n".join(_described(each) for each in chosen))
         return 0
@@ -28,10 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: name a folder for the models", file=sys.stderr)
         return 2
     return max([_one(each, options.folder) for each in chosen], default=0)
-
-
-def _wanted(known: Known, options: argparse.Namespace) -> bool:
-    return known.name in options.names or (not options.names and (known.small or not options.small))
 
 
 def _described(known: Known) -> str:
@@ -47,12 +43,19 @@ def _one(known: Known, folder: Path) -> int:
         print(f"{known.name}: {error}", file=sys.stderr, flush=True)
         return 1
     except Exception as error:  # an exporter fails in its own ways; the other models are worth having
-        said = str(error).strip().splitlines() or [""]
-        print(f"{known.name}: the export failed: {type(error).__name__}: {said[0][:200]}", file=sys.stderr, flush=True)
+        print(f"{known.name}: the export failed: {_cause(error)}", file=sys.stderr, flush=True)
         return 1
     took = "there" if kept else f"{time.perf_counter() - start:.0f} s"
     print(f"{known.name}: {path} ({path.stat().st_size / 1e6:.1f} MB, {took})", flush=True)
     return 0
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the error that the others come from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {said[0][:200]}"
 
 
 def _parser() -> argparse.ArgumentParser:

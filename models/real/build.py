@@ -39,6 +39,8 @@ def exported(source: Export) -> onnx.ModelProto:
         raise Unavailable(f"this model needs {' and '.join(absent)}: pip install {' '.join(source.packages)}")
     module, _, function = source.builder.partition(":")
     builder = getattr(importlib.import_module(f"models.real.{module}"), function)
+    if source.packages:
+        importlib.import_module("torch").manual_seed(0)  # for buffers; parameters get numpy's numbers
     model: onnx.ModelProto = builder(source.exporter, **source.options)
     return model
 

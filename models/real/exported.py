@@ -11,7 +11,17 @@ from models.real.known import DIFFUSERS, ONNXSCRIPT, PYTORCH, TIMM, TRANSFORMERS
 OPSETS = {"dynamo": 20, "torchscript": 17, "onnx": 22}
 BOTH = ("dynamo", "torchscript")
 RANDOM = "random weights; the architecture's code is Apache-2.0"
-SIZES = {"batch": 2, "sequence": 16, "past": 16, "total": 17, "decoded": 8, "texts": 3, "images": 2, "steps": 12}
+SIZES = {
+    "batch": 2,
+    "sequence": 16,
+    "past": 16,
+    "total": 17,
+    "decoded": 8,
+    "texts": 3,
+    "images": 2,
+    "steps": 12,
+    "samples": 1600,
+}
 
 Row = tuple[str, str, Mapping[str, Any], str, tuple[str, ...]]
 

@@ -41,6 +41,8 @@ class Architecture:
         return getattr(transformers, self.model)(config).eval(), config
 
 
+T5: Mapping[str, Any] = {"use_cache": False, "attn_implementation": "eager"}
+"""With the fused attention the dynamo exporter refuses dynamic sizes."""
 T5_SMALL = {"vocab_size": 256, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 2, "num_heads": 4}
 MINILM = {
     "vocab_size": 30522,
@@ -78,9 +80,11 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 ENCODERS: Mapping[str, Architecture] = {
     "bert": Architecture("BertModel", "BertConfig", SMALL, {}, {}),
-    "minilm": Architecture("BertModel", "BertConfig", SMALL, MINILM, {}),
+    "minilm": Architecture(
+        "BertModel", "BertConfig", {**MINILM, "vocab_size": 256, "num_hidden_layers": 2}, MINILM, {}
+    ),
     "deberta": Architecture("DebertaV2Model", "DebertaV2Config", SMALL, {"vocab_size": 32000}, DEBERTA),
-    "t5_encoder": Architecture("T5EncoderModel", "T5Config", T5_SMALL, {}, {"use_cache": False}),
+    "t5_encoder": Architecture("T5EncoderModel", "T5Config", T5_SMALL, {}, T5),
     "mamba": Architecture(
         "MambaModel",
         "MambaConfig",
@@ -119,7 +123,7 @@ def t5_decoder(which: str, *, small: bool = True) -> onnx.ModelProto:
     """Decoder tokens and the encoder's states to logits, without a cache."""
     torch, transformers = exporter.require("torch"), exporter.require("transformers")
     outputs = exporter.require("transformers.modeling_outputs")
-    config = transformers.T5Config(**(T5_SMALL if small else {}), use_cache=False)
+    config = transformers.T5Config(**{**(T5_SMALL if small else {}), **T5})
     module = transformers.T5ForConditionalGeneration(config).eval()
 
     def call(module: Any, decoder_input_ids: Any, encoder_hidden_states: Any) -> Any:
