@@ -72,6 +72,8 @@ IMAGES: Mapping[str, Row] = {
         "last_hidden_state",
     ),
 }
+EAGER = ("swin",)
+"""With their fused attention the dynamo exporter refuses a dynamic batch."""
 TIMM: Mapping[str, tuple[str, int, int]] = {
     "efficientnet": ("efficientnet_b0", 64, 224),
     "mobilenetv3": ("mobilenetv3_small_100", 64, 224),
@@ -85,7 +87,8 @@ def images(which: str, *, name: str, small: bool = True) -> onnx.ModelProto:
     transformers, torch = exporter.require("transformers"), exporter.require("torch")
     model, config, sizes, little, large, read = IMAGES[name]
     side = little if small else large
-    module = getattr(transformers, model)(getattr(transformers, config)(**(sizes if small else {}))).eval()
+    eager = {"attn_implementation": "eager"} if name in EAGER else {}
+    module = getattr(transformers, model)(getattr(transformers, config)(**(sizes if small else {}), **eager)).eval()
     arguments = {"pixel_values": torch.zeros(2, 3, side, side)}
     return to_onnx(Subject(module, arguments, _reading(read), (read,), {"pixel_values": BATCH}), which)
 
