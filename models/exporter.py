@@ -73,7 +73,7 @@ def export(
     if _intercepting.get():
         raise Intercepted(module.eval(), arguments)
     require("onnxscript")
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             module.eval(),
             kwargs=dict(arguments),
@@ -87,7 +87,7 @@ def export(
         if keep_norms:
             _clean(program.model)
         model: onnx.ModelProto = program.model_proto
-    _forget_places(model)
+    forget_places(model)
     return model
 
 
@@ -150,7 +150,7 @@ def settle_norms(module: "nn.Module", shape: Sequence[int], seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporter's warnings, log lines and prints, which are about itself, away from the
     caller."""
     loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
@@ -166,7 +166,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _forget_places(model: onnx.ModelProto) -> None:
+def forget_places(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         kept = [entry for entry in node.metadata_props if entry.key not in PLACES]
         node.ClearField("metadata_props")
