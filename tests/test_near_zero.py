@@ -279,7 +279,7 @@ def test_a_jump_has_no_resolution() -> None:
     asked = standalone(Graph((x,), (tie,)), {"": 18})
     inputs = {asked.graph.inputs[0].attr("name"): np.array([1.0], np.float32)}
     reference = FloatReference(asked)(inputs)
-    assert max(float(abs(RoughReference(asked, seed, 1e-6)(inputs)[0][0])) for seed in check.NUDGES) == 1.0
+    assert max(float(abs(RoughReference(asked, seed, 1e-6)(inputs)[0][0])) for seed in check.NUDGES) > 0.9
     assert check._resolution(asked, inputs, reference) == [0.0]
 
 

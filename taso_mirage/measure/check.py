@@ -216,14 +216,15 @@ def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float
 def _resolution(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
     """How far each output moves in float64, to first order, when all intermediate results are a
     rounding off; 0 where it jumps."""
-    small, large = ROUGH
-    moves = [_apart(RoughReference(model, seed, small)(inputs), reference) for seed in NUDGES]
-    grown = _apart(RoughReference(model, NUDGES[0], large)(inputs), reference)
-    grows = [far <= SMOOTH * large / small * near for near, far in zip(moves[0], grown, strict=True)]
-    grows = [
-        grow and near <= SMOOTH * small / large * far for grow, near, far in zip(grows, moves[0], grown, strict=True)
-    ]
-    return [max(each) / small if grow else 0.0 for grow, each in zip(grows, zip(*moves, strict=True), strict=True)]
+    near, far = (_largest_moves(model, inputs, reference, part) for part in ROUGH)
+    steps = ROUGH[1] / ROUGH[0]
+    smooth = [steps / SMOOTH * a <= b <= steps * SMOOTH * a for a, b in zip(near, far, strict=True)]
+    return [a / ROUGH[0] if right else 0.0 for a, right in zip(near, smooth, strict=True)]
+
+
+def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part: float) -> list[float]:
+    moves = [_apart(RoughReference(model, seed, part)(inputs), reference) for seed in NUDGES]
+    return [max(each) for each in zip(*moves, strict=True)]
 
 
 def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:

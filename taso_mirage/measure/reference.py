@@ -21,7 +21,6 @@ from taso_mirage.operators.interpret import interpret, unfolded
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
 
-
 SINGLE = float(np.finfo(np.float32).eps)
 """A rounding of single precision, in which the runtime computes functions of half precision too."""
 
@@ -57,7 +56,7 @@ class FloatReference:
         sizes: dict[str, int] = {}
         for node in self.model.graph.inputs:
             if node.attr("name") in inputs:
-                env[node] = self._load(node, inputs[node.attr("name")])
+                env[node] = self._input(node, inputs[node.attr("name")])
                 if isinstance(env[node], np.ndarray):
                     learn(node.tensor.shape, env[node].shape, sizes)
         return env, sizes
@@ -67,6 +66,9 @@ class FloatReference:
         if isinstance(node.type, tuple):
             return tuple(self._off(value, each) for value, each in zip(found, node.type, strict=False))
         return self._off(found, node.type)
+
+    def _input(self, node: Node, value: Any) -> Any:
+        return self._load(node, value)
 
     def _load(self, node: Node, value: Any) -> Any:
         return self._off(value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value)), node.type)
@@ -96,6 +98,9 @@ class RoughReference(FloatReference):
         self.part = part
         super().__init__(model, seed)
         self.outputs = unfolded(model.graph.outputs)
+
+    def _input(self, node: Node, value: Any) -> Any:
+        return value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value))
 
     def __call__(self, inputs: Arrays) -> list[Any]:
         env, sizes = self._leaves(inputs)
