@@ -284,7 +284,7 @@ def test_a_jump_has_no_resolution() -> None:
 
 
 def test_one_lucky_result_is_no_reason_to_refuse_another() -> None:
-    """The original's error on one input may be 0; that on the others counts, up to the resolution."""
+    """The original's error on one input may be 0; that on others counts, up to the resolution."""
     old, near, far = (np.array([v], np.float32) for v in (1e-4, 1.001e-4, 1.01e-4))
     exact = old.astype(np.float64)
     assert not check.difference("c", "y", near, old, exact).passed

@@ -28,8 +28,9 @@ def interpret(
 
     `env` gives the leaves; `opaque` runs nodes without a definition.
 
-    `after` changes what a term gave. `sizes` fixes the symbols that attributes hold; what opaque nodes return adds to it. Values are
-    dropped after their last use. Iterative; linear in the number of terms.
+    `after` changes what a term gave. `sizes` fixes the symbols that attributes hold; what opaque
+    nodes return adds to it. Values are dropped after their last use. Iterative; linear in the
+    number of terms.
     """
     order = topological(outputs, stop=env.keys())
     last = {arg: node for node in order for arg in node.args}

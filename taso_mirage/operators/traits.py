@@ -70,8 +70,8 @@ class Traits:
     `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
     `converts`: The operator changes the dtype of its operand, which may round.
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
-    `resolution`: ONNX Runtime computes results to a rounding of this number, however small they are (in
-        half precision to one of single precision).
+    `resolution`: ONNX Runtime computes results to a rounding of this number, however small they
+        are (in half precision to one of single precision).
     `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
