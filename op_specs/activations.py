@@ -76,14 +76,14 @@ def _(node: Node, opset: int) -> Call:
     return Call("Clip", node.args[:1], attrs, opset)
 
 
-@op(onnx="Sigmoid", since=6)
+@op(onnx="Sigmoid", since=6, resolution=1.0)
 def sigmoid(xp, x):
     """x -> 1 / (1 + e^-x)"""
     one = xp.literal(1, real(xp, x))
     return xp.div(one, xp.add(one, xp.map(np.exp, xp.map(np.negative, x))))
 
 
-@op(onnx="HardSigmoid", since=6)
+@op(onnx="HardSigmoid", since=6, resolution=1.0)
 def hard_sigmoid(xp, x, *, alpha: float = 0.2, beta: float = 0.5):
     """x -> max(0, min(1, alpha * x + beta))"""
     line = xp.add(xp.mul(real(xp, x), xp.literal(alpha, x)), xp.literal(beta, x))

@@ -54,10 +54,10 @@ def _factors(call: Call, have: list[Dim]) -> Ints:
     sizes = call.arg(3)
     if call.opset >= 11 and sizes is not ABSENT:
         return tuple(_ratio(n, m) for n, m in zip(have, call.extents(3), strict=True))
-    scales = call.arg(1 if call.opset < 11 else 2)
-    if scales is ABSENT or scales.op != "constant":
-        raise Unsupported("Resize by scales that are no constant in the graph")
-    return _whole(scales.attr("value").numpy())
+    scales = call.numbers(1 if call.opset < 11 else 2)
+    if scales is None:
+        raise Unsupported("Resize without scales and sizes")
+    return _whole(scales)
 
 
 def _ratio(n: Dim, m: Dim) -> int:
@@ -89,7 +89,7 @@ resize.example("float32[2,2,3,2]", factors=(1, 1, 1, 2))
 resize.example("float32[1,2,3,4]", factors=(1, 1, 4, 4))
 
 
-@op(onnx="Upsample", since=7, until=8)
+@op(onnx="Upsample", since=7, until=9)
 def upsample(xp, x, *, factors: Ints):
     """Resize as it was called before opset 10"""
     return resize(xp, x, factors=factors)
@@ -99,13 +99,18 @@ def upsample(xp, x, *, factors: Ints):
 def _(call: Call):
     if call.attrs.get("mode", "nearest") != "nearest":
         raise Unsupported(f"Upsample of mode {call.attrs['mode']}")
-    return upsample.term(call.arg(0), factors=_whole(call.attrs["scales"]))
+    scales = call.attrs["scales"] if call.opset < 9 else call.numbers(1)
+    if scales is None:
+        raise Unsupported("Upsample without scales")
+    return upsample.term(call.arg(0), factors=_whole(scales))
 
 
 @upsample.exporter
 def _(node, opset: int) -> Call:
     scales = tuple(float(f) for f in node.attr("factors"))
-    return Call("Upsample", node.args, {"mode": "nearest", "scales": scales}, opset)
+    if opset < 9:
+        return Call("Upsample", node.args, {"mode": "nearest", "scales": scales}, opset)
+    return Call("Upsample", (*node.args, constant(np.array(scales, np.float32))), {"mode": "nearest"}, opset)
 
 
 upsample.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))

@@ -3,10 +3,19 @@ evaluation.
 
 Criterion, for every output, every input set and every size tried: with r the original's graph
 evaluated in float64,
-    max|optimized - r| <= FACTOR * max|original - r| + FLOOR * eps * max|r|
-where eps is the rounding of the output's dtype and FLOOR depends on its bytes. Elements that are
+    max|optimized - r| <= FACTOR * max|original - r| + FLOOR * max(eps * max|r|, least)
+where eps is the rounding of the output's dtype, least its least number above 0, and FLOOR depends
+on its bytes. Elements that are
 not finite must be the same in both; integers, booleans and strings must be equal. So the optimized
 model may round as much as the original does, and not lose a digit more.
+
+Results that are small beside what they are computed from (a sigmoid near 0, a difference of equals)
+are right to a rounding of that, and not of their own size. Where the bound is missed, r is computed
+with every intermediate result a small part of a rounding off; how far a whole rounding would move
+it, to first order, is the output's resolution s. An original that is up to FLOOR * s off is
+explained by it; an optimized model may be s off (its weights may be rounded anew), if the original
+is not; and where the original was off by more on other inputs (it may be right by luck on these),
+that counts as its error, up to s.
 
 Where the original itself is further from r than PLAUSIBLE * eps * max|r| (by bytes of the dtype), r
 is no reference (a decision that rounding turned, or a definition that is wrong), and the optimized
@@ -38,7 +47,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import SEEDS, InputDraws, shown_sizes, sizes_to_try
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner
+from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.targets.machine import cores
@@ -66,6 +75,10 @@ UNEXPLAINED = "the original, which float64 does not explain"
 """What is compared with where the reference is none."""
 NUDGES = (1, 2, 3, 4)
 """Seeds of the roundings that may turn a decision."""
+ROUGH = 2.0**-20, 2.0**-16
+"""Parts of a rounding by which intermediate results are off: so small that no decision turns. From
+the first to the second a movement must grow as they do, within SMOOTH, or it is no rounding."""
+SMOOTH = 4.0
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
 
@@ -73,14 +86,16 @@ BLOCK = 1 << 15
 @dataclass(frozen=True, slots=True)
 class CheckCase:
     """One set of inputs: where it comes from, the arrays, the original's outputs and float64
-    reference on it, and how far roundings move each of these references (computed when it is asked
-    for)."""
+    reference on it, and how far roundings move each of these references: of what goes in (`moved`),
+    and, to first order, of all intermediate results (`resolution`). Both are computed when they are
+    asked for."""
 
     name: str
     inputs: Arrays
     original: list[Any]
     reference: list[Any]
     moved: Callable[[], list[float]]
+    resolution: Callable[[], list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +149,8 @@ def check_cases(
                 draws.unusable(each, reference)
                 continue
             moved = cache(partial(_moved, model, each.inputs, reference))
-            case = CheckCase(each.name, each.inputs, each.outputs, reference, moved)
+            resolution = cache(partial(_resolution, model, each.inputs, reference))
+            case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution)
             if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
                 continue
             yield _witnessed(witness, session.target, case)
@@ -193,19 +209,39 @@ def _explained(dtype: Any, target: float) -> float:
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
     """How far each output moves in float64 when inputs, weights and constants are rounded another
     way."""
-    found = [0.0] * len(reference)
-    for seed in NUDGES:
-        for i, (near, exact) in enumerate(zip(FloatReference(model, seed)(inputs), reference, strict=True)):
-            if isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape:
-                apart = np.abs(near - exact)
-                found[i] = max(found[i], float(apart[np.isfinite(apart)].max(initial=0.0)))
-    return found
+    moves = [_apart(FloatReference(model, seed)(inputs), reference) for seed in NUDGES]
+    return [max(each) for each in zip(*moves, strict=True)]
+
+
+def _resolution(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
+    """How far each output moves in float64, to first order, when all intermediate results are a
+    rounding off; 0 where it jumps."""
+    near, far = (_largest_moves(model, inputs, reference, part) for part in ROUGH)
+    steps = ROUGH[1] / ROUGH[0]
+    smooth = [steps / SMOOTH * a <= b <= steps * SMOOTH * a for a, b in zip(near, far, strict=True)]
+    return [a / ROUGH[0] if right else 0.0 for a, right in zip(near, smooth, strict=True)]
+
+
+def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part: float) -> list[float]:
+    moves = [_apart(RoughReference(model, seed, part)(inputs), reference) for seed in NUDGES]
+    return [max(each) for each in zip(*moves, strict=True)]
+
+
+def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
+    """Of every output in floats the largest distance; 0 for others."""
+    apart = []
+    for near, exact in zip(found, reference, strict=True):
+        same = isinstance(exact, np.ndarray) and exact.dtype.kind == "f" and near.shape == exact.shape
+        far = np.abs(near - exact) if same else np.zeros(0)
+        apart.append(float(far[np.isfinite(far)].max(initial=0.0)))
+    return apart
 
 
 def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs
     infinitely."""
     found: list[Difference] = []
+    usual = cache(partial(_usual, prepared))
     for case in prepared:
         try:
             outputs = session.run(case.inputs)
@@ -213,9 +249,29 @@ def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> li
             found += [Difference(case.name, name, np.inf, 0.0, 0.0) for name in model.output_names]
             continue
         for i, new in enumerate(outputs):
-            one = difference(case.name, model.output_names[i], new, case.original[i], case.reference[i])
-            found.append(one if one.passed else _turned(case, i, one))
+            found.append(_compared(case, i, model.output_names[i], new, usual))
     return found
+
+
+def _usual(prepared: Sequence[CheckCase], output: int) -> float:
+    """The largest error of the original over all cases."""
+    found = 0.0
+    for case in prepared:
+        old, exact = case.original[output], case.reference[output]
+        if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
+            most = _maxima(old, old, exact)
+            found = max(found, 0.0 if most is None else most.own)
+    return found
+
+
+def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
+    """The difference of an output; where it fails, with what roundings explain."""
+    old, exact = case.original[i], case.reference[i]
+    found = difference(case.name, name, new, old, exact)
+    if found.passed or not np.isfinite(found.error) or not isinstance(old, np.ndarray) or case.resolution is None:
+        return found if found.passed else _turned(case, i, found)
+    resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i))
+    return resolved if resolved.passed else _turned(case, i, found)
 
 
 def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
@@ -229,8 +285,11 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
     return replace(found, bound=found.bound + TURNED * min(found.own, moved), moved=moved)
 
 
-def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
-    """The criterion of this module on one output; of a sequence or a map on each of its parts, of
+def difference(
+    case: str, output: str, new: Any, old: Any, exact: Any, resolution: float = 0.0, usual: float = 0.0
+) -> Difference:
+    """The criterion of this module on one output of a known `resolution`, where the original's
+    largest error on any inputs is the `usual` one; of a sequence or a map on each of its parts, of
     which the worst is given."""
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
@@ -244,10 +303,13 @@ def difference(case: str, output: str, new: Any, old: Any, exact: Any) -> Differ
         return Difference(case, output, np.inf, 0.0, 0.0)
     width = old.dtype.itemsize
     unit = FLOOR[width] * _epsilon(old.dtype)
-    if _implausible(most, old.dtype):  # the evaluation is no reference here
+    explained = max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
+    if most.own > max(explained, _least_normal(old.dtype)):  # the evaluation is no reference here
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
-    factor = FACTOR if most.own <= _explained(old.dtype, most.target) else 1.0  # it underflows
-    return Difference(case, output, most.error, most.own, factor * most.own + unit * most.target)
+    factor = FACTOR if most.own <= explained else 1.0  # it underflows
+    floor = max(unit * most.target, FLOOR[width] * _least(old.dtype))
+    own = factor * max(most.own, min(resolution, usual))
+    return Difference(case, output, most.error, most.own, max(own, resolution) + floor)
 
 
 def _worst(case: str, output: str, new: Any, old: Any, exact: Any) -> Difference:
@@ -319,6 +381,12 @@ def _least_normal(dtype: Any) -> float:
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).smallest_normal)
+
+
+def _least(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
 
 
 def _largest(array: NDArray[Any]) -> float:

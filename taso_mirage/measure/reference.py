@@ -17,7 +17,12 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
-from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.interpret import interpret, unfolded
+from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.derived_traits import selects
+
+SINGLE = float(np.finfo(np.float32).eps)
+"""A rounding of single precision, in which the runtime computes functions of half precision too."""
 
 
 class NoReference(TasoMirageError):
@@ -41,21 +46,29 @@ class FloatReference:
         }
 
     def __call__(self, inputs: Arrays) -> list[Any]:
+        env, sizes = self._leaves(inputs)
+        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
+        return [values[o] for o in self.model.graph.outputs]
+
+    def _leaves(self, inputs: Arrays) -> tuple[dict[Node, Any], dict[str, int]]:
+        """The values of inputs and weights, and the sizes that they tell."""
         env: dict[Node, Any] = dict(self.weights)
         sizes: dict[str, int] = {}
         for node in self.model.graph.inputs:
             if node.attr("name") in inputs:
-                env[node] = self._load(node, inputs[node.attr("name")])
+                env[node] = self._input(node, inputs[node.attr("name")])
                 if isinstance(env[node], np.ndarray):
                     learn(node.tensor.shape, env[node].shape, sizes)
-        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
-        return [values[o] for o in self.model.graph.outputs]
+        return env, sizes
 
     def _opaque(self, node: Node, args: list[Any]) -> Any:
         found = self.runner(node, args)
         if isinstance(node.type, tuple):
             return tuple(self._off(value, each) for value, each in zip(found, node.type, strict=False))
         return self._off(found, node.type)
+
+    def _input(self, node: Node, value: Any) -> Any:
+        return self._load(node, value)
 
     def _load(self, node: Node, value: Any) -> Any:
         return self._off(value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value)), node.type)
@@ -71,6 +84,41 @@ class FloatReference:
             return value
         off = 1 + float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps) * self.rng.choice((-1.0, 1.0), value.shape)
         return np.where(value == np.rint(value), value, value * off)
+
+
+class RoughReference(FloatReference):
+    """The original in float64, in which every result of an operator, and every weight, is off by a
+    part of a rounding (Monte Carlo arithmetic, Parker 1997).
+
+    Operators that others define are computed step by step. A rounding is one of the dtype at the
+    result's size, or at the operator's `resolution`, if it states one.
+    """
+
+    def __init__(self, model: Model, seed: int, part: float) -> None:
+        self.part = part
+        super().__init__(model, seed)
+        self.outputs = unfolded(model.graph.outputs)
+
+    def _input(self, node: Node, value: Any) -> Any:
+        return value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value))
+
+    def __call__(self, inputs: Arrays) -> list[Any]:
+        env, sizes = self._leaves(inputs)
+        values = interpret(self.outputs, EXACT, env, self._opaque, sizes, self._rough)
+        return [values[o] for o in self.outputs]
+
+    def _rough(self, node: Node, value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or not isinstance(node.type, Tensor) or selects(node.op):
+            return value
+        return self._off(value, node.type, traits(node).resolution)
+
+    def _off(self, value: Any, type: Any, resolution: float = 0.0) -> Any:
+        if not isinstance(value, np.ndarray) or not isinstance(type, Tensor) or not is_float(type.dtype):
+            return value
+        assert self.rng is not None
+        eps = float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps)
+        off = np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution)
+        return value + self.part * off * self.rng.choice((-1.0, 1.0), value.shape)
 
 
 class OpaqueRunner:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, RunFailed, RunRefused
@@ -49,7 +50,7 @@ class Session:
 
     def run(self, inputs: Arrays) -> list[Any]:
         """The outputs, in the order of the model."""
-        found: list[Any] = in_child(native.run_prepared, self._number(), dict(inputs))
+        found: list[Any] = in_child(native.run_prepared, self._number(), fed(inputs))
         return found
 
     def inputs(self) -> dict[str, Tensor]:
@@ -75,6 +76,12 @@ class Session:
         return int(number)
 
 
+def fed(inputs: Arrays) -> dict[str, Any]:
+    """Inputs as runtimes take them: numpy gives a number, which they refuse, for much that is an
+    array of rank 0."""
+    return {name: np.asarray(value) if np.isscalar(value) else value for name, value in inputs.items()}
+
+
 class PreparedRun:
     """A session's run on inputs that stay in the child process.
 
@@ -82,7 +89,7 @@ class PreparedRun:
     """
 
     def __init__(self, session: Session, inputs: Arrays, bound: bool) -> None:
-        self._session, self._inputs, self._bound = session, dict(inputs), bound
+        self._session, self._inputs, self._bound = session, fed(inputs), bound
         self._place = _Place()
         self._number()
 

@@ -235,6 +235,7 @@ class _Reader:
             max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
             len(node.outputs),
             tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
+            self.weights,
         )
         reasons: list[TasoMirageError] = []
         for op in candidates:

@@ -9,7 +9,7 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, topological
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, topological, with_args
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.operators.ops import TERMS, Untraceable, get
 
@@ -22,13 +22,15 @@ def interpret(
     env: Mapping[Node, V],
     opaque: Callable[[Node, list[V | None]], V] | None = None,
     sizes: dict[str, int] | None = None,
+    after: Callable[[Node, V], V] | None = None,
 ) -> dict[Node, V]:
     """The value of every output in a meaning.
 
     `env` gives the leaves; `opaque` runs nodes without a definition.
 
-    `sizes` fixes the symbols that attributes hold; what opaque nodes return adds to it. Values are
-    dropped after their last use. Iterative; linear in the number of terms.
+    `after` changes what a term gave. `sizes` fixes the symbols that attributes hold; what opaque
+    nodes return adds to it. Values are dropped after their last use. Iterative; linear in the
+    number of terms.
     """
     order = topological(outputs, stop=env.keys())
     last = {arg: node for node in order for arg in node.args}
@@ -43,6 +45,8 @@ def interpret(
             _learn(node.type, values[node], sizes)
         elif node is not ABSENT:
             values[node] = interpret_term(node, xp, args, sizes)
+        if after is not None and node.args:
+            values[node] = after(node, values[node])
         for arg in node.args:
             if last[arg] is node and arg not in wanted:
                 values.pop(arg, None)
@@ -67,6 +71,31 @@ def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: 
     if sizes:
         attrs = {k: fixed(v, sizes) for k, v in attrs.items()}
     return get(node.op).body(xp, *args, **attrs)
+
+
+def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """The same with every operator that is defined over others in terms of these."""
+    done: dict[Node, Node] = {}
+    waiting = list(outputs)
+    while waiting:
+        node = waiting[-1]
+        if missing := [a for a in node.args if a not in done]:
+            waiting += missing
+            continue
+        waiting.pop()
+        if node in done:
+            continue
+        same = with_args(node, tuple([done[a] for a in node.args]))
+        inner = definition(same) if same.args and same.op != "opaque" else None
+        if inner is None:
+            done[node] = same
+            continue
+        done |= {a: a for a in same.args}
+        if inner in done:
+            done[node] = done[inner]
+        else:
+            waiting += [node, inner]
+    return tuple([done[o] for o in outputs])
 
 
 def definition(node: Node) -> Node | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,10 @@ Floats = tuple[float, ...]
 Dims = tuple[Dim, ...]
 
 
+FEW_NUMBERS = 1024
+"""Elements of a weight that importers read."""
+
+
 class Untraceable(TasoMirageError):
     """A definition used a primitive where only operators are allowed."""
 
@@ -39,7 +44,8 @@ class Call:
     """One ONNX node: what an importer reads and an exporter writes. Missing inputs are ABSENT.
 
     `outputs` counts up to the last one that is used, `listed` all that the node names (Split
-    divides by it); `blank` are the places of those before the last that are left out.
+    divides by it); `blank` are the places of those before the last that are left out. `weights` are
+    the model's, by name: `numbers` reads small ones.
     """
 
     op_type: str
@@ -50,6 +56,7 @@ class Call:
     outputs: int = 1
     listed: int = 0
     blank: tuple[int, ...] = ()
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
     def arg(self, i: int) -> Node:
         return self.args[i] if i < len(self.args) else ABSENT
@@ -64,6 +71,19 @@ class Call:
         if values is None:
             raise Unsupported(f"input {i} of {self.op_type} is computed at run time")
         return values
+
+    def numbers(self, i: int) -> Floats | None:
+        """The elements of an input of few numbers that is known before the model runs, an
+        initializer too; None if it is left out."""
+        node = self.arg(i)
+        if node is ABSENT:
+            return None
+        if node.op == "constant":
+            return tuple(map(float, node.attr("value").numpy().flat))
+        known = self.weights.get(node.attr("name")) if node.op == "weight" else None
+        if known is None or math.prod(node.shape) > FEW_NUMBERS:
+            raise Unsupported(f"input {i} of {self.op_type} is computed at run time")
+        return tuple(map(float, np.asarray(known.numpy()).flat))
 
     def scalar(self, i: int, default: float) -> float:
         """A number that is given as a constant input."""

@@ -70,6 +70,8 @@ class Traits:
     `parts`: The attribute with the sizes of the parts into which the operator cuts its operand.
     `converts`: The operator changes the dtype of its operand, which may round.
     `rounds`: ONNX Runtime computes the operator on integers through doubles.
+    `resolution`: ONNX Runtime computes results to a rounding of this number, however small they
+        are (in half precision to one of single precision).
     `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
@@ -86,6 +88,7 @@ class Traits:
     converts: bool = False
     rounds: bool = False
     sums: bool = False
+    resolution: float = 0.0
     domains: dict[str, Domain] = field(default_factory=dict)
     families: list[MutantFamily] = field(default_factory=list)
     restrict: Restrict | None = None

@@ -70,8 +70,9 @@ def sized(type: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def count(type: Tensor) -> int:
-    """Elements of a type without symbols."""
-    return int(np.prod([int(d) for d in type.shape or ()], dtype=object))
+    """Elements of a type without symbols; none where a dim is below 0, as it is at sizes on which
+    the model does not run."""
+    return int(np.prod([max(int(d), 0) for d in type.shape or ()], dtype=object))
 
 
 def size(type: Any) -> int:

@@ -187,7 +187,14 @@ def _unify(name: str, a: Tensor, b: Tensor, sizes: dict[str, int]) -> None:
 
 def _ordered(case: CheckCase, places: Sequence[int]) -> CheckCase:
     """The case with its outputs in the order of the second model."""
-    return replace(case, original=[case.original[i] for i in places], reference=[case.reference[i] for i in places])
+    resolution = case.resolution
+    return replace(
+        case,
+        original=[case.original[i] for i in places],
+        reference=[case.reference[i] for i in places],
+        moved=lambda: [case.moved()[i] for i in places],
+        resolution=None if resolution is None else lambda: [resolution()[i] for i in places],
+    )
 
 
 def _admits(model: Model, inputs: Arrays) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from taso_mirage.ir.terms import Graph
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.measure.session import device
+from taso_mirage.measure.timing import Timing
 from taso_mirage.report.drawing import Drawing, draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import duration, explanation_lines, gains, shortened, statement
@@ -66,6 +67,7 @@ def page(
         title=f"{source.name}: {_verdict(result)}",
         source=source.name,
         facts=_facts(result),
+        standing=_standing(result),
         notes=result.notes,
         **_times(result),
         changes=[_change(each) for each in explained],
@@ -83,7 +85,27 @@ def page(
     )
 
 
+def _standing(result: Result) -> str:
+    """How the first fact looks: as something `won`, as a `failed` check, or as neither."""
+    if result.failure is not None:
+        return "failed"
+    before, after = (result.cost_before, result.cost_after) if result.timing is None else _seconds(result.timing)
+    return "won" if result.changed and after <= before else "kept"
+
+
+def _seconds(timing: Timing) -> tuple[float, float]:
+    return timing.original, timing.optimized
+
+
 def _verdict(result: Result) -> str:
+    if result.failure is None:
+        return _gained(result)
+    if not result.changed:
+        return "check failed: the original is kept"
+    return f"check failed: a rewrite was left out; the rest is {_gained(result)}"
+
+
+def _gained(result: Result) -> str:
     if not result.changed:
         return "kept as it was"
     if result.timing is not None:
@@ -103,7 +125,7 @@ def _facts(result: Result) -> list[str]:
 def _times(result: Result) -> dict[str, Any]:
     """The diagram of times, measured or else predicted, with the line that shows their spread."""
     timing, predicted = result.timing, (result.cost_before, result.cost_after)
-    before, after = predicted if timing is None else (timing.original, timing.optimized)
+    before, after = predicted if timing is None else _seconds(timing)
     spread = None if timing is None else (timing.original / timing.high, timing.original / timing.low)
     scale = BAR / max(before, after, *(spread or ()), 1e-12)
     return {
@@ -111,7 +133,10 @@ def _times(result: Result) -> dict[str, Any]:
         "predicted": [duration(seconds) for seconds in predicted],
         "bars": [
             {"kind": kind, "name": name, "time": duration(seconds), "width": seconds * scale}
-            for kind, name, seconds in (("before", "original", before), ("after", "optimized", after))
+            for kind, name, seconds in (
+                ("before", "original", before),
+                ("after" if result.failure is None else "failed", "optimized", after),
+            )
         ],
         "spread": spread and [seconds * scale for seconds in spread],
         "times_by_sizes": _times_by_sizes(result),

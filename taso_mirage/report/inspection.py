@@ -19,6 +19,9 @@ from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
 from taso_mirage.version import __version__
 
+LISTED = 8
+"""Sizes that `inspect` lists as text."""
+
 
 def inspection(model: Model, sizes: Mapping[str, int]) -> dict[str, Any]:
     """What a model consists of, as JSON data: terms by operator with their work, inputs, outputs,
@@ -72,9 +75,9 @@ def show_inspection(found: Mapping[str, Any], source: Path) -> None:
         for name, type in found[kind].items():
             console.print(f"  {kind[:-1]} {name}: {type}", highlight=False, markup=False)
     if found["sizes"]:
-        console.print(
-            f"  sizes used for the counts below: {shown_sizes(found['sizes'])}", highlight=False, markup=False
-        )
+        listed = dict([*found["sizes"].items()][:LISTED])
+        more = f" and {len(found['sizes']) - LISTED} more" if len(found["sizes"]) > LISTED else ""
+        console.print(f"  sizes used for the counts below: {shown_sizes(listed)}{more}", highlight=False, markup=False)
     weights = found["weights"]
     console.print(f"  {weights['count']} weights, {quantity(weights['bytes'], 'B')}", highlight=False)
     table = Table()

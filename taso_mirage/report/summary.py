@@ -79,6 +79,7 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[s
         "written": [str(p) for p in written],
         "open": _opening(result, written) if written else None,
         "changed": result.changed,
+        "failure": None if result.failure is None else str(result.failure),
         "target": {
             "name": result.target.name,
             "provider": PROVIDERS.get(result.target.name),
@@ -160,7 +161,7 @@ def search_facts(result: Result) -> dict[str, str]:
     """What the search did, by its name."""
     statistics = result.statistics
     facts = {
-        "parts": f"{statistics.parts}, {statistics.distinct} distinct",
+        "parts": f"{statistics.parts}, {statistics.distinct} of them different",
         "e-nodes" if statistics.gaps else "states": str(statistics.states),
         "matches": str(statistics.matches),
         "seconds": f"{result.searched:.2f}",
@@ -179,14 +180,18 @@ def search_facts(result: Result) -> dict[str, str]:
 
 def _mutants_fact(made: Mutations) -> str:
     late = f" ({made.late} left out for time)" if made.late else ""
-    return f"{made.mutants} of {made.programs} costly programs{late}, {len(made.found)} pay alone, {made.seconds:.2f} seconds"
+    return (
+        f"{made.mutants} looked at, of {made.programs} costly programs{late}, {len(made.found)} faster on their own, "
+        f"{made.seconds:.2f} seconds"
+    )
 
 
 def show(result: Result, source: Path, written: Sequence[Path]) -> None:
     """The table at the end of `optimize`."""
     console = Console()
     table = Table(title=source.name, title_justify="left")
-    for name, justify in (("", "left"), ("original", "right"), ("optimized", "right"), ("ratio", "right")):
+    made = "optimized" if result.failure is None else "without what failed"
+    for name, justify in (("", "left"), ("original", "right"), (made, "right"), ("ratio", "right")):
         table.add_column(name, justify="left" if justify == "left" else "right")
     table.add_row("nodes", str(result.terms_before), str(result.terms_after), "")
     table.add_row("predicted cost", _time(result.cost_before), _time(result.cost_after), _ratio(result))
@@ -198,7 +203,7 @@ def show(result: Result, source: Path, written: Sequence[Path]) -> None:
     console.print(table)
     _show_equations(console, result)
     if result.statistics.parts:
-        facts = "; ".join(f"{name} {text}" for name, text in search_facts(result).items())
+        facts = "; ".join(f"{name}: {text}" for name, text in search_facts(result).items())
         console.print(f"search: {facts}", highlight=False, markup=False)
     _show_check(console, result)
     for note in result.notes:

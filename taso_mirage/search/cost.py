@@ -273,6 +273,11 @@ class Weighted:
         """Where it measures; empty where it does not."""
         return self.measured[0].device() if self.measured else ""
 
+    @property
+    def late(self) -> bool:
+        """Whether nothing more is measured."""
+        return any(time.monotonic() > each.deadline for each in self.measured)
+
     def measure_until(self, deadline: float) -> None:
         """Measure nothing more from this monotonic time."""
         for each in self.measured:

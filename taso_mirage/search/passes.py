@@ -14,7 +14,7 @@ from typing import Any
 
 from taso_mirage.errors import IllTyped, TasoMirageError, Unsupported
 from taso_mirage.ir.model import Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, with_args
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, users, variable, weight, with_args
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.folding import fold_small
@@ -47,6 +47,8 @@ class Context:
 
     `others` is the same at the other sets of sizes, each with how much it counts against this one;
     `weights` are those whose values are known, and where it is `hopeful` the values of all suit.
+    `slower` says, where costs are measured, whether the second of two lists of terms takes longer
+    than the first: a roofline knows nothing of how well the runtime's own operators are written.
     """
 
     opsets: Mapping[str, int]
@@ -56,6 +58,7 @@ class Context:
     others: Sequence[tuple[Context, float]] = ()
     weights: Mapping[str, Weight] = field(default_factory=dict)
     hopeful: bool = False
+    slower: Callable[[Sequence[Node], Sequence[Node]], bool] | None = None
     _work: dict[Signature, Work | None] = field(default_factory=dict)
     _legal: dict[Node, bool] = field(default_factory=dict)
     _helpful: dict[Rules, Rules] = field(default_factory=dict, init=False)
@@ -330,4 +333,33 @@ def _smaller(application: Application, uses: Mapping[Node, int], context: Contex
     removed = removed_terms(application.found, uses)
     if len(added) >= len(removed) or not all(context.legal(n) for n in new):
         return False
-    return sum(map(context.estimate, added)) <= sum(map(context.estimate, removed))
+    if sum(map(context.estimate, added)) > sum(map(context.estimate, removed)):
+        return False
+    if context.slower is None or not runtime_specific(application.equation):
+        return True
+    return not context.slower(*_sides(application, removed))
+
+
+def _sides(application: Application, removed: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """What runs before an application and after it, over leaves in place of the operands: equal
+    sides at other places are the same terms. What stays for others is in both."""
+    found = application.found
+    operands = list(dict.fromkeys(found.operands.values()))
+    inside = topological(found.outputs, stop=set(operands))
+    stays = [n for n in inside if n.args and n.op != "item" and n not in removed and not is_weight(n)]
+    done = {node: _leaf(node, f"i{i}") for i, node in enumerate(operands)}
+    before, after = (tuple([_over(n, done) for n in (*side, *stays)]) for side in (found.outputs, application.results))
+    return before, after
+
+
+def _leaf(node: Node, name: str) -> Node:
+    if not isinstance(node.type, Tensor) or node.op in ("constant", "extents"):
+        return node
+    return (weight if is_weight(node) else variable)(name, node.type)
+
+
+def _over(node: Node, done: dict[Node, Node]) -> Node:
+    """A term over other operands; `done` has them, and gets what is made."""
+    for each in topological([node], stop=done):
+        done[each] = with_args(each, tuple([done[a] for a in each.args]))
+    return done[node]

@@ -23,6 +23,9 @@ from taso_mirage.search.search import Budget, SearchStatistics, Strategy, direct
 from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import fold_weights, split_halves
 
+EACH, CLEAR = 0.1, 1.05
+"""Seconds that a fusion into the runtime's own operators is run in turn with what it replaces, and
+how many times as long it must take to be left out."""
 LAST = 0.2
 """The part of a search's time that is kept for the passes after it, at most."""
 MERGES = 2
@@ -65,12 +68,14 @@ class Rewriter:
         (sizes, share), *rest = workloads
         asked = Context(opsets, sizes, target=target)
         others = [(Context(opsets, each, target=target), part / share) for each, part in rest]
-        self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others)
+        slower = None if cache is None else self._slower
+        self.context = replace(asked, available=Available(model.nodes(), asked, cache), others=others, slower=slower)
         # parts are searched with names of their own for weights; the passes see the model's, whose
         # values are known
         self.known = replace(self.context, weights=self.weights, _legal={})
         self.term = Weighted(self.context, workloads, cache, executor)
         self.cost = Cost(self.term)
+        self._compared: dict[tuple[tuple[Node, ...], tuple[Node, ...]], bool] = {}
         self.proved = proved
         self.stages = pass_order(equations, proved)
         self._joint = {stage: joint(stage) for stage in self.stages}
@@ -118,6 +123,22 @@ class Rewriter:
         folded, rest = self._fold(normal, outputs)
         searched, last = self._simplified(folded, [standard, large, every])
         return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
+
+    def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
+        """Whether terms were measured to be slower than those that they would replace: by the cost
+        of each in its setting, and then, as these sums vary, as models of their own that run in
+        turn. Asked once for each pair, and of no new one once the time for measurements is over.
+        """
+        key = tuple(before), tuple(after)
+        if key not in self._compared:
+            if self.term.late:
+                return False
+            self._compared[key] = self.cost(after) > self.cost(before) and self._slower_in_turn(key)
+        return self._compared[key]
+
+    def _slower_in_turn(self, both: tuple[Sequence[Node], Sequence[Node]]) -> bool:
+        times = self.term.in_turn(both, EACH)
+        return times is not None and times[1] > CLEAR * times[0]
 
     def candidate(self, name: str, model: Model, steps: Sequence[RewriteStep] = ()) -> ModelCandidate:
         """A candidate with its predicted cost on this target."""

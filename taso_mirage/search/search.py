@@ -257,7 +257,7 @@ def _limit(budget: Budget, whole: Budget | None, popped: int, idle: int) -> str:
         return "time"
     if popped >= budget.states_per_part:
         return "number of states"
-    return "patience" if idle > budget.patience else ""
+    return "nothing better found in a while" if idle > budget.patience else ""
 
 
 def finalists_of(first: SearchState, prices: Mapping[SearchState, float], budget: Budget) -> list[SearchState]:

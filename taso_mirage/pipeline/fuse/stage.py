@@ -150,9 +150,15 @@ class _Stage:
         seconds = {**self.result.seconds, "kernels": time.monotonic() - self.budget.start}
         self.result, self.base = (replace(each, seconds=seconds) for each in (self.result, self.base))
         if model is None:
-            none = f"no kernels: of {len(self.kinds)} kinds of regions none makes the model measurably faster"
-            return self.result.noted(*self.notes, none)
+            return self.result.noted(*self.notes, self._none())
         return self._checked(model)
+
+    def _none(self) -> str:
+        """Why there is no kernel."""
+        if not self.kinds:
+            return "no kernels: no part of the model can be one"
+        tried = f"{len(self.kinds)} different parts" if len(self.kinds) > 1 else "one part"
+        return f"no kernels: {tried} of the model could be one, and none makes the model measurably faster"
 
     # ------------------------------------------------------------ kernels
 

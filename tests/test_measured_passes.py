@@ -1,0 +1,111 @@
+"""Passes into the runtime's own operators, which are left out where they were measured to be slower
+than what they replace. Clocks are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import onnx
+import pytest
+from test_cost import Here
+from test_optimize import F, model, ops, w
+
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.measure.target import CPU
+from taso_mirage.operators.ops import term
+from taso_mirage.search.rewriter import Rewriter
+from taso_mirage.search.rulesets import rules
+
+FUSED = "SkipLayerNormalization"
+
+
+class Clock(Here):
+    """A machine on which every operator takes a microsecond, but for one. The runtime itself makes
+    one node of an addition and a norm where it is `joining`."""
+
+    def __init__(self, fused: float, joining: bool = False) -> None:
+        super().__init__()
+        self.fused, self.joining = fused, joining
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls.append(fn.__name__)
+        done: Future[Any] = Future()
+        if fn.__name__ == "device_key":
+            done.set_result("a clock")
+        elif fn.__name__ == "in_turn":
+            done.set_result([self.seconds(content) for content in args[0]])
+        elif fn.__name__ == "counted_nodes":
+            done.set_result(len(onnx.load_from_string(args[0]).graph.node))
+        else:
+            done.set_result(self.seconds(args[0]))
+        return done
+
+    def seconds(self, content: bytes) -> float:
+        names = [n.op_type for n in onnx.load_from_string(content).graph.node]
+        if self.joining and "Add" in names and "LayerNormalization" in names:
+            return self.fused
+        return sum(self.fused if name == FUSED else 1e-6 for name in names)
+
+
+def layers(count: int = 3, seen: bool = True) -> Model:
+    """Sums with a norm each, as a transformer has them; the sum is used by the next one, too, where
+    it is `seen`."""
+    x = variable("x", Tensor(F, (2, 16, 64)))
+    state = x
+    for i in range(count):
+        total = term("add", state, term("tanh", state))
+        norm = term("layer_norm", total, w(64, name=f"g{i}"), w(64, name=f"b{i}"), axis=2)
+        state = term("add", term("sqrt", norm), total) if seen else term("sqrt", norm)
+    return model((x,), (state,))
+
+
+def passed(made: Model, clock: Clock | None, deadline: float | None = None) -> tuple[list[str], list[str]]:
+    """The operators after the passes, and the names of the steps."""
+    cache = None if clock is None else CostCache(None)
+    rewriter = Rewriter(made, CPU, (({}, 1.0),), tuple(rules()), {}, cache, clock)
+    if deadline is not None:
+        rewriter.term.measure_until(deadline)
+    candidate = rewriter.passes()[2]
+    return ops(candidate.model.graph.outputs), [name for s in candidate.steps for name in s.equations]
+
+
+def fusions(found: tuple[list[str], list[str]]) -> int:
+    return sum(op.startswith("skip_layer_norm") for op in found[0])
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize(("fused", "expected"), [(50e-6, 0), (1e-6, 3)])
+def test_a_fusion_that_is_measured_slower_is_not_made(fused: float, expected: int, seen: bool) -> None:
+    assert fusions(passed(layers(seen=seen), Clock(fused))) == expected
+
+
+def test_a_pair_is_compared_once_for_all_its_places() -> None:
+    clocks = [Clock(50e-6) for _ in range(2)]
+    for clock, count in zip(clocks, (2, 8), strict=True):
+        assert fusions(passed(layers(count), clock)) == 0
+    assert clocks[0].calls.count("in_turn") == clocks[1].calls.count("in_turn") > 0
+
+
+def test_what_the_sums_of_costs_say_is_confirmed() -> None:
+    """The runtime makes the fusion itself: both take the same time as models of their own, so the
+    smaller graph is taken."""
+    assert fusions(passed(layers(seen=False), Clock(50e-6, joining=True))) == 3
+
+
+def test_without_measurements_and_after_the_time_for_them_a_roofline_decides() -> None:
+    assert fusions(passed(layers(), None)) == 3
+    clock = Clock(50e-6)
+    assert fusions(passed(layers(), clock, deadline=0.0)) == 3
+    assert "in_turn" not in clock.calls
+
+
+def test_laws_of_standard_operators_are_not_compared() -> None:
+    x = variable("x", Tensor(F, (2, 3)))
+    y: Node = term("mul", term("relu", term("relu", x)), constant(1.0, F))
+    clock = Clock(50e-6)
+    assert passed(model((x,), (y,)), clock)[0] == ["relu"]
+    assert "in_turn" not in clock.calls

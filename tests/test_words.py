@@ -1,0 +1,128 @@
+"""What users read: plain words, and nothing that looks like a gain where there is none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from htmlpage import Page
+
+from taso_mirage import errors
+from taso_mirage.errors import CheckFailed
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.measure.timing import Timing
+from taso_mirage.onnx_io import load
+from taso_mirage.onnx_io.build import standalone
+from taso_mirage.operators.ops import term
+from taso_mirage.operators.work import count
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse.stage import _Stage
+from taso_mirage.report import html, summary
+from taso_mirage.report.inspection import inspection, show_inspection
+from taso_mirage.report.result import PlacedKernels, Result
+from taso_mirage.search.config import Config
+from taso_mirage.search.mutations import Mutations
+from taso_mirage.search.search import Budget, SearchStatistics, _limit
+
+HOME = Path(__file__).parents[1]
+FASTER, SLOWER = Timing(1.07, 1.0, 1.07, 1.06, 1.08, 40), Timing(1.0, 1.25, 0.8, 0.7, 0.9, 40)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    found = optimize_model(load(HOME / "models" / "mini_transformer.onnx"), Config(budget=5, measure=False))
+    return replace(found, timing=FASTER)
+
+
+def first_fact(result: Result) -> tuple[str, str]:
+    """How the page's first fact looks, and what it says."""
+    content = html.page(result, [], Path("m.onnx"), [], ["taso-mirage"], {})
+    Page(content)
+    (found,) = re.findall(r'<ul class="facts (\w+)">\s*<li>([^<]*)</li>', content)
+    return found[0], found[1]
+
+
+def test_only_a_gain_that_passed_the_check_is_green(result: Result) -> None:
+    failed = replace(result, failure=CheckFailed("the check failed"))
+    kept = replace(failed, steps=(), changed=False, model=result.original, timing=None)
+    assert first_fact(result) == ("won", "1.07 times as fast")
+    look, said = first_fact(failed)
+    assert look == "failed"
+    assert said == "check failed: a rewrite was left out; the rest is 1.07 times as fast"
+    assert first_fact(kept) == ("failed", "check failed: the original is kept")
+    assert first_fact(replace(kept, failure=None))[0] == "kept"
+    assert first_fact(replace(result, timing=SLOWER))[0] == "kept"
+    style = (HOME / "taso_mirage" / "report" / "templates" / "page.css").read_text()
+    assert [line for line in style.splitlines() if "var(--after); border" in line] == [
+        ".facts.won li:first-child { color: var(--paper); background: var(--after); border-color: var(--after); }"
+    ]
+    for each, bar in ((result, "after"), (failed, "failed")):
+        assert f'<rect class="{bar}"' in html.page(each, [], Path("m.onnx"), [], ["taso-mirage"], {})
+
+
+def test_the_table_and_the_data_say_that_the_check_failed(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = replace(result, failure=CheckFailed("the check failed"))
+    for each, head in ((result, "optimized"), (failed, "without what failed")):
+        summary.show(each, Path("m.onnx"), [])
+        assert head in capsys.readouterr().out
+    assert summary.result_data(failed, Path("m.onnx"), [])["failure"] == "the check failed"
+    assert summary.result_data(result, Path("m.onnx"), [])["failure"] is None
+
+
+def test_the_line_of_the_search_is_plain(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    why = _limit(Budget(60, patience=0), None, 5, 1)
+    statistics = SearchStatistics(3, 2, 7, 9, {why: 2})
+    looked = Mutations(programs=7, mutants=12, seconds=1.5)
+    summary.show(replace(result, statistics=statistics, mutations=looked), Path("m.onnx"), [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "search: parts: 3, 2 of them different; states: 7; matches: 9; seconds:" in printed
+    assert "ended: nothing better found in a while (2)" in printed
+    assert "mutants: 12 looked at, of 7 costly programs, 0 faster on their own, 1.50 seconds" in printed
+
+
+def test_a_kernels_gain_says_against_what() -> None:
+    assert str(PlacedKernels(((("softmax", "mul"), 2),), 1.147)) == (
+        "kernel for softmax mul in 2 places: the whole model is 1.147 times as fast with it as without it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (0, "no kernels: no part of the model can be one"),
+        (1, "no kernels: one part of the model could be one, and none makes the model measurably faster"),
+        (4, "no kernels: 4 different parts of the model could be one, and none makes the model measurably faster"),
+    ],
+)
+def test_why_there_is_no_kernel(kinds: int, said: str) -> None:
+    stage: Any = SimpleNamespace(kinds=dict.fromkeys(range(kinds)))
+    assert _Stage._none(stage) == said
+
+
+def test_nothing_moves_fewer_bytes_than_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """At sizes on which a model does not run, a dim that it computes may be below 0."""
+    assert count(Tensor("float32", (4, -2, 3))) == 0
+    x = variable("x", Tensor("float32", (symbol("n") - 9, 4)))
+    y = term("relu", x)
+    model = standalone(Graph((x,), (y,)), {"": 17})
+    sizes = {"n": 8, **{f"d_{i}": 8 for i in range(20)}}
+    found = inspection(model, sizes)
+    assert found["operators"]["relu"] == {"count": 1, "flops": 0, "bytes": 0}
+    show_inspection(found, Path("m.onnx"))
+    assert "n=8, d_0=8" in (printed := capsys.readouterr().out)
+    assert "and 13 more" in printed
+    assert "d_19" not in printed
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    line = (HOME / "README.md").read_text().split("- Exit codes:")[1].split("\n- ")[0].split("\n\n")[0]
+    listed = {int(code) for code in re.findall(r"(?:^|, )(\d+) ", " ".join(line.split()))}
+    made = {each.exit_code for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "exit_code")}
+    texts = [path.read_text() for path in (HOME / "taso_mirage" / "cli").glob("*.py")]
+    made |= {int(code) for text in texts for code in re.findall(r"sys\.exit\((\d+)\)", text)}
+    assert made | {0} <= listed
