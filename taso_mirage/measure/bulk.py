@@ -1,5 +1,5 @@
-"""Sizes at which a model has no float64 reference: a tensor that is too large to be made, or a window
-that does not fit."""
+"""Sizes at which a model has no float64 reference: a tensor is too large to be made, or a window
+does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import sized
 
-MOST = 4e9
+LARGEST_TENSOR = 4e9
 """Bytes of one tensor in the float64 reference. Larger ones fill the memory, or come from a size
 that nobody meant: a slice to 1000000000 that was taken for a dim."""
 
@@ -26,8 +26,10 @@ def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
     for node in model.nodes():
         types = node.type if isinstance(node.type, tuple) else (node.type,)
         for type in types if node.op != "weight" else ():
-            dims = _dims(type, sizes) if isinstance(type, Tensor) else None
-            if dims is not None and (count := _bytes(type.dtype) * prod(dims)) > MOST:
+            if not isinstance(type, Tensor):
+                continue
+            dims = _dims(type, sizes)
+            if dims is not None and (count := _bytes(type.dtype) * prod(dims)) > LARGEST_TENSOR:
                 shown = ", ".join(map(str, dims))
                 return (
                     f"{_called(model, node)} gives {type.dtype}[{shown}], {count / 1e9:.1f} GB in the float64 reference"

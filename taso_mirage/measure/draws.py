@@ -3,7 +3,8 @@
 Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside
 their integers: a sampling rate, a length or an id cannot be made up. Elsewhere inputs are random at
 the sizes that were asked for (three seeds), and, as far as the original runs there, with wide and
-with extreme integers and at further sizes of every dynamic dim.
+with extreme integers, with other values of scalars that choose a branch, and at further sizes of
+every dynamic dim.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefuse
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float, numpy_dtype
-from taso_mirage.measure.bulk import MOST, too_large
+from taso_mirage.measure.bulk import LARGEST_TENSOR, too_large
 from taso_mirage.measure.extremes import may_be_extreme
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
-from taso_mirage.measure.refusals import made_up, refused, shown_sizes
+from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
 from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
@@ -49,9 +50,9 @@ class Drawn:
 
 
 def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
-    """For every dynamic dim a larger and a smaller size, the others at their base; and what is tried
-    where neither runs: with other dims that have to agree, multiples, and all dims of that size at
-    once."""
+    """For every dynamic dim a larger and a smaller size, the others at their base; and what is
+    tried where neither runs: with other dims that have to agree, multiples, and all dims of that
+    size at once."""
     asked = relations(model)
     for name in model.symbols():
         size = base[name]
@@ -202,7 +203,7 @@ class InputDraws:
 
     def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> Drawn:
         if (why := too_large(self.model, sizes)) is not None:
-            raise NoReference(f"{why}, more than {MOST / 1e9:g} GB; give smaller sizes with --shape")
+            raise NoReference(f"{why}, more than {LARGEST_TENSOR / 1e9:g} GB; give smaller sizes with --shape")
         try:
             inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
             return Drawn(name, inputs, self.session.run(inputs), sizes)
@@ -300,4 +301,4 @@ class InputDraws:
         return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))
 
     def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
-        return refused(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes), why)
+        return refusal(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes), why)

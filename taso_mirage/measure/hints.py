@@ -10,10 +10,10 @@ from taso_mirage.ir.dims import symbol, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, is_float
 
-BATCH, SEQUENCE, PAST, IMAGE, SAMPLES, CHANNELS = 1, 128, 256, 224, 16_000, 3
+BATCH_SIZE, SEQUENCE, PAST, IMAGE, SAMPLES, CHANNELS = 1, 128, 256, 224, 16_000, 3
 WORDS: tuple[tuple[frozenset[str], int], ...] = (
     (frozenset("past cache cached kv".split()), PAST),
-    (frozenset("batch batchsize batches bs".split()), BATCH),
+    (frozenset("batch batchsize batches bs".split()), BATCH_SIZE),
     (frozenset("sample samples audio wav waveform speech".split()), SAMPLES),
     (frozenset("sequence seq seqlen length len token tokens text".split()), SEQUENCE),
     (frozenset("height width".split()), IMAGE),
@@ -32,19 +32,19 @@ def hints(model: Model, default: int) -> dict[str, int]:
         for axis, dim in enumerate(node.tensor.shape or ()):
             for name in sorted(symbols(dim)):
                 found.setdefault(name, _hint(name, node, axis if dim == symbol(name) else None, default))
-    totals = [name for name in found if "total" in words(name)]
+    totals = [name for name in found if "total" in words_of(name)]
     past = [size for name, size in found.items() if size == PAST and name not in totals][:1]
     new = [size for name, size in found.items() if size == SEQUENCE and name not in totals][:1]
     return found | {name: past[0] + new[0] for name in totals if past and new}
 
 
-def words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """The words that a name consists of: `pastSequence_len` has three."""
     return re.sub(r"([a-z])([A-Z])", r"\1 \2", name).replace("_", " ").replace(".", " ").lower().split()
 
 
 def _hint(name: str, node: Node, axis: int | None, default: int) -> int:
-    own = {*words(name)}
+    own = {*words_of(name)}
     for known, size in WORDS:
         if own & known:
             return size
@@ -59,14 +59,14 @@ def _hint(name: str, node: Node, axis: int | None, default: int) -> int:
 
 def _place(node: Node, axis: int, rank: int) -> int | None:
     """What the place of a dim without a name of its own suggests."""
-    own = {*words(str(node.attr("name")))}
+    own = {*words_of(str(node.attr("name")))}
     if axis in image_axes(node):
         return IMAGE
     if axis == rank - 1 and own & SOUND and is_float(node.dtype):
         return SAMPLES
     if axis == 1 and rank == 2 and not is_float(node.dtype):
         return SEQUENCE
-    return BATCH if axis == 0 and rank >= 2 else None
+    return BATCH_SIZE if axis == 0 and rank >= 2 else None
 
 
 def image_axes(node: Node) -> tuple[int, ...]:

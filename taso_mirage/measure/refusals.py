@@ -29,7 +29,7 @@ def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept
     )
 
 
-def refused(
+def refusal(
     model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str], why: str, trials: int = 1
 ) -> InvalidOption:
     """The error; `trials`: how many runs were tried in all."""

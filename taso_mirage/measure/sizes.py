@@ -2,8 +2,8 @@
 
 The first trial has the sizes that names suggest (`hints.py`) and that agree (`relations.py`). Where
 the runtime refuses it, others follow: all alike, usual images and lengths, then one dim after the
-other, and again from there where another node failed. What the user gave stays. A scalar that chooses a branch
-has the first value that runs, of those that the model compares it with, 0 and 1.
+other, and again from there where another node failed. What the user gave stays. A scalar that
+chooses a branch has the first value that runs, of those that the model compares it with, 0 and 1.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.measure.bulk import too_large, too_small
-from taso_mirage.measure.hints import BATCH, image_axes, words
+from taso_mirage.measure.hints import BATCH_SIZE, image_axes, words_of
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.refusals import refused
+from taso_mirage.measure.refusals import refusal
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
@@ -45,7 +45,7 @@ CHOICES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledSizes:
     """What a model runs at: sets of sizes with their shares, values of scalars that choose a
     branch, and what is said of that."""
 
@@ -106,7 +106,7 @@ def _fits(value: int, dtype: str) -> bool:
 
 def settle(
     model: Model, session: Session, asked: Workloads, held: Mapping[str, int], default: int, kept: Arrays
-) -> Settled:
+) -> SettledSizes:
     """Sizes and scalars that the original runs at.
 
     `asked`: the sets of sizes so far, the heaviest first; `held`: those of the first set that the
@@ -116,15 +116,15 @@ def settle(
     scalars = {name: values for name, values in choices(model).items() if name not in kept}
     free = [name for name in first if name not in held]
     if not (free or scalars) or not all(_can_be_made(n, kept) for n in model.graph.inputs):
-        return Settled(asked, {})
+        return SettledSizes(asked, {})
     looked = _Trials(model, session, kept, scalars)
     candidates = _Candidates(model, relations(model), first, free, default)
     found = _search(looked, candidates)
     if found is None:
         tried = looked.made[0]
         asked_for = replace(model, sizes=tried.sizes, integers=tried.integers)
-        raise refused(asked_for, tried.sizes, held, kept, tried.why, len(looked.made))
-    return Settled(_with(asked, found.sizes, free), found.integers, looked.said(found))
+        raise refusal(asked_for, tried.sizes, held, kept, tried.why, len(looked.made))
+    return SettledSizes(_with(asked, found.sizes, free), found.integers, looked.said(found))
 
 
 def _with(asked: Workloads, sizes: Mapping[str, int], free: Sequence[str]) -> Workloads:
@@ -174,7 +174,7 @@ class _Candidates:
         images = [name for name in self.free if name in self._of_images()]
         leading = [name for name in self.free if name in self._leading()]
         lengths = [name for name in self.free if name not in leading]
-        for batch in ({}, dict.fromkeys(leading, BATCH)):
+        for batch in ({}, dict.fromkeys(leading, BATCH_SIZE)):
             for n in IMAGES if images else ():
                 yield self._all(images, n, batch)
             for n in LENGTHS if lengths else ():
@@ -202,7 +202,7 @@ class _Candidates:
     def _leading(self) -> set[str]:
         """The first dims of inputs of more ranks, and those that are called a batch."""
         inputs = [n for n in self.model.graph.inputs if n.tensor.shape is not None and len(n.shape) > 1]
-        return {str(n.shape[0]) for n in inputs} | {name for name in self.free if "batch" in words(name)}
+        return {str(n.shape[0]) for n in inputs} | {name for name in self.free if "batch" in words_of(name)}
 
 
 @dataclass
@@ -280,7 +280,7 @@ def _failed(why: str) -> str:
 
 def _has_shape(model: Model, name: str, value: Any, sizes: Mapping[str, int]) -> bool:
     node = next(n for n in model.graph.inputs if n.attr("name") == name)
-    return np.shape(value) == tuple(evaluate(d, sizes) for d in node.tensor.shape or ())
+    return tuple(np.shape(value)) == tuple(evaluate(d, sizes) for d in node.tensor.shape or ())
 
 
 def _shown(trial: SizeTrial) -> str:

@@ -17,7 +17,7 @@ from taso_mirage.measure.cost_cache import CostCache, cache_path
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads, learned, workloads
-from taso_mirage.measure.sizes import Settled, kept_integers, settle
+from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.search.passes import runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
@@ -129,7 +129,7 @@ def weighted_sizes(model: Model, config: Config) -> list[tuple[dict[str, int], f
     return workloads(model, config.shapes, config.inputs, config.default_size)
 
 
-def settled_sizes(model: Model, session: Session, config: Config) -> Settled:
+def settled_sizes(model: Model, session: Session, config: Config) -> SettledSizes:
     """The sets of sizes, and scalars, at which the original runs."""
     asked = weighted_sizes(model, config)
     held = {**learned(model, config.inputs), **heaviest(config.shapes)}
