@@ -56,6 +56,7 @@ HEAVY = {
     },
     "onnx_ir": {
         "onnx_io/build.py",
+        "onnx_io/compared.py",
         "onnx_io/files.py",
         "onnx_io/inference.py",
         "onnx_io/kernels.py",

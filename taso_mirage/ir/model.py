@@ -47,7 +47,8 @@ class Origin:
 @dataclass(frozen=True)
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
-    no definition here."""
+    no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
+    scalars that choose a branch."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -58,6 +59,7 @@ class Model:
     origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
     opaque: Mapping[Node, str] = field(default_factory=dict, repr=False)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    integers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -94,7 +96,8 @@ def random_inputs(
     extreme: Collection[str] = (),
     kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans.
+    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans,
+    the model's own `integers`.
 
     `sizes` fixes symbols.
 
@@ -107,7 +110,9 @@ def random_inputs(
     found: dict[str, NDArray[Any]] = dict(kept or {})
     for node in model.graph.inputs:
         name = node.attr("name")
-        if name not in found:
+        if name in model.integers and name not in found and not wide and name not in extreme:
+            found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
+        elif name not in found:
             found[name] = random_array(node, rng, known, wide, name in extreme)
     return found
 

@@ -45,9 +45,10 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
-from taso_mirage.measure.draws import SEEDS, InputDraws, shown_sizes, sizes_to_try
+from taso_mirage.measure.draws import SEEDS, InputDraws
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import Session, open_in_child
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.targets.machine import cores
@@ -65,7 +66,6 @@ __all__ = [
     "first_bad",
     "repeatable",
     "shown_sizes",
-    "sizes_to_try",
 ]
 FACTOR = 4.0
 FLOOR = {8: 64.0, 4: 64.0, 2: 4.0, 1: 1.0}

@@ -3,26 +3,31 @@
 Where the user's inputs have the sizes that are asked for, nothing is drawn but other floats beside
 their integers: a sampling rate, a length or an id cannot be made up. Elsewhere inputs are random at
 the sizes that were asked for (three seeds), and, as far as the original runs there, with wide and
-with extreme integers and at further sizes of every dynamic dim.
+with extreme integers, with other values of scalars that choose a branch, and at further sizes of
+every dynamic dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused
-from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float, numpy_dtype
+from taso_mirage.measure.bulk import LARGEST_TENSOR, too_large
 from taso_mirage.measure.extremes import may_be_extreme
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
+from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
+from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
+from taso_mirage.measure.sizes import choices
 
 SEEDS = (1, 2, 3)
 LISTED = 6
@@ -44,20 +49,19 @@ class Drawn:
     extreme: bool = False
 
 
-def sizes_to_try(model: Model, base: Mapping[str, int]) -> list[dict[str, int]]:
-    """The base sizes, then for every dynamic dim a larger and a smaller size, the others at their
-    base."""
-    found = [dict(base)]
+def moves(model: Model, base: Mapping[str, int]) -> Iterator[tuple[str, list[dict[str, int]], list[dict[str, int]]]]:
+    """For every dynamic dim a larger and a smaller size, the others at their base; and what is
+    tried where neither runs: with other dims that have to agree, multiples, and all dims of that
+    size at once."""
+    asked = relations(model)
     for name in model.symbols():
-        for size in (base[name] + 3, max(1, base[name] - 1)):
-            if {**base, name: size} not in found:
-                found.append({**base, name: size})
-    return found
-
-
-def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """`batch=8, sequence=128`."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+        size = base[name]
+        near = [{**base, name: n} for n in (size + 3, max(1, size - 1))]
+        along = [agreed(each, asked, [name]) for each in near]
+        multiples = [agreed({**base, name: n}, asked, [name]) for n in (2 * size, size + 32, size // 2) if n]
+        equal = [other for other in base if base[other] == size]
+        together = [agreed({**base, **dict.fromkeys(equal, n)}, asked, equal) for n in (size + 3, 2 * size)]
+        yield name, near, [*along, *multiples, *together]
 
 
 def fitting(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays | None:
@@ -86,6 +90,11 @@ def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Ar
         if np.shape(value) == tuple(evaluate(d, known) for d in node.shape):
             found[node.attr("name")] = value
     return found
+
+
+def _listed(said: Collection[str]) -> str:
+    more = f" and {len(said) - LISTED} more" if len(said) > LISTED else ""
+    return "; ".join([*said][:LISTED]) + more
 
 
 def _floats(model: Model) -> list[Node]:
@@ -135,6 +144,8 @@ class InputDraws:
         self.model, self.session, self.base, self.given, self.others = model, session, dict(base), given, others
         self.fixed = {*fixed, *learned(model, given)}
         self._skipped: dict[str, None] = {}
+        self._moved: dict[str, None] = {}
+        self._fixed_here: list[str] = []
 
     def __iter__(self) -> Iterator[Drawn]:
         self._only_tensors()
@@ -154,17 +165,20 @@ class InputDraws:
             yield from self._further()
 
     def notes(self) -> list[str]:
-        """A line about the further sizes that were left out."""
-        if not self._skipped:
-            return []
-        listed = [*self._skipped][:LISTED]
-        more = f" and {len(self._skipped) - LISTED} more" if len(self._skipped) > LISTED else ""
-        return [f"the check left out {'; '.join(listed)}{more}: the original does not run there"]
+        """What the base was, which further sizes were checked, and which were left out."""
+        base = shown_sizes({**self.base, **self.model.integers})
+        found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
+        if self._skipped:
+            found.append(f"the check left out {_listed(self._skipped)}: the original does not run there")
+        if self._fixed_here:
+            found.append(f"no other size of {', '.join(self._fixed_here)} was checked: the original ran at none tried")
+        return found
 
     def unusable(self, drawn: Drawn, error: Exception) -> None:
         """The reference does not take inputs that the original runs on."""
         if not drawn.needed:
             self._skip(drawn.sizes)
+            self._moved.pop(shown_sizes(self._differing(drawn.sizes)), None)
         elif (
             isinstance(error, NoReference)
             or any(drawn.inputs is g for g in self.given)
@@ -188,6 +202,8 @@ class InputDraws:
             yield self._drawn(f"random inputs {seed}", seed, self.base)
 
     def _drawn(self, name: str, seed: int, sizes: Mapping[str, int]) -> Drawn:
+        if (why := too_large(self.model, sizes)) is not None:
+            raise NoReference(f"{why}, more than {LARGEST_TENSOR / 1e9:g} GB; give smaller sizes with --shape")
         try:
             inputs = random_inputs(self.model, seed, sizes, kept=_kept(self.model, self.given, sizes))
             return Drawn(name, inputs, self.session.run(inputs), sizes)
@@ -212,11 +228,40 @@ class InputDraws:
             wide = random_inputs(self.model, SEEDS[-1] + 1, self.base, wide=True, kept=kept)
             yield from self._tried("random inputs with wide integers", wide, self.base, sizes=False)
         yield from self._extreme([n for n in may_be_extreme(self.model) if n not in kept], kept)
-        for sizes in sizes_to_try(self.model, self.base)[1:]:
-            if sizes not in self.others:
-                kept = _kept(self.model, self.given, sizes)
-                inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
-                yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes)
+        yield from self._choices(kept)
+        seen = [self.base, *self.others]
+        for name, near, instead in moves(self.model, self.base):
+            ran = any(each[name] != self.base[name] for each in self.others)
+            for sizes in near:
+                if sizes not in seen:
+                    seen.append(sizes)
+                    found = list(self._at(sizes))
+                    yield from found
+                    ran |= bool(found)
+            for sizes in () if ran else instead:
+                if sizes not in seen and sizes[name] != self.base[name]:
+                    seen.append(sizes)
+                    found = list(self._at(sizes, said=False))
+                    yield from found
+                    if ran := bool(found):
+                        break
+            self._fixed_here += [] if ran else [name]
+
+    def _choices(self, kept: Arrays) -> Iterator[Drawn]:
+        """Each scalar that may choose a branch at every value that the model compares it with."""
+        for name, values in choices(self.model).items():
+            for value in values if name not in kept else ():
+                if value != self.model.integers.get(name):
+                    asked = replace(self.model, integers={**self.model.integers, name: value})
+                    inputs = random_inputs(asked, SEEDS[-1] + 4, self.base, kept=kept)
+                    yield from self._tried(f"random inputs with {name}={value}", inputs, self.base, sizes=False)
+
+    def _at(self, sizes: Mapping[str, int], said: bool = True) -> Iterator[Drawn]:
+        """Random inputs at other sizes, as far as the original runs there."""
+        kept = _kept(self.model, self.given, sizes)
+        if too_large(self.model, sizes) is None:
+            inputs = random_inputs(self.model, SEEDS[-1] + 2, sizes, kept=kept)
+            yield from self._tried(f"random inputs at {shown_sizes(sizes)}", inputs, sizes, sizes=said)
 
     def _extreme(self, names: Sequence[str], kept: Arrays) -> Iterator[Drawn]:
         """All at once, or where the original does not take that (one of them is an id) each
@@ -234,39 +279,26 @@ class InputDraws:
         self, name: str, inputs: Arrays, at: Mapping[str, int], sizes: bool = True, extreme: bool = False
     ) -> Iterator[Drawn]:
         try:
-            yield Drawn(name, inputs, self.session.run(inputs), at, needed=False, extreme=extreme)
+            drawn = Drawn(name, inputs, self.session.run(inputs), at, needed=False, extreme=extreme)
         except RunFailed:
             if sizes:
                 self._skip(at)
+            return
+        if moved := self._differing(at):
+            self._moved[shown_sizes(moved)] = None
+        yield drawn
+
+    def _differing(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {name: size for name, size in sizes.items() if self.base.get(name) != size}
 
     def _skip(self, sizes: Mapping[str, int]) -> None:
-        moved = {name: size for name, size in sizes.items() if self.base.get(name) != size}
-        if moved:
+        if moved := self._differing(sizes):
             self._skipped[shown_sizes(moved)] = None
 
     # ------------------------------------------------------------ what was made up
 
     def _made_up(self, sizes: Mapping[str, int]) -> list[str]:
-        """What nobody gave: sizes, and integers."""
-        dims = {name: size for name, size in sizes.items() if name not in self.fixed}
-        kept = _kept(self.model, self.given, sizes)
-        nodes = [n for n in self.model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
-        whole = ", ".join(f"{n.attr('name')!r} ({n.type})" for n in nodes)
-        return ([f"the sizes {shown_sizes(dims)}"] if dims else []) + ([f"0 or 1 for {whole}"] if whole else [])
+        return made_up(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes))
 
     def _refused(self, sizes: Mapping[str, int], why: str) -> InvalidOption:
-        made = " and ".join(self._made_up(sizes))
-        return InvalidOption(
-            f"the model does not run on inputs that were made up: {made} were chosen here; give what it takes with {self._shapes(sizes)}"
-            f"--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
-        )
-
-    def _shapes(self, sizes: Mapping[str, int]) -> str:
-        """How to give the sizes that nobody gave: by their names, and as the shape of the first
-        input that has one of them."""
-        free = [name for name in sizes if name not in self.fixed]
-        for node in self.model.graph.inputs:
-            if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):
-                now = ",".join(str(evaluate(dim, sizes)) for dim in node.shape)
-                return f"--shape NAME:SIZE or --shape INPUT:SIZES (now {node.attr('name')}:{now}), or with "
-        return ""
+        return refusal(self.model, sizes, self.fixed, _kept(self.model, self.given, sizes), why)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.dims import learn, symbol, symbols
 from taso_mirage.ir.model import Model
+from taso_mirage.measure.hints import hints
 from taso_mirage.measure.native import Arrays
 
 Workloads = Sequence[tuple[Mapping[str, int], float]]
@@ -114,9 +115,10 @@ def workloads(
 ) -> list[tuple[dict[str, int], float]]:
     """The sets of sizes with their shares of the weight, the heaviest first.
 
-    A size for every symbol: the user's, else what the user's inputs have, else the default.
+    A size for every symbol: the user's, else what the user's inputs have, else what its name
+    suggests, else the default.
     """
-    names = model.symbols()
+    names, suggested = model.symbols(), hints(model, default)
     total = sum(weight for _, weight in shapes)
     found: list[tuple[dict[str, int], float]] = []
     for given, weight in shapes:
@@ -126,7 +128,7 @@ def workloads(
                 f"--shape names {sorted(unknown)[0]!r}, which is no dynamic dim of the model; they are: {known}"
             )
         sizes = {**learned(model, inputs), **given}
-        found.append(({name: sizes.get(name, default) for name in names}, weight / total))
+        found.append(({name: sizes.get(name, suggested[name]) for name in names}, weight / total))
     return sorted(found, key=lambda each: -each[1])
 
 

@@ -19,7 +19,7 @@ from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.kernels import dropped
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
-from taso_mirage.search.config import weighted_sizes
+from taso_mirage.search.config import settled_sizes, weighted_sizes
 from taso_mirage.search.cost import Cost
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.steps import RewriteStep, replay
@@ -64,10 +64,19 @@ def after(
     return made, (*steps, *folded)
 
 
-def pose(job: Job, model: Model) -> Problem:
-    """The problem of a model that was read."""
+def found_sizes(job: Job, model: Model, original: Session) -> tuple[Model, Workloads]:
+    """The model with sizes and scalars at which the original runs, and all sets of sizes."""
     config = job.config
-    workloads = weighted_sizes(model, config)
+    settled = settled_sizes(model, original, config)
+    job.remarks += settled.remarks
+    return replace(model, sizes=settled.workloads[0][0], integers=settled.integers), settled.workloads
+
+
+def pose(job: Job, model: Model, workloads: Workloads | None = None) -> Problem:
+    """The problem of a model that was read, at sets of sizes; at those of the options, where none
+    were found."""
+    config = job.config
+    workloads = weighted_sizes(model, config) if workloads is None else workloads
     model = replace(model, sizes=workloads[0][0])
     weights, proofs = dict(model.weights), Proofs(proofs_path(config.cache))
     cache = job.cache if config.measure else None
@@ -85,9 +94,10 @@ def rewriter_for(job: Job, problem: Problem, target: Target) -> Rewriter:
     return Rewriter(problem.model, target, problem.workloads, equations, weights, cache, job.executor, problem.proofs)
 
 
-def load_original(job: Job, problem: Problem) -> tuple[Session, bool]:
+def load_original(job: Job, model: Model) -> tuple[Session, bool]:
     """A session on the original, and whether onnx's checker takes it."""
-    return runtime.original(problem.model, problem.target), passes_checker(problem.model, problem.target)
+    target = job.config.target
+    return runtime.original(model, target), passes_checker(model, target)
 
 
 def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase], list[Arrays]]:

@@ -16,7 +16,7 @@ from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, searc
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
-from taso_mirage.pipeline.problem import Problem, load_original, pose, refer
+from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
 from taso_mirage.report.result import Result
@@ -92,8 +92,9 @@ def write(job: Job, result: Result, output: Path) -> Result:
 
 
 SEARCH = (
-    Stage("read", pose, ("model",), ("problem",)),
-    Stage("load the original", load_original, ("problem",), ("original", "valid")),
+    Stage("load the original", load_original, ("model",), ("original", "valid")),
+    Stage("sizes", found_sizes, ("model", "original"), ("sized", "workloads")),
+    Stage("read", pose, ("sized", "workloads"), ("problem",)),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
     Stage("passes", passes, ("problem",), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),

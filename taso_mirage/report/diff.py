@@ -18,7 +18,7 @@ from taso_mirage.measure.check import CheckCase, Difference, check_cases, compar
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
-from taso_mirage.search.config import Config, representative
+from taso_mirage.search.config import Config, settled_sizes
 
 SHOWN = 20
 """Terms, weights and outputs that are listed one by one."""
@@ -122,9 +122,11 @@ def numbers(
     outputs at every run.
     """
     sizes = _corresponding(a, b)
-    base = representative(a, Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs)))
-    model = replace(a, sizes=base)
-    first, second = (original(m, target) for m in (model, b))
+    first, second = (original(m, target) for m in (a, b))
+    config = Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs))
+    settled = settled_sizes(a, first, config)
+    base = dict(settled.workloads[0][0])
+    model = replace(a, sizes=base, integers=settled.integers)
     prepared = list(check_cases(model, first, base, inputs))
     if not repeatable(first, prepared[0]):
         raise CheckFailed("the first model gives other outputs at every run, so nothing can be compared")

@@ -15,7 +15,9 @@ from taso_mirage.measure import remote
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import CostCache, cache_path
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.shapes import Workloads, workloads
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.shapes import Workloads, learned, workloads
+from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.search.passes import runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
@@ -125,6 +127,18 @@ def weighted_sizes(model: Model, config: Config) -> list[tuple[dict[str, int], f
     """The sets of sizes that the model is measured at, each with its share; the one that weighs
     most comes first."""
     return workloads(model, config.shapes, config.inputs, config.default_size)
+
+
+def settled_sizes(model: Model, session: Session, config: Config) -> SettledSizes:
+    """The sets of sizes, and scalars, at which the original runs."""
+    asked = weighted_sizes(model, config)
+    held = {**learned(model, config.inputs), **heaviest(config.shapes)}
+    return settle(model, session, asked, held, config.default_size, kept_integers(model, config.inputs))
+
+
+def heaviest(shapes: Workloads) -> Mapping[str, int]:
+    """The sizes of the set that weighs most."""
+    return max(shapes, key=lambda each: each[1])[0]
 
 
 def representative(model: Model, config: Config) -> dict[str, int]:

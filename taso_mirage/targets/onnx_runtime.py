@@ -9,6 +9,7 @@ of measurements. A value that ORT_DISABLE_TELEMETRY has is left as it is.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -119,9 +120,15 @@ def refused(what: str, error: Exception, runtime: str = "ONNX Runtime") -> RunFa
     return (RunFailed if short else RunRefused)(f"{runtime} cannot {what} the model: {first_line(error)}")
 
 
+PLACE = re.compile(r"/\S*onnxruntime\S*:\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? ")
+"""Where in its own source the runtime found an error, and in which function."""
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 400 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
+    """The first line of an error's text, at most 400 characters, without places in the runtime's
+    source: what it says of dims comes after them."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return PLACE.sub("", line)[:400]
 
 
 def installed_providers() -> list[str]:

@@ -1,0 +1,52 @@
+"""What is said where a model does not run at what was made up for it: that, the runtime's reason,
+and what to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.dims import evaluate, symbols
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import is_float
+
+
+def shown_sizes(sizes: Mapping[str, int]) -> str:
+    """`batch=8, sequence=128`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str]) -> list[str]:
+    """What nobody gave: sizes, and integers."""
+    dims = {name: size for name, size in sizes.items() if name not in fixed}
+    nodes = [n for n in model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
+    drawn = ", ".join(f"{n.attr('name')!r} ({n.type})" for n in nodes if n.attr("name") not in model.integers)
+    chosen = [f"{n.attr('name')}={model.integers[n.attr('name')]}" for n in nodes if n.attr("name") in model.integers]
+    return (
+        ([f"the sizes {shown_sizes(dims)}"] if dims else [])
+        + ([f"0 or 1 for {drawn}"] if drawn else [])
+        + ([", ".join(chosen)] if chosen else [])
+    )
+
+
+def refusal(
+    model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept: Collection[str], why: str, trials: int = 1
+) -> InvalidOption:
+    """The error; `trials`: how many runs were tried in all."""
+    made = " and ".join(made_up(model, sizes, fixed, kept))
+    others = f"; {trials - 1} other trials did not run either" if trials > 1 else ""
+    return InvalidOption(
+        f"the model does not run on inputs that were made up: {made} were chosen here{others}; give what it takes "
+        f"with {_shapes(model, sizes, fixed)}--inputs FILE.npz. {why[:1].upper()}{why[1:]}"
+    )
+
+
+def _shapes(model: Model, sizes: Mapping[str, int], fixed: Collection[str]) -> str:
+    """How to give the sizes that nobody gave: by their names, and as the shape of the first input
+    that has one of them."""
+    free = [name for name in sizes if name not in fixed]
+    for node in model.graph.inputs:
+        if any(name in symbols(dim) for dim in node.tensor.shape or () for name in free):
+            now = ",".join(str(evaluate(dim, sizes)) for dim in node.shape)
+            return f"--shape NAME:SIZE or --shape INPUT:SIZES (now {node.attr('name')}:{now}), or with "
+    return ""

@@ -1,0 +1,63 @@
+"""Which numbers a model compares its integer inputs with: values that choose a branch."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io.walk import graphs_inside
+
+COMPARES = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual".split())
+CARRIES = frozenset("Cast Identity Squeeze Unsqueeze Reshape Flatten".split())
+"""Operators that give the same number."""
+
+
+def compared_numbers(model: Model) -> dict[str, list[int]]:
+    """For every input that is compared with whole numbers, in the model or in a body of one of its
+    nodes, these numbers."""
+    source: ir.Model = model.header
+    found: dict[str, list[int]] = {}
+    for part in graphs_inside(source):
+        for node in part:
+            if node.domain == "" and node.op_type in COMPARES and len(node.inputs) == 2:
+                for value, other in (node.inputs, node.inputs[::-1]):
+                    name, number = _input(value), _number(other)
+                    if name is not None and number is not None and number not in found.setdefault(name, []):
+                        found[name].append(number)
+    return found
+
+
+def _input(value: ir.Value | None) -> str | None:
+    """The input of the model that a value is."""
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type not in CARRIES or not producer.inputs:
+            return None
+        value = producer.inputs[0]
+    return str(value.name) if value is not None and value.is_graph_input() else None
+
+
+def _number(value: ir.Value | None) -> int | None:
+    """The whole number that a value always is."""
+    while value is not None and value.const_value is None:
+        producer = value.producer()
+        if producer is None or producer.op_type not in {*CARRIES, "Constant"}:
+            return None
+        if producer.op_type == "Constant":
+            return _written(producer)
+        value = producer.inputs[0]
+    return None if value is None or value.const_value is None else _whole(value.const_value)
+
+
+def _written(node: ir.Node) -> int | None:
+    attributes = node.attributes
+    if "value" in attributes and not attributes["value"].is_ref():
+        return _whole(attributes["value"].as_tensor())
+    if "value_int" in attributes and not attributes["value_int"].is_ref():
+        return int(attributes["value_int"].value)
+    return None
+
+
+def _whole(tensor: ir.TensorProtocol) -> int | None:
+    if tensor.size != 1 or not tensor.dtype.is_integer():
+        return None
+    return int(tensor.numpy().reshape(()))
