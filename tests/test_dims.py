@@ -4,6 +4,7 @@ size."""
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -162,6 +163,26 @@ def test_normal_forms() -> None:
     assert n // n == 1
     assert (n + m) - m == n
     assert show_shape([2, n, 3 * n]) == "[2, n, 3*n]"
+
+
+def test_a_polynomial_that_divides_cancels() -> None:
+    """Attention with a cache: heads times past and new positions over the positions."""
+    n, m = symbol("n"), symbol("m")
+    assert (64 * n * m + 64 * n) // (16 * m + 16) == 4 * n
+    assert (n * n - m * m) // (n + m) == n - m
+    assert str((n * m + n + 1) // (m + 1)) == "((m*n + n + 1)//(m + 1))"
+    assert evaluate((4 * n + 2 * m) // (2 * n + 2 * m), {"n": 3, "m": 1}) == 14 // 8
+    for seed in range(200):
+        rng = random.Random(seed)
+        a, b = (
+            sum((rng.randint(-3, 3) * rng.choice((1, n, n * n)) * rng.choice((1, m, m * m)) for _ in range(3)), 1)
+            for _ in "ab"
+        )
+        sizes = {"n": rng.randint(1, 9), "m": rng.randint(1, 9)}
+        below = evaluate(b, sizes)
+        if below and isinstance(b, Symbolic):
+            assert evaluate((a * b) // b, sizes) == evaluate(a, sizes)
+            assert evaluate(a // b, sizes) == evaluate(a, sizes) // below
 
 
 def test_order_and_size_of_a_symbol_are_undecidable() -> None:

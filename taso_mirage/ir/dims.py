@@ -189,7 +189,8 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
         return _divide_by_number(_lift(a), b)
     divisors = _terms(b)
     if len(divisors) != 1:
-        return a if b == 1 else Symbolic((((((Floor(_lift(a), b)), 1),), 1),))
+        exact = _exact_quotient(a, b)
+        return Symbolic((((((Floor(_lift(a), b)), 1),), 1),)) if exact is None else exact
     quotient: list[tuple[DimMonomial, int]] = []
     rest: list[tuple[DimMonomial, int]] = []
     for term in _terms(a):
@@ -201,6 +202,28 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
     if remainder == 0:
         return _build(quotient)
     return _build(quotient) + Symbolic((((((Floor(_lift(remainder), b)), 1),), 1),))
+
+
+def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
+    """The polynomial q with a = b * q; None where there is none.
+
+    Division with leading terms in the graded lexicographic order (Cox, Little, O'Shea, "Ideals,
+    Varieties, and Algorithms", section 2.3).
+    """
+    atoms = sorted({atom for dim in (a, b) for m, _ in _terms(dim) for atom, _ in m}, key=str)
+
+    def order(term: tuple[DimMonomial, int]) -> tuple[int, list[int]]:
+        powers = dict(term[0])
+        return sum(powers.values()), [powers.get(atom, 0) for atom in atoms]
+
+    leading, rest, found = max(_terms(b), key=order), a, list[tuple[DimMonomial, int]]()
+    while rest != 0:
+        divided = _divide_term(max(_terms(rest), key=order), leading)
+        if divided is None or len(found) == len(_terms(a)):
+            return None
+        found.append(divided)
+        rest = rest - _build([divided]) * b
+    return _build(found)
 
 
 def _divide_by_number(a: Symbolic, b: int) -> Dim:
