@@ -572,6 +572,23 @@ def test_sizes_of_opaque_results_are_read_from_them() -> None:
         assert run(after, x=x, k=np.array([k]))[0].shape == (2, 2 * k)
 
 
+def test_an_expansion_to_a_computed_shape_has_a_rank_behind_an_opaque_node() -> None:
+    """TorchScript's exports of images: the rest of the model was opaque for want of the rank."""
+    proto = parse("""
+        g (float[1, 4, 1] w, int64[3] given) => (float[a, b, c] y) {
+            less = Constant<value_ints = [-1, -1, -1]>()
+            one = Constant<value_ints = [1, 1, 1]>()
+            unset = Equal(given, less)
+            target = Where(unset, one, given)
+            e = Expand(w, target)
+            y = Relu(e)
+        }
+    """)
+    (y,) = read(proto).graph.outputs
+    assert y.op == "relu"
+    same(proto, w=np.ones((1, 4, 1), np.float32), given=np.array([2, -1, 3]))
+
+
 def test_division_of_sizes_rounds_down() -> None:
     """ONNX's Div rounds to zero; a size's quotient rounds down, whatever the numerator's sign."""
     from taso_mirage.ir.dims import symbol

@@ -66,6 +66,7 @@ def _library() -> Callable[..., ir.Model]:
     if theirs is not None:
         registry.register(MICROSOFT, "QGemm", 1)(q_gemm)
     _mend_slices(registry)
+    _mend_expand(registry)
     library: Callable[..., ir.Model] = infer_symbolic_shapes
     return library
 
@@ -91,3 +92,23 @@ def _mend_slices(registry: Any) -> None:
             output.shape = ir.Shape(dims)
 
     registry.register("", "Slice", 10)(sliced)
+
+
+def _mend_expand(registry: Any) -> None:
+    """An Expand to a shape that is computed has the rank that the shape's length tells; the library
+    says nothing (0.4.0), and all that hangs on it stays without a rank."""
+    theirs = registry.get("", "Expand", 8)
+    if theirs is None:
+        return
+
+    def expanded(context: Any, node: ir.Node) -> None:
+        theirs(context, node)
+        data, target = node.inputs[:2]
+        if node.outputs[0].shape is not None or data is None or data.shape is None:
+            return
+        length = None if target is None or target.shape is None or len(target.shape) != 1 else target.shape[0]
+        if isinstance(length, int):
+            rank = max(len(data.shape), length)
+            context.set_shape(node.outputs[0], ir.Shape([context.new_symbolic_dim() for _ in range(rank)]))
+
+    registry.register("", "Expand", 8)(expanded)
