@@ -15,7 +15,7 @@ from taso_mirage.kernels.packaging.build import LIBRARY
 from taso_mirage.kernels.packaging.plan import KernelImage, sealed
 from taso_mirage.targets.cpu.compiler import compiler
 
-CPP = Path(__file__).parent.parent / "taso_mirage" / "runtime" / "cpp"
+CPP = Path(__file__).parent.parent / "taso_mirage" / "kernels" / "packaging" / "cpp"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 DRIVER = r"""
