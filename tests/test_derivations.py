@@ -28,6 +28,8 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import load_specs, term
 
 FOLDER = Path(derivations.__file__).parent.parent
+OTHER_ROOMS = {"codegen", "packaging", "tensorrt"}
+"""Rooms inside that are no part of the search."""
 TOLD = frozenset({"op", "kind", "name", "form"})
 """Attributes that tell an operator, a term, an atom or a derivation from others."""
 
@@ -111,6 +113,7 @@ def test_no_module_tells_kinds_or_operators_by_their_names(seen: object) -> None
     found = [
         f"{file.relative_to(FOLDER)}:{line}"
         for file in sorted(FOLDER.rglob("*.py"))
+        if file.relative_to(FOLDER).parts[0] not in OTHER_ROOMS
         for line in seen(ast.parse(file.read_text()))
     ]
     assert found == []
