@@ -53,6 +53,8 @@ def note(result: Result, start: str) -> str:
         ("x", F, ["n", "m"], [8, 8]),
         ("x", F, ["h", "w"], [8, 8]),
         ("x", F, ["?"], [8]),
+        ("state", F, [2, "?", 128], [1]),  # layers, batch, hidden: of a recurrent state
+        ("x", F, [2, "?", "?"], [8, 8]),
     ],
 )
 def test_names_and_places_suggest_sizes(name: str, dtype: int, dims: list[str | int], expected: list[int]) -> None:

@@ -66,7 +66,14 @@ def _place(node: Node, axis: int, rank: int) -> int | None:
         return SAMPLES
     if axis == 1 and rank == 2 and not is_float(node.dtype):
         return SEQUENCE
-    return BATCH_SIZE if axis == 0 and rank >= 2 else None
+    return BATCH_SIZE if (axis == 0 and rank >= 2) or axis == state_batch(node) else None
+
+
+def state_batch(node: Node) -> int | None:
+    """The axis of the batch in a recurrent state, which ONNX lays out as (layers, batch, hidden)."""
+    shape = node.tensor.shape or ()
+    state = len(shape) == 3 and is_float(node.dtype) and isinstance(shape[0], int) and isinstance(shape[2], int)
+    return 1 if state else None
 
 
 def image_axes(node: Node) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.measure.bulk import too_large, too_small
-from taso_mirage.measure.hints import BATCH_SIZE, image_axes, words_of
+from taso_mirage.measure.hints import BATCH_SIZE, image_axes, state_batch, words_of
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.refusals import refusal
 from taso_mirage.measure.relations import SizeRelation, agreed, relations
@@ -200,9 +200,12 @@ class _Candidates:
         return {str(n.shape[i]) for n in inputs for i in image_axes(n) or (2, 3)}
 
     def _leading(self) -> set[str]:
-        """The first dims of inputs of more ranks, and those that are called a batch."""
+        """The first dims of inputs of more ranks, the second ones of states, and those that are
+        called a batch."""
         inputs = [n for n in self.model.graph.inputs if n.tensor.shape is not None and len(n.shape) > 1]
-        return {str(n.shape[0]) for n in inputs} | {name for name in self.free if "batch" in words_of(name)}
+        return {str(n.shape[state_batch(n) or 0]) for n in inputs} | {
+            name for name in self.free if "batch" in words_of(name)
+        }
 
 
 @dataclass
