@@ -53,6 +53,7 @@ def note(result: Result, start: str) -> str:
         ("x", F, ["n", "m"], [8, 8]),
         ("x", F, ["h", "w"], [8, 8]),
         ("x", F, ["?"], [8]),
+        ("x", F, ["DynamicDimension.0", 3, "DynamicDimension.1", "DynamicDimension.2"], [1, 224, 224]),
         ("state", F, [2, "?", 128], [1]),  # layers, batch, hidden: of a recurrent state
         ("x", F, [2, "?", "?"], [8, 8]),
     ],

@@ -20,7 +20,7 @@ WORDS: tuple[tuple[frozenset[str], int], ...] = (
     (frozenset("channel channels".split()), CHANNELS),
 )
 """Words of a dim's name, the stronger ones first."""
-GENERATED = re.compile(r"(unnamed|unk|dim|d|s|dyn\w*|dynamic\w*|p2o\w*)_*\d+(_\d+)*", re.IGNORECASE)
+GENERATED = re.compile(r"(d_)?(unnamed|unk|dim|d|s|dyn\w*|dynamic\w*|p2o\w*)_*\d+(_\d+)*", re.IGNORECASE)
 """Names that exporters make up: the place of such a dim says more than its name."""
 SOUND = frozenset("audio wav waveform speech".split())
 
