@@ -70,7 +70,8 @@ def _place(node: Node, axis: int, rank: int) -> int | None:
 
 
 def state_batch(node: Node) -> int | None:
-    """The axis of the batch in a recurrent state, which ONNX lays out as (layers, batch, hidden)."""
+    """The axis of the batch in a recurrent state, which ONNX lays out as (layers, batch,
+    hidden)."""
     shape = node.tensor.shape or ()
     state = len(shape) == 3 and is_float(node.dtype) and isinstance(shape[0], int) and isinstance(shape[2], int)
     return 1 if state else None
