@@ -11,18 +11,22 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Node, Tensor, Type, is_float, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_float, numpy_dtype
 from taso_mirage.meanings.reals import EXACT
+from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import isolated
+from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.interpret import interpret, unfolded
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
 
 SINGLE = float(np.finfo(np.float32).eps)
 """A rounding of single precision, in which the runtime computes functions of half precision too."""
+TOLD = frozenset(("to", "dtype", "output_dtype", "stash_type"))
+"""Attributes that name a dtype of a result."""
 
 
 class NoReference(TasoMirageError):
@@ -40,6 +44,7 @@ class FloatReference:
     def __init__(self, model: Model, seed: int | None = None) -> None:
         self.model = model
         self.runner = OpaqueRunner(model)
+        self.decisions = Decisions(model)
         self.rng = None if seed is None else np.random.default_rng(seed)
         self.weights = {
             n: self._load(n, model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"
@@ -47,6 +52,7 @@ class FloatReference:
 
     def __call__(self, inputs: Arrays) -> list[Any]:
         env, sizes = self._leaves(inputs)
+        env |= self.decisions(inputs, sizes)
         values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
         return [values[o] for o in self.model.graph.outputs]
 
@@ -104,6 +110,8 @@ class RoughReference(FloatReference):
 
     def __call__(self, inputs: Arrays) -> list[Any]:
         env, sizes = self._leaves(inputs)
+        decided = self.decisions(inputs, sizes)
+        env |= dict(zip(unfolded([*decided]), decided.values(), strict=True))
         values = interpret(self.outputs, EXACT, env, self._opaque, sizes, self._rough)
         return [values[o] for o in self.outputs]
 
@@ -118,11 +126,13 @@ class RoughReference(FloatReference):
         assert self.rng is not None
         eps = float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps)
         off = np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution)
+        off[~np.isfinite(value)] = 0.0
         return value + self.part * off * self.rng.choice((-1.0, 1.0), value.shape)
 
 
 class OpaqueRunner:
-    """Runs an opaque term in ONNX Runtime, on operands rounded to their declared dtypes.
+    """Runs an opaque term in ONNX Runtime: in double precision, where the runtime has the operator
+    so, or else on operands rounded to their declared dtypes.
 
     What has no declared type (results of ai.onnx.ml, sequences, maps) stays as the runtime gave it.
     """
@@ -136,7 +146,7 @@ class OpaqueRunner:
         if node not in self.sessions:
             self.sessions[node] = self._opened(node, values)
         session, operands = self.sessions[node]
-        feed = {n.attr("name"): _as_declared(values[old], old) for n, old in operands.items()}
+        feed = {n.attr("name"): _as_declared(values[old], n) for n, old in operands.items()}
         results = session.run(feed)
         if not isinstance(node.type, tuple):
             return _loaded(results[0], node.type)
@@ -145,11 +155,25 @@ class OpaqueRunner:
         return tuple(_loaded(next(given), type) if name else None for name, type in types)
 
     def _opened(self, node: Node, values: dict[Node, Any]) -> tuple[Session, dict[Node, Node]]:
-        try:
-            single, operands = isolated(self.model, node, values)
-            return Session(serialize(single)), operands
-        except (TasoMirageError, ValueError, TypeError) as error:
-            raise NoReference(f"{node.attr('call')} cannot be run alone: {error}") from None
+        why: Exception | None = None
+        for double in (True, False) if _has_a_double(node) else (False,):
+            try:
+                single, operands = isolated(self.model, node, values, double)
+                return Session(serialize(single)), operands
+            except (TasoMirageError, ValueError, TypeError) as error:
+                why = error
+        raise NoReference(f"{node.attr('call')} cannot be run alone: {why}") from None
+
+
+def _has_a_double(node: Node) -> bool:
+    """Whether an opaque term may be one of float64 in place of other floats: operands and results
+    are floats, and neither a body nor an attribute tells another dtype."""
+    call = node.attr("call")
+    results = node.type if isinstance(node.type, tuple) else (node.type,)
+    types = [*(a.type for a in node.args if a is not ABSENT), *results]
+    floats = [t for t in types if isinstance(t, Tensor) and is_float(t.dtype)]
+    told = bodies(call.node) or TOLD & {*call.node.attributes}
+    return len(floats) > 1 and not told
 
 
 def _loaded(result: Any, type: Type) -> Any:

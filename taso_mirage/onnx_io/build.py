@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.ir.model import Model, Weight
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float, variable
 from taso_mirage.onnx_io.read import OpaqueCall
 from taso_mirage.onnx_io.write import declare
 from taso_mirage.operators.ops import get
@@ -29,14 +29,19 @@ def standalone(graph: Graph, opsets: Mapping[str, int], weights: Mapping[str, We
     return Model(graph, dict(weights or {}), names, dict(opsets), header, names=kept)
 
 
-def isolated(model: Model, node: Node, values: Mapping[Node, Any] | None = None) -> tuple[Model, dict[Node, Node]]:
+def isolated(
+    model: Model, node: Node, values: Mapping[Node, Any] | None = None, double: bool = False
+) -> tuple[Model, dict[Node, Node]]:
     """A model of one opaque term alone, and which of its inputs stands for which operand of the
-    original. Operands whose type nobody knows have that of their values."""
+    original. Operands whose type nobody knows have that of their values. In `double` precision all
+    floats are inputs and results of float64; the runtime may not have the operator so."""
     call: OpaqueCall = node.attr("call")
     leaves: dict[Node, Node] = {}
     for arg in node.args:
-        if arg is not ABSENT and arg.op not in ("constant", "weight") and arg not in leaves.values():
-            leaves[variable(f"operand_{len(leaves)}", arg.tensor)] = arg
+        wide = double and arg is not ABSENT and is_float(arg.dtype)
+        if arg is not ABSENT and (wide or arg.op not in ("constant", "weight")) and arg not in leaves.values():
+            type = Tensor("float64", arg.tensor.shape) if wide else arg.tensor
+            leaves[variable(f"operand_{len(leaves)}", type)] = arg
     inverse = {old: new for new, old in leaves.items()}
     alone = Node("opaque", tuple(inverse.get(a, a) for a in node.args), node.attrs, lambda: node.type)
     several = isinstance(alone.type, tuple)
@@ -44,16 +49,24 @@ def isolated(model: Model, node: Node, values: Mapping[Node, Any] | None = None)
     outputs = tuple(get("item").term(alone, index=i) for i in used) if several else (alone,)
     names = tuple(f"output_{i}" for i in used)
     inputs = [ir.Value(name=n.attr("name")) for n in leaves]
-    for value, arg in zip(inputs, leaves.values(), strict=True):
-        _declare_like(value, arg)
+    for value, (leaf, arg) in zip(inputs, leaves.items(), strict=True):
+        _declare_like(value, leaf if leaf.dtype != arg.dtype else arg)
         if value.type is None and arg in (values or {}):
             value.type = _type_of((values or {})[arg])
-    results = [ir.Value(name=n, type=call.node.outputs[i].type) for n, i in zip(names, used, strict=True)]
+    results = [ir.Value(name=n, type=_result(call.node.outputs[i], double)) for n, i in zip(names, used, strict=True)]
     header: ir.Model = model.header
     shell = ir.Graph(inputs, results, nodes=[], opset_imports=dict(model.opsets), name="graph")
     functions = [f.clone() for f in header.functions.values()]
     single = ir.Model(shell, ir_version=header.ir_version, functions=functions)
     return Model(Graph(tuple(leaves), outputs), model.weights, names, model.opsets, single), leaves
+
+
+def _result(value: ir.Value, double: bool) -> ir.TypeProtocol | None:
+    """The type of a result; in double precision that of float64 in place of other floats."""
+    dtype = value.dtype
+    return (
+        ir.TensorType(ir.DataType.DOUBLE) if double and dtype is not None and dtype.is_floating_point() else value.type
+    )
 
 
 def _declare_like(value: ir.Value, node: Node) -> None:
