@@ -48,7 +48,7 @@ class Origin:
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
-    scalars that choose a branch."""
+    scalars that choose a branch, `rows` those of the tables that integers of an input index."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -60,6 +60,7 @@ class Model:
     opaque: Mapping[Node, str] = field(default_factory=dict, repr=False)
     sizes: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -96,8 +97,8 @@ def random_inputs(
     extreme: Collection[str] = (),
     kept: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Inputs by name: normal floats, integers 0 or 1 (ids, masks), fair booleans,
-    the model's own `integers`.
+    """Inputs by name: normal floats, rows of the table that integers index, other integers 0 or 1
+    (masks), fair booleans, the model's own `integers`.
 
     `sizes` fixes symbols.
 
@@ -113,14 +114,20 @@ def random_inputs(
         if name in model.integers and name not in found and not wide and name not in extreme:
             found[name] = np.full([int(n) for n in node.shape], model.integers[name], numpy_dtype(node.dtype))
         elif name not in found:
-            found[name] = random_array(node, rng, known, wide, name in extreme)
+            found[name] = random_array(node, rng, known, wide, name in extreme, model.rows.get(name, 2))
     return found
 
 
 def random_array(
-    node: Node, rng: np.random.Generator, sizes: Mapping[str, int], wide: bool = False, extreme: bool = False
+    node: Node,
+    rng: np.random.Generator,
+    sizes: Mapping[str, int],
+    wide: bool = False,
+    extreme: bool = False,
+    below: int = 2,
 ) -> NDArray[Any]:
-    """A random value of the type of `node`: an array, also where the rank is 0."""
+    """A random value of the type of `node`, integers `below` a number: an array, also where the
+    rank is 0."""
     if node.tensor.shape is None or node.dtype == "string":
         raise InvalidOption(
             f"no random value can be made for the input {node.attr('name')!r} ({node.type}); use --inputs"
@@ -130,12 +137,12 @@ def random_array(
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.kind in "iu":
-        return _integers(dtype, shape, rng, wide, extreme)
+        return _integers(dtype, shape, rng, wide, extreme, below)
     return np.asarray(rng.normal(size=shape)).astype(dtype)
 
 
 def _integers(
-    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool
+    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, wide: bool, extreme: bool, below: int
 ) -> NDArray[Any]:
     if extreme:
         signed = dtype.kind == "i"
@@ -144,7 +151,7 @@ def _integers(
     if wide:
         signs = rng.choice([-1, 1], shape) if dtype.kind == "i" else 1
         return np.asarray(rng.integers(1, 101, shape) * signs).astype(dtype)
-    return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+    return np.asarray(rng.integers(0, below, shape)).astype(dtype)
 
 
 def repeated_array(node: Node, rng: np.random.Generator) -> NDArray[Any]:

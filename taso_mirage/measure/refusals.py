@@ -20,11 +20,16 @@ def made_up(model: Model, sizes: Mapping[str, int], fixed: Collection[str], kept
     """What nobody gave: sizes, and integers."""
     dims = {name: size for name, size in sizes.items() if name not in fixed}
     nodes = [n for n in model.graph.inputs if not is_float(n.dtype) and n.attr("name") not in kept]
-    drawn = ", ".join(f"{n.attr('name')!r} ({n.type})" for n in nodes if n.attr("name") not in model.integers)
+    drawn = {n.attr("name"): f"{n.attr('name')!r} ({n.type})" for n in nodes if n.attr("name") not in model.integers}
+    indices = [
+        f"rows of a table of {model.rows[name]} for {text}" for name, text in drawn.items() if name in model.rows
+    ]
+    others = ", ".join(text for name, text in drawn.items() if name not in model.rows)
     chosen = [f"{n.attr('name')}={model.integers[n.attr('name')]}" for n in nodes if n.attr("name") in model.integers]
     return (
         ([f"the sizes {shown_sizes(dims)}"] if dims else [])
-        + ([f"0 or 1 for {drawn}"] if drawn else [])
+        + indices
+        + ([f"0 or 1 for {others}"] if others else [])
         + ([", ".join(chosen)] if chosen else [])
     )
 

@@ -20,6 +20,7 @@ from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
 from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.folding import fold_small
+from taso_mirage.operators.indexed import indexed_rows
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
 
 SMALL_INTEGERS = 1024
@@ -63,8 +64,9 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
         source = without_kernels(source)
     reader = _Reader(source)
     reader.read()
+    graph = Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs))
     return Model(
-        graph=Graph(tuple(reader.inputs), tuple(reader.value(v) for v in source.graph.outputs)),
+        graph=graph,
         weights=reader.weights,
         output_names=tuple(str(v.name) for v in source.graph.outputs),
         opsets=reader.opsets,
@@ -72,6 +74,7 @@ def from_ir(source: ir.Model, trust_kernels: bool = False) -> Model:
         names=reader.names,
         origins=reader.origins,
         opaque=reader.reasons,
+        rows=indexed_rows(graph),
     )
 
 
