@@ -112,6 +112,19 @@ def test_where_the_runtime_has_none_of_it_operands_are_rounded() -> None:
     assert 0 < abs(found - np.linalg.det(x)) < 1e-6
 
 
+def test_nor_where_the_runtime_says_so_only_when_it_runs() -> None:
+    """GRU is loaded in double precision, and its run is refused."""
+    model = opaque("""g (float[s, 2, 3] x, float[1, 6, 3] w, float[1, 6, 2] r) => (float[s, 1, 2, 2] y)
+        { y = GRU<hidden_size = 2>(x, w, r) }""")
+    rng = np.random.default_rng(0)
+    inputs = {
+        n.attr("name"): rng.normal(size=s).astype(np.float32)
+        for n, s in zip(model.graph.inputs, [(4, 2, 3), (1, 6, 3), (1, 6, 2)], strict=True)
+    }
+    (found,), (exact,) = Session(serialize(model)).run(inputs), FloatReference(model)(inputs)
+    assert np.array_equal(found, exact)
+
+
 def test_a_mask_of_infinities_has_a_resolution() -> None:
     x = variable("x", Tensor("float32", (3,)))
     masked = term("add", term("exp", x), constant(float("-inf"), "float32"))

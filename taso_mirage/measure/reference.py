@@ -3,6 +3,7 @@ definition in ONNX Runtime."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -142,27 +143,33 @@ class OpaqueRunner:
         self.sessions: dict[Node, tuple[Session, dict[Node, Node]]] = {}
 
     def __call__(self, node: Node, args: list[Any]) -> Any:
-        values = dict(zip(node.args, args, strict=True))
-        if node not in self.sessions:
-            self.sessions[node] = self._opened(node, values)
-        session, operands = self.sessions[node]
-        feed = {n.attr("name"): _as_declared(values[old], n) for n, old in operands.items()}
-        results = session.run(feed)
+        results = self._run(node, dict(zip(node.args, args, strict=True)))
         if not isinstance(node.type, tuple):
             return _loaded(results[0], node.type)
         given = iter(results)
         types = zip(node.attr("call").outputs, node.type, strict=True)
         return tuple(_loaded(next(given), type) if name else None for name, type in types)
 
-    def _opened(self, node: Node, values: dict[Node, Any]) -> tuple[Session, dict[Node, Node]]:
+    def _run(self, node: Node, values: dict[Node, Any]) -> list[Any]:
+        if node in self.sessions:
+            return _run_alone(*self.sessions[node], values)
         why: Exception | None = None
         for double in (True, False) if _has_a_double(node) else (False,):
             try:
                 single, operands = isolated(self.model, node, values, double)
-                return Session(serialize(single)), operands
+                session = Session(serialize(single))
+                results = _run_alone(session, operands, values) if double else None  # some refuse it only then
             except (TasoMirageError, ValueError, TypeError) as error:
                 why = error
+                continue
+            self.sessions[node] = session, operands
+            return _run_alone(session, operands, values) if results is None else results
         raise NoReference(f"{node.attr('call')} cannot be run alone: {why}") from None
+
+
+def _run_alone(session: Session, operands: Mapping[Node, Node], values: Mapping[Node, Any]) -> list[Any]:
+    """The results of a model of one term, whose inputs stand for operands."""
+    return session.run({n.attr("name"): _as_declared(values[old], n) for n, old in operands.items()})
 
 
 def _has_a_double(node: Node) -> bool:
