@@ -10,15 +10,13 @@ from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.target import Target
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
+from taso_mirage.pipeline.shares import DECIDING, search_seconds
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.config import OFF, STRATEGIES
+from taso_mirage.search.config import STRATEGIES
 from taso_mirage.search.mutations import NO_MUTATIONS, SHARE, Mutations, MutationStore, mutations
 from taso_mirage.search.rewriter import ModelCandidate, Rewriter, shares
 from taso_mirage.search.search import Budget, SearchStatistics
 from taso_mirage.search.steps import RewriteStep
-
-KERNELS_SHARE = 0.4
-"""Of the budget, for kernels: at least so much is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,14 @@ class Start:
 
 def passes(job: Job, problem: Problem) -> Start:
     """The model after the passes, from which the search starts."""
-    budget = Budget(_of_graphs(job), alpha=job.config.alpha)
-    problem.rewriter.term.measure_until(budget.start + budget.seconds)
+    budget = Budget(search_seconds(job), alpha=job.config.alpha)
+    problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
     normal, steps, passed = problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
-        each.term.measure_until(budget.start + budget.seconds)
+        each.measure_until(budget.start + budget.seconds)
     return Start(normal, steps, passed, others or [problem.rewriter], budget)
-
-
-def _of_graphs(job: Job) -> float:
-    """Seconds of the searches of graphs; the rest of the budget is for kernels."""
-    return job.config.budget * (1.0 if job.config.kernels == OFF else 1 - KERNELS_SHARE)
 
 
 def mutate(job: Job, start: Start) -> Mutations:
