@@ -34,7 +34,6 @@ min(max|original - r|, max|moved r - r|).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -46,16 +45,13 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
-from taso_mirage.measure.bulk import ROOM, bulk
-from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import SEEDS, Drawn, InputDraws
-from taso_mirage.measure.evaluation import Evaluations, Left, Wanted
+from taso_mirage.measure.draws import SEEDS, InputDraws
+from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import Session, check_source, open_in_child
 from taso_mirage.measure.target import CPU, Target
-from taso_mirage.targets.machine import cores
 
 __all__ = [
     "SEEDS",
@@ -147,9 +143,9 @@ def check_cases(
     where the first reference takes too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
-    taken = _in_time(draws, seconds)
+    taken = in_time(draws, seconds)
     witness = cache(lambda: open_in_child(model, CPU, source=True))
-    for each, reference in zip(taken, _references(model, taken, seconds), strict=True):
+    for each, reference in zip(taken, references(model, taken, seconds), strict=True):
         if isinstance(reference, Left):
             draws.left_out(each)
             continue
@@ -164,40 +160,6 @@ def check_cases(
         yield _witnessed(witness, session.target, case)
     if skipped is not None:
         skipped += draws.notes()
-
-
-def _in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
-    """What the original runs on; of one that is slow only what was drawn in the time, and at least
-    the first inputs."""
-    began, found = time.monotonic(), list[Drawn]()
-    for each in draws:
-        found.append(each)
-        if time.monotonic() - began > seconds:
-            draws.late = True
-            break
-    return found
-
-
-def _references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
-    """The float64 evaluation on every drawn input; where there is not time for all, the first
-    comes first, then other sizes, then other values.
-
-    Several are computed at the same time, though numpy's products use several cores by themselves,
-    as far as there is room.
-    """
-    exact, peak = FloatReference(model), 1
-    wanted: list[Wanted] = []
-    for each in taken:
-        made = bulk(model, each.sizes)
-        peak = max(peak, made.peak)
-        after = 0 if each is taken[0] else 1 if each.sizes != taken[0].sizes else 3 if each.needed else 2
-        wanted.append(Wanted(partial(exact, each.inputs), made.total, after))
-    return Evaluations(seconds, max(1, min(cores() // 4, ROOM // peak)))(wanted)
-
-
-def _in_command() -> None:
-    """Raise OutOfTime once the time of the command is over."""
-    child().deadline.demand("a float64 reference takes too long")
 
 
 def _tame(case: CheckCase) -> bool:
@@ -242,7 +204,7 @@ def _explained(dtype: Any, target: float) -> float:
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
     """How far each output moves in float64 when inputs, weights and constants are rounded another
     way."""
-    moves = [_apart(FloatReference(model, seed)(inputs, _in_command), reference) for seed in NUDGES]
+    moves = [_apart(FloatReference(model, seed)(inputs, in_command), reference) for seed in NUDGES]
     return [max(each) for each in zip(*moves, strict=True)]
 
 
@@ -256,7 +218,7 @@ def _resolution(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[
 
 
 def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part: float) -> list[float]:
-    moves = [_apart(RoughReference(model, seed, part)(inputs, _in_command), reference) for seed in NUDGES]
+    moves = [_apart(RoughReference(model, seed, part)(inputs, in_command), reference) for seed in NUDGES]
     return [max(each) for each in zip(*moves, strict=True)]
 
 

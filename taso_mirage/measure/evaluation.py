@@ -12,9 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.bulk import ROOM, bulk
+from taso_mirage.measure.child import child
+from taso_mirage.measure.draws import Drawn, InputDraws
+from taso_mirage.measure.reference import FloatReference
+from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
 """What an evaluation may raise because of its inputs."""
@@ -23,7 +30,7 @@ LOOK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Evaluation:
     """One evaluation: `work` says how much it is beside the others, `after` in which order they are
     computed where there is not time for all."""
 
@@ -48,9 +55,11 @@ class Evaluations:
         self.each = 0.0
         """Seconds of one unit of work, by the first evaluation."""
 
-    def __call__(self, wanted: Sequence[Wanted]) -> list[Any]:
-        """What each gives, or raised (of WRONG), or Left. Raises OutOfTime where the first takes too
-        long."""
+    def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
+        """What each gives, or raised (of WRONG), or Left.
+
+        Raises OutOfTime where the first takes too long.
+        """
         order = sorted(range(len(wanted)), key=lambda i: wanted[i].after)
         began = self.clock()
         found: list[Any] = [Left() for _ in wanted]
@@ -64,7 +73,7 @@ class Evaluations:
             found[i] = Left() if isinstance(value, OutOfTime) else value
         return found
 
-    def _fitting(self, wanted: Sequence[Wanted], order: Sequence[int], left: float) -> list[int]:
+    def _fitting(self, wanted: Sequence[Evaluation], order: Sequence[int], left: float) -> list[int]:
         """Those that there is time for, by what the first took."""
         kept: list[int] = []
         for i in order:
@@ -74,7 +83,7 @@ class Evaluations:
                 left -= takes
         return kept
 
-    def _computed(self, wanted: Sequence[Wanted], end: float) -> list[Any]:
+    def _computed(self, wanted: Sequence[Evaluation], end: float) -> list[Any]:
         """What each gives or raised; OutOfTime for those that are not done at the end."""
         over = threading.Event()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -120,3 +129,37 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
         return compute(step)
     except BaseException as error:  # raised again where the answer is taken
         return error
+
+
+def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
+    """What the original runs on; of one that is slow only what was drawn in the time, and at least
+    the first inputs."""
+    began, found = time.monotonic(), list[Drawn]()
+    for each in draws:
+        found.append(each)
+        if time.monotonic() - began > seconds:
+            draws.late = True
+            break
+    return found
+
+
+def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
+    """The float64 evaluation on every drawn input; where there is not time for all, the first
+    comes first, then other sizes, then other values.
+
+    Several are computed at the same time, though numpy's products use several cores by themselves,
+    as far as there is room.
+    """
+    exact, peak = FloatReference(model), 1
+    wanted: list[Evaluation] = []
+    for each in taken:
+        made = bulk(model, each.sizes)
+        peak = max(peak, made.peak)
+        after = 0 if each is taken[0] else 1 if each.sizes != taken[0].sizes else 3 if each.needed else 2
+        wanted.append(Evaluation(partial(exact, each.inputs), made.total, after))
+    return Evaluations(seconds, max(1, min(cores() // 4, ROOM // peak)))(wanted)
+
+
+def in_command() -> None:
+    """Raise OutOfTime once the time of the command is over."""
+    child().deadline.demand("a float64 reference takes too long")
