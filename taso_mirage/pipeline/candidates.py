@@ -19,7 +19,7 @@ from taso_mirage.search.search import Budget, SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
@@ -68,12 +68,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
-    candidates, statistics = [start.passed], SearchStatistics()
-    for target in variants(job, problem):
-        candidates += [
-            replace(start.passed, target=target),
-            ModelCandidate("original", problem.model, (), start.passed.cost, target),
-        ]
+    candidates, statistics = list[ModelCandidate](), SearchStatistics()
     made = [m.equation for m in found.found]
     progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
     for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):
@@ -82,6 +77,16 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         statistics += looked
         candidates += [candidate] if candidate is not None else []
     job.stop.budget = None
+    start.passed = passed = replace(start.passed, cost=problem.cost(start.passed.model.graph.outputs))
+    others = [
+        each
+        for target in variants(job, problem)
+        for each in (
+            replace(passed, target=target),
+            ModelCandidate("original", problem.model, (), passed.cost, target),
+        )
+    ]
+    candidates = [passed, *others, *candidates]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

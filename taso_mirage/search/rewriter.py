@@ -95,14 +95,15 @@ class Rewriter:
         passes.
 
         The search has no small fusions into the runtime's operators: they are made last, and would
-        only hide large ones.
+        only hide large ones. What the model after all passes costs is asked later: to measure it is
+        no part of what the search needs.
         """
         standard, large, every = self.stages
         start = time.monotonic()
         normal, steps = self._simplified(self.model, [standard, large])
         passed, lowered = self._simplified(normal, [every])
         self.passing = time.monotonic() - start
-        return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
+        return normal, steps, ModelCandidate("passes", passed, (*steps, *lowered), math.inf, self.target)
 
     def search(
         self,
