@@ -7,7 +7,8 @@ the model |-- OutputError                  4   the result could not be written |
 6   a runtime or provider that was asked for is not there |   `-- RunFailed                6   ONNX
 Runtime did not load or run a model: for time, memory, or as below |       |-- RunRefused
 6   it said why it does not; of the original, that is InvalidModel |       `-- RuntimeCrashed
-6   its process ended |-- IllTyped                     -   operands do not fit an operator (names
+6   its process ended |-- OutOfTime                    1   the command's time is over; what was
+found before holds |-- IllTyped                     -   operands do not fit an operator (names
 op, dimension, both values) |-- Undecidable                  -   a question whose answer depends on
 a size that is not fixed |-- Unsupported                  -   an ONNX node outside an operator's
 mapping; it becomes `opaque` `-- SyntaxProblem                -   a text that is no term, graph, law
@@ -63,6 +64,10 @@ class RunRefused(RunFailed):
 
 class RuntimeCrashed(RunFailed):
     """ONNX Runtime's process ended while it loaded or ran a model."""
+
+
+class OutOfTime(TasoMirageError):
+    """The command's time ended before something was done; what was found before it holds."""
 
 
 class IllTyped(TasoMirageError):

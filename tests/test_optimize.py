@@ -701,7 +701,7 @@ def test_where_a_definition_is_wrong_the_original_stays_the_gpus(monkeypatch: py
     asked = model((x(3, 4),), (term("tanh", x(3, 4)),))
     definition = check.FloatReference.__call__
     monkeypatch.setattr(
-        check.FloatReference, "__call__", lambda self, inputs: [r + 5 for r in definition(self, inputs)]
+        check.FloatReference, "__call__", lambda self, inputs, *_: [r + 5 for r in definition(self, inputs)]
     )
     found = list(check.check_cases(asked, cast(Session, _Provider(asked, 1.0)), {}))
     assert found

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
+PART = 1 << 26
+"""Bytes of an operand of a product that are copied at once."""
 
 
 def aligned(xs: Sequence[Array], lead: int) -> list[Array]:
@@ -68,6 +70,28 @@ def pairwise(a: Array, b: Array, letters_a: str, letters_b: str, result: str) ->
     order = [*batch, *rows, *columns]
     moved: Array = product.transpose([order.index(c) for c in result])
     return moved
+
+
+def pairwise_in_parts(a: Array, b: Array, letters_a: str, letters_b: str, result: str, part: int = PART) -> Array:
+    """The same, cut along a letter of the result so that no copy of an operand has more than `part`
+    bytes: the windows of a convolution are many times its input."""
+    large, letters = max(((a, letters_a), (b, letters_b)), key=lambda each: each[0].nbytes)
+    kept = [(n, c) for n, c in zip(large.shape, letters, strict=True) if c in result]
+    n, cut = max(kept, default=(1, ""), key=lambda each: each[0])
+    if large.nbytes <= part or n < 2:
+        return pairwise(a, b, letters_a, letters_b, result)
+    sizes = dict(zip(letters_a, a.shape, strict=True)) | dict(zip(letters_b, b.shape, strict=True))
+    found = np.empty([sizes[c] for c in result], np.result_type(a, b))
+    step = max(n * part // large.nbytes, 1)
+    for start in range(0, n, step):
+        along = slice(start, start + step)
+        left, right = _cut(a, letters_a, cut, along), _cut(b, letters_b, cut, along)
+        _cut(found, result, cut, along)[...] = pairwise_in_parts(left, right, letters_a, letters_b, result, part)
+    return found
+
+
+def _cut(a: Array, letters: str, letter: str, along: slice) -> Array:
+    return a[tuple(along if c == letter else slice(None) for c in letters)]
 
 
 def _summed(a: Array, letters: str, kept: str) -> tuple[Array, str]:

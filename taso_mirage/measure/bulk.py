@@ -3,14 +3,18 @@ does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from taso_mirage.errors import IllTyped, Undecidable
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, numpy_dtype
 from taso_mirage.meanings.shapes import SHAPES
+from taso_mirage.measure.hints import words_of
+from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
 from taso_mirage.operators.work import sized
@@ -20,21 +24,65 @@ LARGEST_TENSOR = 4e9
 that nobody meant: a slice to 1000000000 that was taken for a dim."""
 
 
+ROOM = 500_000_000
+"""Bytes that an evaluation may hold at once, beside the weights, where smaller sizes can be
+chosen."""
+SMALL, HALVINGS = 16, 6
+"""Sizes below this are not halved, and how often the others are."""
+
+
 def too_large(model: Model, sizes: Mapping[str, int]) -> str | None:
     """Says which node makes a tensor that is too large at these sizes, with its dims and bytes;
     None where none does. Types that hang on other sizes are not asked."""
     for node in model.nodes():
-        types = node.type if isinstance(node.type, tuple) else (node.type,)
-        for type in types if node.op != "weight" else ():
-            if not isinstance(type, Tensor):
-                continue
-            dims = _dims(type, sizes)
-            if dims is not None and (count := _bytes(type.dtype) * prod(dims)) > LARGEST_TENSOR:
-                shown = ", ".join(map(str, dims))
+        for type in _types(node) if node.op != "weight" else ():
+            if (count := _type_bytes(type, sizes)) > LARGEST_TENSOR and isinstance(type, Tensor):
+                shown = ", ".join(map(str, _dims(type, sizes) or ()))
                 return (
                     f"{_called(model, node)} gives {type.dtype}[{shown}], {count / 1e9:.1f} GB in the float64 reference"
                 )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """What a float64 evaluation makes: bytes of all results together, and the most that are there
+    at once. Weights are read one at a time."""
+
+    total: int = 0
+    peak: int = 0
+
+
+def bulk(model: Model, sizes: Mapping[str, int]) -> Bulk:
+    """At some sizes; results whose sizes are not known from these are not counted."""
+    order = model.nodes()
+    last = {arg: node for node in order for arg in node.args} | dict.fromkeys(model.graph.outputs)
+    held: dict[Node, int] = {}
+    total = now = peak = 0
+    for node in order:
+        held[node] = 0 if node.op == "weight" else sum(_type_bytes(type, sizes) for type in _types(node))
+        total += held[node]
+        now += held[node]
+        peak = max(peak, now)
+        now -= sum(held.pop(arg, 0) for arg in set(node.args) if last[arg] is node)
+    return Bulk(total, peak)
+
+
+def smaller(model: Model, sizes: Mapping[str, int], held: Collection[str]) -> Iterator[dict[str, int]]:
+    """Sizes at which less is made, the largest first: batches of 1, then half of all that is large,
+    again and again, as far as sizes that have to agree do. What is `held` stays."""
+    asked, now = relations(model), dict(sizes)
+    inputs = [n for n in model.graph.inputs if n.tensor.shape is not None and len(n.shape) > 1]
+    leading = {str(n.shape[0]) for n in inputs}
+    batches = [name for name in sizes if "batch" in words_of(name) or name in leading]
+    free = [name for name in sizes if name not in held]
+    steps = [{name: 1 for name in free if name in batches}] + [{}] * HALVINGS
+    for fixed in steps:
+        halved = {name: max(now[name] // 2, 1) for name in free if name not in batches and now[name] >= SMALL}
+        wanted = agreed({**now, **(fixed or halved)}, asked, held)
+        if wanted != now:
+            now = wanted
+            yield now
 
 
 def too_small(model: Model, sizes: Mapping[str, int]) -> str | None:
@@ -50,6 +98,16 @@ def too_small(model: Model, sizes: Mapping[str, int]) -> str | None:
             except (KeyError, ArithmeticError, Undecidable):
                 continue
     return None
+
+
+def _types(node: Node) -> tuple[Any, ...]:
+    return node.type if isinstance(node.type, tuple) else (node.type,)
+
+
+def _type_bytes(type: Any, sizes: Mapping[str, int]) -> int:
+    """Bytes in float64; 0 where they are not known."""
+    dims = _dims(type, sizes) if isinstance(type, Tensor) else None
+    return 0 if dims is None else _bytes(type.dtype) * prod(max(n, 0) for n in dims)
 
 
 def _dims(type: Tensor, sizes: Mapping[str, int]) -> list[int] | None:

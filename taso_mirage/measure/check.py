@@ -33,8 +33,8 @@ min(max|original - r|, max|moved r - r|).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -42,16 +42,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taso_mirage.errors import InvalidModel, RunFailed, TasoMirageError
+from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import SEEDS, InputDraws
+from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
-from taso_mirage.measure.session import Session, open_in_child
+from taso_mirage.measure.session import Session, check_source, open_in_child
 from taso_mirage.measure.target import CPU, Target
-from taso_mirage.targets.machine import cores
 
 __all__ = [
     "SEEDS",
@@ -132,39 +132,34 @@ def check_cases(
     others: Sequence[Mapping[str, int]] = (),
     fixed: Collection[str] = (),
     skipped: list[str] | None = None,
+    seconds: float = math.inf,
 ) -> Iterator[CheckCase]:
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
     reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
-    `fixed` names the dims whose sizes the user chose.
+    `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
+    the first twice as many; what there was no time for is no case, and a line says so.
 
-    NoReference where the original runs on the first inputs and the reference does not.
+    NoReference where the original runs on the first inputs and the reference does not; OutOfTime
+    where the first reference takes too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
-    exact, taken = FloatReference(model), list(draws)
+    taken = in_time(draws, seconds)
     witness = cache(lambda: open_in_child(model, CPU, source=True))
-    with ThreadPoolExecutor(max(1, cores() // 4)) as pool:  # numpy's products use several cores by themselves
-        references = pool.map(partial(_evaluated, exact), [each.inputs for each in taken])
-        for each, reference in zip(taken, references, strict=True):
-            if isinstance(reference, Exception):
-                draws.unusable(each, reference)
-                continue
-            moved = cache(partial(_moved, model, each.inputs, reference))
-            resolution = cache(partial(_resolution, model, each.inputs, reference))
-            case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution)
-            if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
-                continue
-            yield _witnessed(witness, session.target, case)
+    for each, reference in zip(taken, references(model, taken, seconds), strict=True):
+        if isinstance(reference, Left):
+            draws.left_out(each)
+            continue
+        if isinstance(reference, Exception):
+            draws.unusable(each, reference)
+            continue
+        moved = cache(partial(_moved, model, each.inputs, reference))
+        resolution = cache(partial(_resolution, model, each.inputs, reference))
+        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution)
+        if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
+            continue
+        yield _witnessed(witness, session.target, case)
     if skipped is not None:
         skipped += draws.notes()
-
-
-def _evaluated(exact: FloatReference, inputs: Arrays) -> Any:
-    """The reference on inputs; what the evaluation raises is given back, since the others are
-    evaluated at the same time."""
-    try:
-        return exact(inputs)
-    except (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError) as error:
-        return error
 
 
 def _tame(case: CheckCase) -> bool:
@@ -209,7 +204,7 @@ def _explained(dtype: Any, target: float) -> float:
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
     """How far each output moves in float64 when inputs, weights and constants are rounded another
     way."""
-    moves = [_apart(FloatReference(model, seed)(inputs), reference) for seed in NUDGES]
+    moves = [_apart(FloatReference(model, seed)(inputs, in_command), reference) for seed in NUDGES]
     return [max(each) for each in zip(*moves, strict=True)]
 
 
@@ -223,7 +218,7 @@ def _resolution(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[
 
 
 def _largest_moves(model: Model, inputs: Arrays, reference: Sequence[Any], part: float) -> list[float]:
-    moves = [_apart(RoughReference(model, seed, part)(inputs), reference) for seed in NUDGES]
+    moves = [_apart(RoughReference(model, seed, part)(inputs, in_command), reference) for seed in NUDGES]
     return [max(each) for each in zip(*moves, strict=True)]
 
 
@@ -423,6 +418,8 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
         middle = (good + bad) // 2
         try:
             passed = passes(middle)
+        except OutOfTime:
+            raise
         except (TasoMirageError, InvalidModel):
             passed = False
         good, bad = (middle, bad) if passed else (good, middle)
@@ -430,9 +427,9 @@ def first_bad(count: int, passes: Callable[[int], bool]) -> int:
 
 
 def passes_checker(model: Model, target: Target) -> bool:
-    """Whether onnx's checker takes the model as it was read."""
+    """Whether onnx's checker takes the model as it was read, which the runtime does."""
     try:
-        open_in_child(model, target, source=True, check=True)
+        check_source(model)
     except TasoMirageError:
         return False
     return True

@@ -19,25 +19,33 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from taso_mirage.errors import RunFailed, RuntimeCrashed
+from taso_mirage.errors import OutOfTime, RunFailed, RuntimeCrashed
+from taso_mirage.system.deadline import UNBOUNDED, Deadline
 
 LIMIT = 300.0
 """Seconds that a call may take: loading a model, a run, or one measurement."""
+LOOK = 0.2
+"""Seconds between two looks whether the command's time is over; an interrupt ends it early."""
 PARENT_GONE = 3
 
 
 class Child:
-    """The process, and calls to it; threads take turns. `life` counts its ends."""
+    """The process, and calls to it; threads take turns. `life` counts its ends.
+
+    No call lasts longer than `limit`, or beyond the last end of the `deadline`.
+    """
 
     def __init__(self) -> None:
         self.life = 0
         self.limit = LIMIT
+        self.deadline: Deadline = UNBOUNDED
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
@@ -47,18 +55,14 @@ class Child:
         """What a function of a module gives there.
 
         Raises what it raises; RuntimeCrashed where the process ended, RunFailed where it took
-        longer than `limit`.
+        longer than `limit`, OutOfTime where the command's time is over.
         """
         with self._lock:
             connection = self._started()
             done = [number for life, number in self._taken() if life == self.life]
             try:
                 _send(connection, (f"{function.__module__}:{function.__qualname__}", args, done))
-                if not connection.poll(self.limit):
-                    self.stop()
-                    raise RunFailed(
-                        f"ONNX Runtime took longer than {self.limit:g} s for one load or run; --run-limit allows more"
-                    )
+                self._wait(connection)
                 raised, answer = _receive(connection)
             except (EOFError, OSError):
                 raise RuntimeCrashed(self._ending()) from None
@@ -68,6 +72,19 @@ class Child:
         if raised:
             raise answer
         return answer
+
+    def _wait(self, connection: Connection[Any, Any]) -> None:
+        """Until there is an answer, which may never come."""
+        end = time.monotonic() + self.limit
+        while not connection.poll(max(min(LOOK, end - time.monotonic()), 0.0)):
+            late = time.monotonic() >= end
+            if late or self.deadline.last() <= 0:
+                self.stop()
+                if late:
+                    raise RunFailed(
+                        f"ONNX Runtime took longer than {self.limit:g} s for one load or run; --run-limit allows more"
+                    )
+                raise OutOfTime("the time was over before ONNX Runtime had loaded or run a model")
 
     def drop(self, life: int, number: int) -> None:
         """Let go of what has this number, before the next call.

@@ -19,7 +19,7 @@ from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefuse
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float, numpy_dtype
-from taso_mirage.measure.bulk import LARGEST_TENSOR, too_large
+from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.extremes import may_be_extreme
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
@@ -146,6 +146,9 @@ class InputDraws:
         self._skipped: dict[str, None] = {}
         self._moved: dict[str, None] = {}
         self._fixed_here: list[str] = []
+        self._late: list[str] = []
+        self.late = False
+        """Whether drawing ended before all was drawn."""
 
     def __iter__(self) -> Iterator[Drawn]:
         self._only_tensors()
@@ -168,11 +171,20 @@ class InputDraws:
         """What the base was, which further sizes were checked, and which were left out."""
         base = shown_sizes({**self.base, **self.model.integers})
         found = [f"sizes: {base}; other sizes checked: {_listed(self._moved) or 'none'}"] if base else []
+        if self._late:
+            found.append(f"the check left out {_listed(self._late)}: there was no time for their float64 references")
+        if self.late:
+            found.append("the check has no further inputs: the original takes too long")
         if self._skipped:
             found.append(f"the check left out {_listed(self._skipped)}: the original does not run there")
         if self._fixed_here:
             found.append(f"no other size of {', '.join(self._fixed_here)} was checked: the original ran at none tried")
         return found
+
+    def left_out(self, drawn: Drawn) -> None:
+        """There was no time for the reference on inputs that the original runs on."""
+        self._late.append(drawn.name)
+        self._moved.pop(shown_sizes(self._differing(drawn.sizes)), None)
 
     def unusable(self, drawn: Drawn, error: Exception) -> None:
         """The reference does not take inputs that the original runs on."""
@@ -232,7 +244,8 @@ class InputDraws:
         seen = [self.base, *self.others]
         for name, near, instead in moves(self.model, self.base):
             ran = any(each[name] != self.base[name] for each in self.others)
-            for sizes in near:
+            for wanted in near:
+                sizes = self._fitting(wanted, name)
                 if sizes not in seen:
                     seen.append(sizes)
                     found = list(self._at(sizes))
@@ -246,6 +259,12 @@ class InputDraws:
                     if ran := bool(found):
                         break
             self._fixed_here += [] if ran else [name]
+
+    def _fitting(self, sizes: dict[str, int], name: str) -> dict[str, int]:
+        """The sizes, or one more of the dim, if so the reference has no room."""
+        if sizes[name] > self.base[name] and bulk(self.model, sizes).peak > ROOM:
+            return {**self.base, name: self.base[name] + 1}
+        return sizes
 
     def _choices(self, kept: Arrays) -> Iterator[Drawn]:
         """Each scalar that may choose a branch at every value that the model compares it with."""

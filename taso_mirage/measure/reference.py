@@ -3,7 +3,7 @@ definition in ONNX Runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -39,27 +39,42 @@ class FloatReference:
     """The original graph in float64; what has no definition runs in ONNX Runtime in its own dtype.
 
     With a seed every float of inputs, weights, constants and such results is a rounding of its
-    dtype off.
+    dtype off. Weights are converted where they are read, and let go after it, so that a large model
+    is never there in two dtypes. What is called with a function calls it after every term: it may
+    raise to end the evaluation.
     """
 
     def __init__(self, model: Model, seed: int | None = None) -> None:
         self.model = model
+        self.outputs = model.graph.outputs
         self.runner = OpaqueRunner(model)
         self.decisions = Decisions(model)
         self.rng = None if seed is None else np.random.default_rng(seed)
-        self.weights = {
-            n: self._load(n, model.weights[n.attr("name")].numpy()) for n in model.nodes() if n.op == "weight"
-        }
 
-    def __call__(self, inputs: Arrays) -> list[Any]:
+    def __call__(self, inputs: Arrays, step: Callable[[], None] = lambda: None) -> list[Any]:
+        def after(node: Node, value: Any) -> Any:
+            step()
+            return self._result(node, value)
+
         env, sizes = self._leaves(inputs)
-        env |= self.decisions(inputs, sizes)
-        values = interpret(self.model.graph.outputs, EXACT, env, self._opaque, sizes)
-        return [values[o] for o in self.model.graph.outputs]
+        env |= self._decided(inputs, sizes)
+        values = interpret(self.outputs, EXACT, env, self._opaque, sizes, after, self._weight)
+        return [values[o] for o in self.outputs]
+
+    def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
+        """What the runtime decides before the run."""
+        return self.decisions(inputs, sizes)
+
+    def _result(self, node: Node, value: Any) -> Any:
+        """What a term gives."""
+        return value
+
+    def _weight(self, node: Node) -> Any:
+        return self._load(node, self.model.weights[node.attr("name")].numpy())
 
     def _leaves(self, inputs: Arrays) -> tuple[dict[Node, Any], dict[str, int]]:
-        """The values of inputs and weights, and the sizes that they tell."""
-        env: dict[Node, Any] = dict(self.weights)
+        """The values of inputs, and the sizes that they tell."""
+        env: dict[Node, Any] = {}
         sizes: dict[str, int] = {}
         for node in self.model.graph.inputs:
             if node.attr("name") in inputs:
@@ -109,14 +124,11 @@ class RoughReference(FloatReference):
     def _input(self, node: Node, value: Any) -> Any:
         return value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value))
 
-    def __call__(self, inputs: Arrays) -> list[Any]:
-        env, sizes = self._leaves(inputs)
+    def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
         decided = self.decisions(inputs, sizes)
-        env |= dict(zip(unfolded([*decided]), decided.values(), strict=True))
-        values = interpret(self.outputs, EXACT, env, self._opaque, sizes, self._rough)
-        return [values[o] for o in self.outputs]
+        return dict(zip(unfolded([*decided]), decided.values(), strict=True))
 
-    def _rough(self, node: Node, value: Any) -> Any:
+    def _result(self, node: Node, value: Any) -> Any:
         if not isinstance(value, np.ndarray) or not isinstance(node.type, Tensor) or selects(node.op):
             return value
         return self._off(value, node.type, traits(node).resolution)
@@ -126,8 +138,7 @@ class RoughReference(FloatReference):
             return value
         assert self.rng is not None
         eps = float(ml_dtypes.finfo(numpy_dtype(type.dtype)).eps)
-        off = np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution)
-        off[~np.isfinite(value)] = 0.0
+        off = np.where(np.isfinite(value), np.maximum(eps * np.abs(value), min(eps, SINGLE) * resolution), 0.0)
         return value + self.part * off * self.rng.choice((-1.0, 1.0), value.shape)
 
 

@@ -145,6 +145,12 @@ def open_in_child(
     return Session(lambda: _content(model, source), target, library=library)
 
 
+def check_source(model: Model) -> None:
+    """Have onnx's checker look at the model as it was read. Raises what it says."""
+    with _content(model, True) as (content, _):
+        checked(content)
+
+
 def original(model: Model, target: Target = CPU) -> Session:
     """A session on the model as it was read. Raises InvalidModel where the runtime refuses it."""
     try:
@@ -178,12 +184,12 @@ SPINNING = 0.06
 On a CPU others share the cores with them (half the speed on two cores), for twice as long where
 they run.
 """
-FEW = 5
-"""Rounds of slow models."""
+ROUNDS, FEW = 15, 5
+"""Rounds of a comparison, at least, and those of slow models."""
 
 
 def interleaved(
-    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = 15, patience: float = 4.0
+    sessions: Sequence[Session], inputs: Arrays, seconds: float, least: int = ROUNDS, patience: float = 4.0
 ) -> list[list[float]]:
     """Run times of every session, in turn A B B A A B ..., so that a drift of the machine meets all
     alike.
@@ -191,8 +197,10 @@ def interleaved(
     A turn is a pause until the other sessions' threads sleep, a run to warm up and one that counts;
     of a fast model a block of runs, of which the median counts. There are `least` rounds; of models
     so slow that these would take more than `patience` times the `seconds`, fewer, down to FEW:
-    their times vary less.
+    their times vary less. On a machine that has become slower meanwhile no round begins after that
+    time either, and after the command's last end there are no FEW.
     """
+    deadline = child().deadline
     runs = [session.prepared(inputs) for session in sessions]
     pause = pause_between(len(sessions), getattr(sessions[0], "target", CPU))  # a peer has none
     round_takes = 0.0
@@ -202,9 +210,12 @@ def interleaved(
     if patience * seconds < least * round_takes:
         least = max(min(least, FEW), int(patience * seconds / round_takes))
     times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + seconds
+    began = time.perf_counter()
     rounds = 0
-    while rounds < least or (time.perf_counter() < end and rounds < 2000):
+    while rounds < least or (time.perf_counter() < began + seconds and rounds < 2000):
+        late = rounds >= FEW and time.perf_counter() > began + patience * seconds
+        if late or (rounds and deadline.last() <= 0):
+            break
         order = range(len(runs)) if rounds % 2 == 0 else reversed(range(len(runs)))
         for i in order:
             time.sleep(pause)

@@ -23,10 +23,12 @@ def interpret(
     opaque: Callable[[Node, list[V | None]], V] | None = None,
     sizes: dict[str, int] | None = None,
     after: Callable[[Node, V], V] | None = None,
+    leaf: Callable[[Node], V] | None = None,
 ) -> dict[Node, V]:
     """The value of every output in a meaning.
 
-    `env` gives the leaves; `opaque` runs nodes without a definition.
+    `env` gives the leaves, but for weights that `leaf` gives when they are read; `opaque` runs
+    nodes without a definition.
 
     `after` changes what a term gave. `sizes` fixes the symbols that attributes hold; what opaque
     nodes return adds to it. Values are dropped after their last use. Iterative; linear in the
@@ -38,7 +40,9 @@ def interpret(
     wanted = set(outputs)
     for node in order:
         args = [None if a is ABSENT else values[a] for a in node.args]
-        if node.op == "opaque":
+        if leaf is not None and node.op == "weight":
+            values[node] = leaf(node)
+        elif node.op == "opaque":
             if opaque is None:
                 raise Unsupported(f"{node.attr('call')} has no definition")
             values[node] = opaque(node, args)

@@ -10,18 +10,16 @@ from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.target import Target
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
+from taso_mirage.pipeline.shares import DECIDING, search_seconds
 from taso_mirage.pipeline.stage import Job
-from taso_mirage.search.config import OFF, STRATEGIES
+from taso_mirage.search.config import STRATEGIES
 from taso_mirage.search.mutations import NO_MUTATIONS, SHARE, Mutations, MutationStore, mutations
 from taso_mirage.search.rewriter import ModelCandidate, Rewriter, shares
 from taso_mirage.search.search import Budget, SearchStatistics
 from taso_mirage.search.steps import RewriteStep
 
-KERNELS_SHARE = 0.4
-"""Of the budget, for kernels: at least so much is theirs."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
@@ -37,19 +35,14 @@ class Start:
 
 def passes(job: Job, problem: Problem) -> Start:
     """The model after the passes, from which the search starts."""
-    budget = Budget(_of_graphs(job), alpha=job.config.alpha)
-    problem.rewriter.term.measure_until(budget.start + budget.seconds)
+    budget = Budget(search_seconds(job), alpha=job.config.alpha)
+    problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
     normal, steps, passed = problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
-        each.term.measure_until(budget.start + budget.seconds)
+        each.measure_until(budget.start + budget.seconds)
     return Start(normal, steps, passed, others or [problem.rewriter], budget)
-
-
-def _of_graphs(job: Job) -> float:
-    """Seconds of the searches of graphs; the rest of the budget is for kernels."""
-    return job.config.budget * (1.0 if job.config.kernels == OFF else 1 - KERNELS_SHARE)
 
 
 def mutate(job: Job, start: Start) -> Mutations:
@@ -75,12 +68,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
-    candidates, statistics = [start.passed], SearchStatistics()
-    for target in variants(job, problem):
-        candidates += [
-            replace(start.passed, target=target),
-            ModelCandidate("original", problem.model, (), start.passed.cost, target),
-        ]
+    candidates, statistics = list[ModelCandidate](), SearchStatistics()
     made = [m.equation for m in found.found]
     progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
     for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):
@@ -89,6 +77,16 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         statistics += looked
         candidates += [candidate] if candidate is not None else []
     job.stop.budget = None
+    start.passed = passed = replace(start.passed, cost=problem.cost(start.passed.model.graph.outputs))
+    others = [
+        each
+        for target in variants(job, problem)
+        for each in (
+            replace(passed, target=target),
+            ModelCandidate("original", problem.model, (), passed.cost, target),
+        )
+    ]
+    candidates = [passed, *others, *candidates]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

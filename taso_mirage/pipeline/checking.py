@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare, first_bad
@@ -59,6 +59,8 @@ class _Checking:
         of every case."""
         try:
             session = runtime.open_in_child(model, target, check=self.valid)
+        except OutOfTime:
+            raise
         except TasoMirageError as error:
             return (Difference(str(error), "any", np.inf, 0.0, 0.0),)
         return tuple(compare(self.problem.model, session, self.cases))
@@ -68,7 +70,11 @@ class _Checking:
         if not chosen.steps:  # the same graph with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
-        k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        try:
+            k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        except OutOfTime:
+            self.job.failure = f"the check failed ({bad}), and there was no time to find the rewrite: please report it"
+            return None, ()
         culprit = ", ".join(chosen.steps[k - 1].equations)
         self.job.failure = (
             f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"

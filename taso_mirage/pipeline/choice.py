@@ -10,10 +10,11 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.native import Arrays
-from taso_mirage.measure.session import Session
+from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.problem import Problem
+from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.survival import surviving
@@ -24,6 +25,8 @@ LOOKS = 3
 PROMISING = 0.98
 """Of the cost after the passes: a candidate that is predicted to cost less is not given up for one
 measurement."""
+PATIENCE = 4.0
+"""How many times its seconds a comparison of slow models may take."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is
 kept."""
@@ -75,10 +78,10 @@ class Choosing:
 
     def fastest(self, candidates: Sequence[ModelCandidate], original: Session) -> Choice:
         """The one that was measured to be the fastest, if it is so by more than chance gives."""
-        sessions, alive = self._alive(candidates, original)
+        sessions, alive = self._alive(self._in_time(candidates), original)
         if not alive:
             return Choice()
-        times = self._times(sessions, self.job.config.seconds)
+        times = self._times(sessions)
         timings = self._compared(times)
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
         normal = next(usable, None)
@@ -90,6 +93,21 @@ class Choosing:
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
         return Choice(alive[best], timing, normal)
+
+    def _left(self) -> float:
+        """Seconds that the choice may still take."""
+        return self.job.deadline.left() - after_choice(self.job)
+
+    def _in_time(self, candidates: Sequence[ModelCandidate]) -> Sequence[ModelCandidate]:
+        """Those that can be loaded before the comparison: all, or the ones that are predicted to be
+        the fastest."""
+        loads = (self._left() - comparison_seconds(self.job)) / max(load_seconds(self.job), 1e-3)
+        if loads >= len(candidates):
+            return candidates
+        kept = sorted(candidates, key=lambda c: c.cost)[: max(int(loads), 1)]
+        if len(kept) < len(candidates):
+            self.job.remarks.append(f"{len(candidates) - len(kept)} candidates were not measured: no time was left")
+        return kept
 
     def _alive(
         self, candidates: Sequence[ModelCandidate], original: Session
@@ -131,12 +149,15 @@ class Choosing:
         luck, and a session's luck lasts. On a busy machine it takes several looks until a gain is
         told from chance."""
         hopeful = any(map(any, times))
+        least = comparison_seconds(self.job) / 2 + 2 * load_seconds(self.job)
         for _ in range(LOOKS):
+            if self._left() < least and any(map(any, (rounds for each in times for rounds in each))):
+                break
             sessions = [
                 runtime.open_in_child(self.problem.model, self.problem.target, source=True),
                 runtime.open_in_child(candidate.model, candidate.target),
             ]
-            for known, more in zip(times, self._times(sessions, self.job.config.seconds), strict=True):
+            for known, more in zip(times, self._times(sessions), strict=True):
                 for rounds, each in zip(known, more, strict=True):
                     rounds += each
             sessions.clear()
@@ -147,9 +168,12 @@ class Choosing:
                 break
         return timing
 
-    def _times(self, sessions: Sequence[Session], seconds: float) -> list[list[list[float]]]:
-        """Of each workload the times of every session."""
-        return [runtime.interleaved(sessions, inputs, seconds / len(self.feeds)) for inputs in self.feeds]
+    def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
+        """Of each workload the times of every session, in the seconds of a comparison; slow models
+        may take more, as far as there is time."""
+        seconds = comparison_seconds(self.job) / len(self.feeds)
+        patience = min(max(self._left() / len(self.feeds) / max(seconds, 1e-9), 1.0), PATIENCE)
+        return [runtime.interleaved(sessions, inputs, seconds, ROUNDS, patience) for inputs in self.feeds]
 
     def _compared(self, times: list[list[list[float]]]) -> list[Timing]:
         """The first session against each of the others, over all workloads."""

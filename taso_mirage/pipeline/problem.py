@@ -3,20 +3,25 @@ references that check a result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from taso_mirage.errors import InvalidModel, InvalidOption, OutOfTime, RunFailed
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure import session as runtime
+from taso_mirage.measure.bulk import ROOM, bulk, smaller
 from taso_mirage.measure.check import CheckCase, check_cases, passes_checker, repeatable
 from taso_mirage.measure.cost_cache import proofs_path
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
+from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import Target
 from taso_mirage.onnx_io.kernels import dropped
+from taso_mirage.pipeline.shares import REFERENCE, load_seconds
 from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
@@ -24,6 +29,11 @@ from taso_mirage.search.cost import Cost
 from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
+
+SHORTEST_REFERENCE = 10.0
+"""The budget below which the references' share of it shrinks no more."""
+LEAST_CHECK = 0.2
+"""Seconds that are kept for a check at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +121,48 @@ def refer(job: Job, problem: Problem, original: Session) -> tuple[list[CheckCase
     except NoReference as error:
         raise Kept(f"{error}; so no change can be checked: the model is kept as it is") from None
     feeds = [feed(problem.model, config.inputs, sizes) for sizes, _ in problem.workloads] if config.measure else []
-    if not repeatable(original, prepared[0]):
+    start = time.monotonic()
+    same = repeatable(original, prepared[0])
+    job.running = (time.monotonic() - start) / 2
+    job.checking = load_seconds(job) + 2 * len(prepared) * job.running + LEAST_CHECK
+    if not same:
         raise Kept("the model gives other outputs at every run, so no change can be checked: it is kept as it is")
     return prepared, feeds
 
 
 def prepared_cases(job: Job, problem: Problem, original: Session) -> list[CheckCase]:
-    """The cases on which the original runs, at every set of sizes."""
-    others = [sizes for sizes, _ in problem.workloads[1:]]
+    """The cases on which the original runs, at every set of sizes; where their float64 references
+    have no room or no time, at smaller ones."""
     fixed = {name for sizes, _ in job.config.shapes for name in sizes}
-    return list(check_cases(problem.model, original, problem.sizes, job.config.inputs, others, fixed, job.remarks))
+    given = job.config.inputs
+    others = [sizes for sizes, _ in problem.workloads[1:]]
+    seconds = REFERENCE * max(job.config.budget, SHORTEST_REFERENCE)
+    why = ""
+    for sizes in _affordable(problem.model, problem.sizes):
+        first = sizes == problem.sizes
+        remarks: list[str] = []
+        try:
+            more = others if first else []
+            found = list(check_cases(problem.model, original, sizes, given, more, fixed, remarks, seconds))
+        except OutOfTime as late:
+            why = str(late)
+            given = ()
+            continue
+        except (InvalidModel, InvalidOption, RunFailed, NoReference):
+            if first:
+                raise
+            continue
+        said = f"the check was done at smaller sizes than {shown_sizes(problem.sizes)}, at which the float64 reference"
+        job.remarks += remarks if first else [*remarks, f"{said} takes too much time or memory"]
+        return found
+    raise NoReference(f"{why or 'no float64 reference'}; smaller sizes (--shape) or a larger --budget may help")
+
+
+def _affordable(model: Model, sizes: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    """The sizes, if there is room for a float64 evaluation there, or nothing else to try; then
+    smaller ones."""
+    less = list(smaller(model, sizes, ()))
+    if bulk(model, sizes).peak <= ROOM or not less:
+        yield sizes
+    fitting = [each for each in less if bulk(model, each).peak <= ROOM]
+    yield from fitting or less[-1:]

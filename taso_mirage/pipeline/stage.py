@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from taso_mirage.errors import OutOfTime
 from taso_mirage.measure.cost_cache import CostCache
 from taso_mirage.search.config import Config, Progress, Stop
+from taso_mirage.system.deadline import UNBOUNDED, Deadline
 
 Values = Mapping[str, Any]
 """What stages gave so far, by name."""
+
+
+BUDGET = "budget"
+"""What progress calls the whole: the seconds of it that were spent before a stage."""
 
 
 class Kept(Exception):
@@ -25,7 +32,8 @@ class Job:
     """What all stages of one optimization share: the options, progress, interrupts, the cache of
     measurements, and the executor whose machines measure. `remarks` are for the user; `failure`
     says which rewrite broke the model, `kept` why its graph is kept; `seconds` are those of each
-    stage."""
+    stage, and `checking` those that a check may take, `running` those of
+    one run of the original. The `deadline` is that of the command."""
 
     config: Config
     progress: Progress
@@ -36,6 +44,9 @@ class Job:
     failure: str | None = None
     kept: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    deadline: Deadline = UNBOUNDED
+    checking: float = 0.0
+    running: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,8 @@ class Stage:
 
     def __call__(self, job: Job, values: Values) -> dict[str, Any]:
         """The values that the stage gives; its seconds are noted."""
+        if job.deadline.seconds < math.inf:
+            job.progress(BUDGET, int(job.deadline.spent), int(job.deadline.seconds))
         job.progress(self.name, 0, 0)
         start = time.perf_counter()
         made = self.work(job, *(values[name] for name in self.takes))
@@ -63,7 +76,7 @@ class Stage:
 def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
     """All values after the stages, `given` among them.
 
-    Where a stage raises Kept, the later ones find nothing to take.
+    Where a stage raises Kept, or its time is over, the later ones find nothing to take.
     """
     values = dict(given)
     for stage in stages:
@@ -72,5 +85,9 @@ def run(stages: Iterable[Stage], job: Job, given: Values) -> dict[str, Any]:
                 values |= stage(job, values)
             except Kept as why:
                 job.kept = str(why)
+                break
+            except OutOfTime as why:
+                asked = f"the budget of {job.deadline.seconds:g} s" if not job.stop.asked else "after the interrupt it"
+                job.kept = f"{asked} ended in the stage {stage.name!r} ({why}): the original's graph is kept"
                 break
     return values

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from taso_mirage.errors import CheckFailed
+from taso_mirage.errors import CheckFailed, OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io import save
-from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
+from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
+from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
 from taso_mirage.report.result import Result
@@ -24,6 +25,7 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
+from taso_mirage.system.deadline import UNBOUNDED, Deadline
 from taso_mirage.targets.packaging import stamped
 
 
@@ -38,6 +40,8 @@ def conclude(
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
+    if job.deadline.left() <= 0:
+        problem.rewriter.term.measure_until(0.0)
     before, terms = problem.cost(problem.model.graph.outputs), len(work_terms(problem.model.nodes()))
     kept = Result(
         original=problem.model,
@@ -70,13 +74,16 @@ def conclude(
 def fuse(job: Job, result: Result) -> Result:
     """The result with searched kernels where they make the whole model faster.
 
-    They have what is left of the budget.
+    They have what is left of the budget, but for a comparison and a check.
     """
     config = job.config
     if config.kernels == OFF:
         return result
-    left = max(config.budget - result.searched, KERNELS_SHARE * config.budget)
-    return fused(result, replace(config, budget=left), config.kernels, job.progress, job.stop)
+    asked = replace(config, budget=kernel_seconds(job), seconds=comparison_seconds(job))
+    try:
+        return fused(result, asked, config.kernels, job.progress, job.stop)
+    except OutOfTime as late:
+        return result.noted(f"no kernels: {late}")
 
 
 def explain(job: Job, result: Result) -> Result:
@@ -111,12 +118,13 @@ SEARCH = (
 
 A stage that finds that the original has to be kept ends these.
 """
+KERNELS = (Stage("kernels", fuse, ("result",), ("result",)),)
+"""What makes more of it, in the time that is left."""
 FINISH = (
-    Stage("kernels", fuse, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
-"""What follows on the result."""
+"""What follows on the result, whatever the time."""
 CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences")
 
 
@@ -127,11 +135,18 @@ def optimize_model(
 
     Every step is an equation; the result is checked.
     """
-    child().limit = config.run_limit
-    with measuring(config) as (cache, executor):
-        job = Job(config, progress, stop or Stop(), cache, executor)
-        values: Values = run(SEARCH, job, {"model": model})
-        result = conclude(job, **{name: values[name] for name in CONCLUDED if name in values})
+    stop = stop or Stop()
+    stop.deadline = deadline = Deadline(config.budget)
+    child().limit, child().deadline = config.run_limit, deadline
+    try:
+        with measuring(config) as (cache, executor):
+            job = Job(config, progress, stop, cache, executor, deadline=deadline)
+            values: Values = run(SEARCH, job, {"model": model})
+            known: Values = values if "problem" in values else {"problem": pose(job, model)}
+            result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
+        result = run(KERNELS, job, {"result": result})["result"]
+    finally:
+        child().deadline = UNBOUNDED
     given = {"result": result} | ({} if output is None else {"output": output})
     found: Result = run(FINISH, job, given)["result"]
     return found

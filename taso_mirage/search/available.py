@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.measure import native, tasks
 from taso_mirage.measure.child import in_child
@@ -56,7 +57,10 @@ class Available:
             return False
         found = [self._found(key) for key in keys]
         if found[0] is None and True not in found:
-            there = self._tried(node)
+            try:
+                there = self._tried(node)
+            except OutOfTime:  # which says nothing of the operator
+                return False
             for key in keys if there else keys[:1]:  # one that is not there says nothing of others
                 self.cache.put(self._device, key, float(there))
                 self.known[key] = there
@@ -78,6 +82,8 @@ class Available:
             session = Session(content, self.context.target, alone=self.context.target.gpu)
             if not _is_standard(node):
                 session.run(tasks.random_feed(session, 0))
+        except OutOfTime:
+            raise
         except UNMEASURABLE:
             return False
         return True

@@ -23,6 +23,7 @@ from taso_mirage.search.passes import runtime_specific
 from taso_mirage.search.rulesets import RuleSet, rules
 from taso_mirage.search.saturate import saturate_part
 from taso_mirage.search.search import Budget, Strategy, search_part
+from taso_mirage.system.deadline import Deadline
 
 STRATEGIES: Mapping[str, Strategy] = {"best-first": search_part, "saturate": saturate_part}
 """How one part of a model is searched, by the names of `--strategy`."""
@@ -43,7 +44,8 @@ def quiet(stage: str, done: int, total: int) -> None:
 class Config:
     """The options of `optimize`, named as on the command line.
 
-    `budget`: seconds of all searches. `seconds`: of one comparison of whole models. `shapes`: sets
+    `budget`: seconds of all but reading and writing. `seconds`: of one comparison of whole models,
+    at most. `shapes`: sets
     of named sizes, each with its weight. `inputs`: the user's own, for the check and the timing.
     `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
     measured here. `partial`: whether mutants with corrections take part in the search. `run_limit`:
@@ -86,12 +88,24 @@ class Config:
 
 class Stop:
     """Set by an interrupt: the running stage and all later ones end early, and the best found so
-    far goes on to the measurement and the check. Before the first search there is nothing to keep
-    (`began`)."""
+    far goes on to the measurement and the check, in the few seconds that the `deadline` then
+    leaves. Before the first search there is nothing to keep (`began`)."""
 
     def __init__(self) -> None:
         self._budget: Budget | None = None
+        self._deadline: Deadline | None = None
         self.began = self.asked = False
+
+    @property
+    def deadline(self) -> Deadline | None:
+        """Of the whole command."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        if self.asked:
+            deadline.hasten()
 
     @property
     def budget(self) -> Budget | None:
@@ -109,6 +123,8 @@ class Stop:
         self.asked = True
         if self._budget is not None:
             self._budget.stop = True
+        if self._deadline is not None:
+            self._deadline.hasten()
 
 
 @contextmanager

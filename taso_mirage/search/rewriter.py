@@ -3,6 +3,7 @@ that lead to it."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -79,22 +80,30 @@ class Rewriter:
         self.proved = proved
         self.stages = pass_order(equations, proved)
         self._joint = {stage: joint(stage) for stage in self.stages}
+        self.decided = math.inf
         self.passing = 0.0
         """Seconds that the passes took: what those after the search may take."""
+
+    def measure_until(self, end: float, decided: float | None = None) -> None:
+        """Measure nothing more from the monotonic time `end`, and from `decided` on nothing that
+        only says whether a single fusion is slower than what it replaces."""
+        self.term.measure_until(end)
+        self.decided = end if decided is None else decided
 
     def passes(self) -> tuple[Model, list[RewriteStep], ModelCandidate]:
         """The model that the search starts from with the steps to it, and the model after all
         passes.
 
         The search has no small fusions into the runtime's operators: they are made last, and would
-        only hide large ones.
+        only hide large ones. What the model after all passes costs is asked later: to measure it is
+        no part of what the search needs.
         """
         standard, large, every = self.stages
         start = time.monotonic()
         normal, steps = self._simplified(self.model, [standard, large])
         passed, lowered = self._simplified(normal, [every])
         self.passing = time.monotonic() - start
-        return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
+        return normal, steps, ModelCandidate("passes", passed, (*steps, *lowered), math.inf, self.target)
 
     def search(
         self,
@@ -111,13 +120,15 @@ class Rewriter:
         """
         standard, large, every = self.stages
         if self.term.measured:
-            self.term.measure_until(budget.start + budget.seconds)
+            self.measure_until(budget.start + budget.seconds)
             budget.choose = partial(self._fastest_state, finish=[large, every])
         budget.seconds -= min(self.passing, LAST * budget.seconds)
         rules = Rules([*directions(for_search(self.equations, self.target)), *more], self.proved)
         outputs, taken, statistics = search_model(
             normal.graph.outputs, rules, large, self.cost, self.context, budget, progress, strategy
         )
+        if budget.stop:
+            self.measure_until(0.0)
         if not taken:
             return None, statistics
         folded, rest = self._fold(normal, outputs)
@@ -131,7 +142,7 @@ class Rewriter:
         """
         key = tuple(before), tuple(after)
         if key not in self._compared:
-            if self.term.late:
+            if self.term.late or time.monotonic() > self.decided:
                 return False
             self._compared[key] = self.cost(after) > self.cost(before) and self._slower_in_turn(key)
         return self._compared[key]

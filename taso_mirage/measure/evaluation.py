@@ -1,0 +1,165 @@
+"""The float64 references of several inputs, within a time: the first in any case, then those that
+fit.
+
+They are computed in threads that nobody has to wait for: an interrupt, or the end of the time, is
+not held up by a product of large arrays.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.measure.bulk import ROOM, bulk
+from taso_mirage.measure.child import child
+from taso_mirage.measure.draws import Drawn, InputDraws
+from taso_mirage.measure.reference import FloatReference
+from taso_mirage.targets.machine import cores
+
+WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
+"""What an evaluation may raise because of its inputs."""
+LOOK = 0.1
+"""Seconds between two looks at the clock while threads compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: `work` says how much it is beside the others, `after` in which order they are
+    computed where there is not time for all."""
+
+    compute: Callable[[Callable[[], None]], Any]
+    work: float = 1.0
+    after: int = 0
+
+
+class Left(Exception):
+    """In the place of an evaluation that there was no time for."""
+
+
+class Evaluations:
+    """Computes what is wanted in `threads` threads and `seconds`, of which the first evaluation may
+    take twice as many.
+
+    An evaluation calls what it gets between its steps; this raises OutOfTime once nobody waits.
+    """
+
+    def __init__(self, seconds: float, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.threads, self.clock = seconds, threads, clock
+        self.each = 0.0
+        """Seconds of one unit of work, by the first evaluation."""
+
+    def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
+        """What each gives, or raised (of WRONG), or Left.
+
+        Raises OutOfTime where the first takes too long.
+        """
+        order = sorted(range(len(wanted)), key=lambda i: wanted[i].after)
+        began = self.clock()
+        found: list[Any] = [Left() for _ in wanted]
+        for first in order[:1]:
+            (found[first],) = self._computed([wanted[first]], began + 2 * self.seconds)
+            if isinstance(found[first], OutOfTime):
+                raise found[first]
+            self.each = (self.clock() - began) / max(wanted[first].work, 1e-9)
+        rest = self._fitting(wanted, order[1:], began + self.seconds - self.clock())
+        for i, value in zip(rest, self._computed([wanted[i] for i in rest], began + self.seconds), strict=True):
+            found[i] = Left() if isinstance(value, OutOfTime) else value
+        return found
+
+    def _fitting(self, wanted: Sequence[Evaluation], order: Sequence[int], left: float) -> list[int]:
+        """Those that there is time for, by what the first took."""
+        kept: list[int] = []
+        for i in order:
+            takes = self.each * wanted[i].work / self.threads
+            if takes <= left:
+                kept.append(i)
+                left -= takes
+        return kept
+
+    def _computed(self, wanted: Sequence[Evaluation], end: float) -> list[Any]:
+        """What each gives or raised; OutOfTime for those that are not done at the end."""
+        over = threading.Event()
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        for i in range(len(wanted)):
+            todo.put(i)
+
+        def step() -> None:
+            if over.is_set():
+                raise OutOfTime("a float64 reference takes too long")
+
+        def work() -> None:
+            while not over.is_set():
+                try:
+                    i = todo.get_nowait()
+                except queue.Empty:
+                    return
+                done.put((i, _given(wanted[i].compute, step)))
+
+        found: list[Any] = [OutOfTime("a float64 reference takes too long") for _ in wanted]
+        for _ in range(min(self.threads, len(wanted))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            waiting = len(wanted)
+            while waiting and self.clock() < end:
+                try:
+                    i, value = done.get(timeout=LOOK)
+                except queue.Empty:
+                    continue
+                found[i] = value
+                waiting -= 1
+        finally:
+            over.set()
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, WRONG):
+                raise each
+        return found
+
+
+def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None]) -> Any:
+    """What an evaluation gives, or what it raised."""
+    try:
+        return compute(step)
+    except BaseException as error:  # raised again where the answer is taken
+        return error
+
+
+def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
+    """What the original runs on; of one that is slow only what was drawn in the time, and at least
+    the first inputs."""
+    began, found = time.monotonic(), list[Drawn]()
+    for each in draws:
+        found.append(each)
+        if time.monotonic() - began > seconds:
+            draws.late = True
+            break
+    return found
+
+
+def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
+    """The float64 evaluation on every drawn input; where there is not time for all, the first
+    comes first, then other sizes, then other values.
+
+    Several are computed at the same time, though numpy's products use several cores by themselves,
+    as far as there is room.
+    """
+    exact, peak = FloatReference(model), 1
+    wanted: list[Evaluation] = []
+    for each in taken:
+        made = bulk(model, each.sizes)
+        peak = max(peak, made.peak)
+        after = 0 if each is taken[0] else 1 if each.sizes != taken[0].sizes else 3 if each.needed else 2
+        wanted.append(Evaluation(partial(exact, each.inputs), made.total, after))
+    return Evaluations(seconds, max(1, min(cores() // 4, ROOM // peak)))(wanted)
+
+
+def in_command() -> None:
+    """Raise OutOfTime once the time of the command is over."""
+    child().deadline.demand("a float64 reference takes too long")

@@ -1,0 +1,63 @@
+"""How the time of a command is divided: what must come at the end (measuring, checking, kernels)
+has its share kept, and the searches have what is left before it."""
+
+from __future__ import annotations
+
+from taso_mirage.measure.session import FEW
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.config import OFF
+
+REFERENCE = 0.25
+"""Of the budget, for the float64 references, at most; the first has twice as much."""
+COMPARISON, SHORTEST = 0.15, 1.5
+"""Of the budget, for one comparison of whole models, and seconds that it has in any case."""
+KERNELS, AFTER = 0.4, 0.5
+"""Of the budget, for kernels, and the part of a comparison's time that each has then: there are
+more of them."""
+COMPARISONS = 2
+"""For so many comparisons time is kept: a gain that may be chance is measured again."""
+RUNS = 3
+"""Runs in a round of a slow model: of both sessions, with those to warm up."""
+HALF = 0.5
+"""Of the budget, for all comparisons, at most."""
+LOADS = 2
+"""For so many loads of a model time is kept before a comparison."""
+DECIDING = 0.5
+"""Of the searches' time, for what the passes ask of the clock."""
+LEAST = 0.2
+"""Of the budget, for kernels however late it is."""
+
+
+def comparison_seconds(job: Job) -> float:
+    """Of one comparison of whole models."""
+    share = COMPARISON * (1.0 if job.config.kernels == OFF else AFTER)
+    return min(job.config.seconds, max(share * job.config.budget, SHORTEST))
+
+
+def load_seconds(job: Job) -> float:
+    """Of the original's way into the runtime; an optimized model's takes as long."""
+    return job.seconds.get("load the original", 0.0)
+
+
+def measuring_seconds(job: Job) -> float:
+    """What is kept for the choice among the candidates."""
+    if not job.config.measure:
+        return 0.0
+    each = max(comparison_seconds(job), FEW * RUNS * job.running)
+    return min(COMPARISONS * each + LOADS * load_seconds(job), HALF * job.config.budget)
+
+
+def after_choice(job: Job) -> float:
+    """What is kept for all that follows on the choice: the check, and kernels."""
+    return job.checking + (0.0 if job.config.kernels == OFF else KERNELS * job.config.budget)
+
+
+def search_seconds(job: Job) -> float:
+    """What passes, mutants and search may take from now on."""
+    return max(job.deadline.left() - measuring_seconds(job) - after_choice(job), 0.0)
+
+
+def kernel_seconds(job: Job) -> float:
+    """What the search of kernels may take: a comparison and a check follow."""
+    left = job.deadline.left() - COMPARISONS * comparison_seconds(job) - job.checking
+    return max(left, LEAST * job.config.budget)

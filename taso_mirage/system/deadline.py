@@ -1,0 +1,63 @@
+"""The end of a command's time, which all of its stages and measurements read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from taso_mirage.errors import OutOfTime
+
+OVERTIME = 1.2
+"""How many times its seconds a command may take where what must come at the end is not done: what
+goes on then is given up."""
+SHORTEST = 15.0
+"""Nothing is given up before so many seconds: to load a model and to check it takes its time."""
+INTERRUPTED = 1.5, 4.0
+"""Seconds that are left after an interrupt: for what is measured, and for what is given up."""
+
+
+@dataclass(slots=True, eq=False)
+class Deadline:
+    """The end of `seconds` from now on, and a later, last one.
+
+    At the first no work begins that is not needed, at the last all work is given up. An interrupt
+    moves both up (`hasten`).
+    """
+
+    seconds: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+    _ends: tuple[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self._ends = self.began + self.seconds, self.began + max(OVERTIME * self.seconds, SHORTEST)
+
+    @property
+    def spent(self) -> float:
+        """Seconds since it began."""
+        return self.clock() - self.began
+
+    def left(self) -> float:
+        """Seconds to the end; none are left after it."""
+        return max(self._ends[0] - self.clock(), 0.0)
+
+    def last(self) -> float:
+        """Seconds to the last end."""
+        return max(self._ends[1] - self.clock(), 0.0)
+
+    def hasten(self) -> None:
+        """An interrupt: what was found is to be measured and checked, and no more."""
+        now = self.clock()
+        end, last = (min(old, now + seconds) for old, seconds in zip(self._ends, INTERRUPTED, strict=True))
+        self._ends = end, last
+
+    def demand(self, what: str) -> None:
+        """Raise OutOfTime after the last end."""
+        if self.last() <= 0:
+            raise OutOfTime(f"the time is over: {what}")
+
+
+UNBOUNDED = Deadline()
