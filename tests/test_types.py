@@ -10,14 +10,16 @@ import onnx
 import onnxruntime
 import pytest
 from test_conformance import bind, binding_choices, collected
+from test_onnx_io import parse, read, same
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import evaluate, symbols
 from taso_mirage.ir.terms import Node, Tensor
-from taso_mirage.onnx_io import from_proto, read
-from taso_mirage.onnx_io.types_of_refused import RULES as REFUSED
-from taso_mirage.onnx_io.types_of_shapes import RULES as SHAPES
-from taso_mirage.onnx_io.types_onnx import RULES as ONNX
+from taso_mirage.onnx_io import from_proto
+from taso_mirage.onnx_io import read as reading
+from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES as REFUSED
+from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES as SHAPES
+from taso_mirage.onnx_io.types_onnx import ONNX_TYPES as ONNX
 
 FREE = {
     "Compress": "the elements that a condition keeps",
@@ -33,13 +35,13 @@ FREE = {
 def opaque(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The outputs' types where every node stays opaque."""
 
-    def refuse(reader: read._Reader, node: Any) -> Node:
+    def refuse(reader: reading._Reader, node: Any) -> Node:
         if node.op_type == "Constant":
             return reader._constant(node)
         raise Unsupported("only its type is asked for")
 
-    monkeypatch.setattr(read._Reader, "_known", refuse)
-    return [n.type for n in read.from_ir(from_proto(proto)).graph.outputs]
+    monkeypatch.setattr(reading._Reader, "_known", refuse)
+    return [n.type for n in reading.from_ir(from_proto(proto)).graph.outputs]
 
 
 def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -268,3 +270,107 @@ def test_rules_give_the_types_of_the_runtime(name: str, monkeypatch: pytest.Monk
         types = opaque(bind(model, bound), monkeypatch)
         assert [c for c in map(misfit, types, want) if c is not None] == []
     assert all(isinstance(n, int) for t in types for n in t.shape or ())
+
+
+# ------------------------------------------------------------ whole graphs
+
+
+def test_what_is_behind_an_opaque_node_has_our_dims() -> None:
+    """A skip path of an image network: whether both have one size only a run can tell, but behind
+    the concatenation it is known, by the names that the inputs have."""
+    proto = parse("""
+        g (float[1, 2, h, w] x, float[2, 2, 3, 3] k) => (float[a, b] y) {
+            small = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, k)
+            scales = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+            large = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(small, , scales)
+            both = Concat<axis = 1>(large, x)
+            target = Constant<value_ints = [4, -1]>()
+            rows = Reshape(both, target)
+            y = Relu(rows)
+        }
+    """)
+    model = read(proto)
+    assert [str(n.attr("call")) for n in model.nodes() if n.op == "opaque"] == ["Concat"]
+    (y,) = model.graph.outputs
+    assert y.op == "relu"
+    assert {s for n in y.shape for s in symbols(n)} == {"h", "w"}
+    for h, w in ((2, 4), (4, 2), (6, 6)):
+        same(proto, x=some(1, 2, h, w), k=some(2, 2, 3, 3))
+
+
+def test_sizes_in_int32() -> None:
+    """As tf2onnx computes the shape of a reshape."""
+    proto = parse("""
+        g (float[n, 6] x) => (float[a, b, c] y) {
+            s = Shape(x)
+            narrow = Cast<to = 6>(s)
+            zero = Constant<value_ints = [0]>()
+            one = Constant<value_ints = [1]>()
+            batch = Slice(narrow, zero, one, zero)
+            twice = Add(batch, batch)
+            rest64 = Constant<value_ints = [3]>()
+            rest = Cast<to = 6>(rest64)
+            t = Concat<axis = 0>(rest, twice, one32)
+            wide = Cast<to = 7>(t)
+            y = Reshape(x, wide)
+        }
+    """)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int32), "one32"))
+    model = read(proto)
+    assert not model.opaque
+    assert str(model.graph.outputs[0].type) == "float32[3, 2*n, 1]"
+    for n in (1, 2, 5):
+        same(proto, x=some(n, 6))
+
+
+def test_a_slice_from_the_first_position_of_a_dim_that_may_be_empty() -> None:
+    """Silero's: position 0 lies within every dim."""
+    proto = parse("""
+        g (float[1, 1, n] x, float[2, 1, 4] k) => (float[a, b, c] y) {
+            c = Conv<strides = [2]>(x, k)
+            first = Constant<value_ints = [0]>()
+            last = Constant<value_ints = [9223372036854775807]>()
+            axis = Constant<value_ints = [2]>()
+            y = Slice(c, first, last, axis)
+        }
+    """)
+    assert not read(proto).opaque
+    for n in (4, 9):
+        same(proto, x=some(1, 1, n), k=some(2, 1, 4))
+
+
+def test_one_unknown_size_of_a_reshape_is_what_the_others_leave() -> None:
+    proto = parse("""
+        g (float[n, m, 6] x, int64[1] k) => (float[a, b, c, d] y) {
+            first = Shape<end = 1>(x)
+            rest = Constant<value_ints = [2, 3]>()
+            t = Concat<axis = 0>(first, k, rest)
+            y = Reshape(x, t)
+        }
+    """)
+    model = read(proto)
+    assert not model.opaque
+    assert str(model.graph.outputs[0].type) == "float32[n, m, 2, 3]"
+    for n, m in ((1, 1), (2, 5), (3, 4)):
+        for k in (m, -1, 0):
+            same(proto, x=some(n, m, 6), k=np.array([k]))
+
+
+def test_a_range_of_floats_up_to_a_size() -> None:
+    """As detectors number the cells of an image."""
+    proto = parse("""
+        g (float[n, m] x) => (float[a] y) {
+            s = Shape<start = 1>(x)
+            none = Constant<value_ints = [0]>()
+            scalar = Squeeze(s, none)
+            limit = Cast<to = 1>(scalar)
+            zero = Constant<value_float = 0.0>()
+            one = Constant<value_float = 1.0>()
+            y = Range(zero, limit, one)
+        }
+    """)
+    model = read(proto)
+    assert not model.opaque
+    assert str(model.graph.outputs[0].type) == "float32[m]"
+    for m in (1, 7):
+        same(proto, x=some(2, m))

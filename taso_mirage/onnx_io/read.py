@@ -19,11 +19,11 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
-from taso_mirage.onnx_io.typed_nodes import Typed, typed
-from taso_mirage.onnx_io.types_microsoft import RULES as MICROSOFT_RULES
-from taso_mirage.onnx_io.types_of_refused import RULES as REFUSED_RULES
-from taso_mirage.onnx_io.types_of_shapes import RULES as SHAPE_RULES
-from taso_mirage.onnx_io.types_onnx import RULES as ONNX_RULES
+from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
+from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
+from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
+from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
+from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
@@ -309,7 +309,7 @@ class _Reader:
         names: dict[str, Dim] = {}
         return tuple(self._ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
 
-    def _ruled(self, value: ir.Value, typed: Typed, names: dict[str, Dim]) -> Tensor:
+    def _ruled(self, value: ir.Value, typed: TypedOutput, names: dict[str, Dim]) -> Tensor:
         """A type by a rule: sizes that only a run can tell are those that the file gives, or new
         symbols."""
         dtype, shape = typed
@@ -328,7 +328,7 @@ class _Reader:
         return self._type(value)
 
 
-TYPE_RULES = {**ONNX_RULES.rules, **REFUSED_RULES.rules, **SHAPE_RULES.rules, **MICROSOFT_RULES.rules}
+TYPE_RULES = {**ONNX_TYPES.rules, **REFUSED_TYPES.rules, **SHAPE_TYPES.rules, **MICROSOFT_TYPES.rules}
 """How nodes that stay opaque are typed."""
 
 

@@ -15,12 +15,12 @@ from taso_mirage.operators.ops import Call, Dims, Floats, known_elements
 
 Size: TypeAlias = "Dim | str"
 """A size, or the name of one that only a run can tell; one name is one size within a node."""
-Typed: TypeAlias = "tuple[str, tuple[Size, ...]]"
+TypedOutput: TypeAlias = "tuple[str, tuple[Size, ...]]"
 """A dtype and a shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedNode:
     """A node whose outputs' types are wanted."""
 
     call: Call
@@ -71,7 +71,7 @@ class Asked:
         return node.type
 
 
-Rule: TypeAlias = Callable[[Asked], Sequence[Typed]]
+TypeRule: TypeAlias = Callable[[AskedNode], Sequence[TypedOutput]]
 """From a node to the types of its outputs, in their order; of those that may be left out, too."""
 
 
@@ -80,10 +80,10 @@ class TypeRules:
 
     def __init__(self, domain: str = "") -> None:
         self.domain = domain
-        self.rules: dict[tuple[str, str], Rule] = {}
+        self.rules: dict[tuple[str, str], TypeRule] = {}
 
-    def __call__(self, *op_types: str) -> Callable[[Rule], Rule]:
-        def register(rule: Rule) -> Rule:
+    def __call__(self, *op_types: str) -> Callable[[TypeRule], TypeRule]:
+        def register(rule: TypeRule) -> TypeRule:
             for op_type in op_types:
                 if (self.domain, op_type) in self.rules:
                     raise ValueError(f"two rules for the types of {op_type}")
@@ -97,13 +97,13 @@ FAILURES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 """What a rule raises on a damaged node."""
 
 
-def typed(rules: Mapping[tuple[str, str], Rule], call: Call, outputs: int) -> tuple[Typed, ...] | None:
+def typed(rules: Mapping[tuple[str, str], TypeRule], call: Call, outputs: int) -> tuple[TypedOutput, ...] | None:
     """The types of so many outputs of a node; None where no rule gives them."""
     rule = rules.get((call.domain, call.op_type))
     if rule is None:
         return None
     try:
-        found = tuple(rule(Asked(call)))
+        found = tuple(rule(AskedNode(call)))
     except (Unsupported, Undecidable, *FAILURES):
         return None
     negative = any(isinstance(n, int) and n < 0 for _, shape in found for n in shape)
@@ -117,7 +117,7 @@ def on_axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def replaced(shape: Iterable[Size], axis: int, n: Size) -> tuple[Size, ...]:
+def resized_at(shape: Iterable[Size], axis: int, n: Size) -> tuple[Size, ...]:
     """`shape` with another size at one axis."""
     return tuple(n if i == axis else d for i, d in enumerate(shape))
 

@@ -6,40 +6,40 @@ from collections.abc import Sequence
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.onnx_io.typed_nodes import Asked, Size, Typed, TypeRules, broadcast, replaced
+from taso_mirage.onnx_io.typed_nodes import AskedNode, Size, TypedOutput, TypeRules, broadcast, resized_at
 from taso_mirage.onnx_io.types_onnx import matrix_product, spatial
 
-RULES = TypeRules("com.microsoft")
+MICROSOFT_TYPES = TypeRules("com.microsoft")
 
 
-@RULES(
+@MICROSOFT_TYPES(
     *"Gelu FastGelu BiasGelu QuickGelu BiasAdd BiasSoftmax GroupNorm RotaryEmbedding QLinearSigmoid".split(),
     *"QLinearLeakyRelu QLinearSoftmax Inverse Trilu MoE QMoE NGramRepeatBlock".split(),
 )
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0)]
 
 
-@RULES("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """The result, two statistics, and the sum that was normalized."""
     statistics = "float32", (*asked.shape(0)[:-1], 1)
     return [asked.like(0), statistics, statistics, asked.like(0)]
 
 
-@RULES("SkipGroupNorm")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("SkipGroupNorm")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0), asked.like(0)]
 
 
-@RULES("BiasSplitGelu")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("BiasSplitGelu")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, (*shape[:-1], shape[-1] // 2))]
 
 
-@RULES("EmbedLayerNormalization")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("EmbedLayerNormalization")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     batch, length = asked.shape(0)
     embedded = asked.dtype(2), (batch, length, asked.shape(2)[1])
     return [embedded, ("int32", (batch,)), embedded]
@@ -48,7 +48,7 @@ def _(asked: Asked) -> Sequence[Typed]:
 # ------------------------------------------------------------ products
 
 
-def _product(asked: Asked) -> tuple[Size, ...]:
+def _product(asked: AskedNode) -> tuple[Size, ...]:
     a, b = asked.shape(0), asked.shape(1)
     if asked.attr("transBatchA", 0) or asked.attr("transBatchB", 0):
         raise Unsupported("transposed batches")
@@ -57,62 +57,62 @@ def _product(asked: Asked) -> tuple[Size, ...]:
     return matrix_product(a, b)
 
 
-@RULES("FusedMatMul", "TransposeMatMul", "FusedGemm")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("FusedMatMul", "TransposeMatMul", "FusedGemm")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), _product(asked))]
 
 
-@RULES("MatMulIntegerToFloat")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("MatMulIntegerToFloat")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(2), matrix_product(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("DynamicQuantizeMatMul")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("DynamicQuantizeMatMul")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("MatMulNBits", "MatMulBnb4")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("MatMulNBits", "MatMulBnb4")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, (*shape[:-1], asked.attr("N")))]
 
 
-@RULES("FusedConv")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("FusedConv")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     w = asked.shape(1)
     return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
 
 
-@RULES("QLinearAdd", "QLinearMul")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("QLinearAdd", "QLinearMul")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(3)))]
 
 
-@RULES("QLinearConcat")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("QLinearConcat")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shapes = [asked.shape(i) for i in range(2, len(asked.call.args), 3)]
     axis = asked.axis(0, len(shapes[0]))
     total: Dim = 0
     for shape in shapes:
         total = total + shape[axis]
-    return [(asked.dtype(2), replaced(shapes[0], axis, total))]
+    return [(asked.dtype(2), resized_at(shapes[0], axis, total))]
 
 
-@RULES("QuantizeLinear")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("QuantizeLinear")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(2) if asked.given(2) else "uint8", asked.shape(0))]
 
 
-@RULES("DequantizeLinear")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("DequantizeLinear")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(1), asked.shape(0))]
 
 
 # ------------------------------------------------------------ attention
 
 
-def _total(asked: Asked, past: int, length: Dim, at: int, shared: int) -> Size:
+def _total(asked: AskedNode, past: int, length: Dim, at: int, shared: int) -> Size:
     """The positions of a present cache: that of the past is `shared` and has room, or new ones are
     put behind it."""
     if not asked.given(past):
@@ -121,8 +121,8 @@ def _total(asked: Asked, past: int, length: Dim, at: int, shared: int) -> Size:
     return before if asked.given(shared) else before + length
 
 
-@RULES("MultiHeadAttention")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("MultiHeadAttention")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """query (batch, n, heads * width); keys and values so, or with their heads apart."""
     heads, dtype, query = asked.attr("num_heads"), *asked.like(0)
     if len(query) != 3 or asked.rank(1) == 5:
@@ -135,8 +135,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (batch, n, heads * deep)), *present, (dtype, (batch, heads, n, total))]
 
 
-@RULES("GroupQueryAttention")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("GroupQueryAttention")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """The present cache has as many positions as the operand `total_sequence_length` says, or as
     the past, if that has more."""
     heads, pairs = asked.attr("num_heads"), asked.attr("kv_num_heads")
@@ -154,8 +154,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (batch, n, heads * width)), present, present]
 
 
-@RULES("Attention")
-def _(asked: Asked) -> Sequence[Typed]:
+@MICROSOFT_TYPES("Attention")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     heads, dtype, (batch, n, _) = asked.attr("num_heads"), *asked.like(0)
     hidden: Sequence[Dim] = asked.attr("qkv_hidden_sizes") or (asked.shape(1)[1] // 3,) * 3
     total = _total(asked, 4, n, 3, 6)

@@ -11,9 +11,9 @@ import numpy as np
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.onnx_io.typed_nodes import (
-    Asked,
+    AskedNode,
     Size,
-    Typed,
+    TypedOutput,
     TypeRules,
     broadcast,
     on_axis,
@@ -22,103 +22,103 @@ from taso_mirage.onnx_io.typed_nodes import (
 from taso_mirage.onnx_io.types_of_shapes import axes_of, named, of_same_rank, wanted
 from taso_mirage.onnx_io.types_onnx import matrix_product, numbered, spatial
 
-RULES = TypeRules()
+REFUSED_TYPES = TypeRules()
 
 # ------------------------------------------------------------ elements
 
 
-@RULES(
+@REFUSED_TYPES(
     *"Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid".split(),
     *"HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh".split(),
     *"Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Softmax LogSoftmax CumSum Trilu LRN".split(),
     *"LpNormalization InstanceNormalization GroupNormalization RMSNormalization SimplifiedLayerNormalization".split(),
     *"MeanVarianceNormalization RotaryEmbedding".split(),
 )
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0)]
 
 
-@RULES("IsNaN", "IsInf")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("IsNaN", "IsInf")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("bool", asked.shape(0))]
 
 
-def _broadcast(asked: Asked) -> tuple[Size, ...]:
+def _broadcast(asked: AskedNode) -> tuple[Size, ...]:
     if asked.opset < 7:  # the second operand stretches to the first
         return asked.shape(0)
     return broadcast(*(asked.shape(i) for i in range(len(asked.call.args))))
 
 
-@RULES(*"Add Sub Mul Div Pow Mod Min Max Sum Mean BitShift BitwiseAnd BitwiseOr BitwiseXor".split())
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES(*"Add Sub Mul Div Pow Mod Min Max Sum Mean BitShift BitwiseAnd BitwiseOr BitwiseXor".split())
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), _broadcast(asked))]
 
 
-@RULES("PRelu")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("PRelu")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0)]
 
 
-@RULES(*"And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual".split())
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES(*"And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual".split())
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("bool", _broadcast(asked))]
 
 
-@RULES("Where")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Where")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(1), _broadcast(asked))]
 
 
-@RULES("Cast")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Cast")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "to", ""), asked.shape(0))]
 
 
-@RULES("CastLike")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("CastLike")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(1), asked.shape(0))]
 
 
-@RULES("Dropout")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Dropout")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0), ("bool" if asked.opset >= 10 else asked.dtype(0), asked.shape(0))]
 
 
-@RULES("LayerNormalization")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("LayerNormalization")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shape = asked.shape(0)
     axis = asked.axis(-1, len(shape))
     statistics = numbered(asked, "stash_type", "float32"), tuple(1 if i >= axis else n for i, n in enumerate(shape))
     return [asked.like(0), statistics, statistics]
 
 
-@RULES("BatchNormalization")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("BatchNormalization")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0), *[asked.like(3)] * (4 if asked.opset < 14 else 2)]
 
 
 # ------------------------------------------------------------ sums
 
 
-@RULES("MatMul")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("MatMul")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("Gemm")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Gemm")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     a, b = asked.shape(0), asked.shape(1)
     return [(asked.dtype(0), (a[1 if asked.attr("transA", 0) else 0], b[0 if asked.attr("transB", 0) else 1]))]
 
 
-@RULES("Conv")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Conv")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     w = asked.shape(1)
     return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
 
 
-@RULES("ConvTranspose")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("ConvTranspose")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (batch, _, *sizes) = asked.like(0)
     w, axes = asked.shape(1), len(sizes)
     channels = w[1] * asked.attr("group", 1)
@@ -134,8 +134,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (batch, channels, *found))]
 
 
-@RULES("AveragePool", "MaxPool", "LpPool")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("AveragePool", "MaxPool", "LpPool")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     kernel = asked.attr("kernel_shape")
     if asked.attr("ceil_mode", 0) and not asked.attr("auto_pad", "NOTSET").startswith("SAME"):
@@ -150,13 +150,13 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (*shape[:2], *found)), ("int64", (*shape[:2], *found))]
 
 
-@RULES("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, (*shape[:2], *(1,) * (len(shape) - 2)))]
 
 
-def _reduced(asked: Asked, dtype: str, axes: Sequence[Dim] | None) -> Sequence[Typed]:
+def _reduced(asked: AskedNode, dtype: str, axes: Sequence[Dim] | None) -> Sequence[TypedOutput]:
     shape, keep = asked.shape(0), asked.attr("keepdims", 1)
     if axes is None and not keep:
         raise Unsupported("which axes go is not known")
@@ -168,25 +168,25 @@ def _reduced(asked: Asked, dtype: str, axes: Sequence[Dim] | None) -> Sequence[T
     return [(dtype, tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone))]
 
 
-@RULES(
+@REFUSED_TYPES(
     *"ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split()
 )
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return _reduced(asked, asked.dtype(0), axes_of(asked, 18))
 
 
-@RULES("ReduceSum")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("ReduceSum")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return _reduced(asked, asked.dtype(0), axes_of(asked, 13))
 
 
-@RULES("ArgMax", "ArgMin")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("ArgMax", "ArgMin")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return _reduced(asked, "int64", (asked.attr("axis", 0),))
 
 
-@RULES("Einsum")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Einsum")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """Dims by their letters; those of ellipses broadcast."""
     equation = asked.attr("equation").replace(" ", "")
     inputs, arrow, result = equation.partition("->")
@@ -215,9 +215,9 @@ def _(asked: Asked) -> Sequence[Typed]:
 # ------------------------------------------------------------ images, attention
 
 
-@RULES("Resize", "Upsample")
+@REFUSED_TYPES("Resize", "Upsample")
 @of_same_rank
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     rank = len(shape)
     axes = [on_axis(a, rank) for a in asked.attr("axes", range(rank))]
@@ -254,8 +254,8 @@ def _kept_aspect(have: Sequence[Dim], wanted: Sequence[Dim | None], policy: str)
     return [math.floor(scale * n + 0.5) for n, _ in fixed]
 
 
-@RULES("Attention")
-def _(asked: Asked) -> Sequence[Typed]:
+@REFUSED_TYPES("Attention")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """(batch, heads, positions, width), or (batch, positions, heads * width): the keys of the past
     come before those that are given."""
     dtype, query = asked.like(0)

@@ -10,42 +10,28 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic
-from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.ir.terms import ABSENT
 from taso_mirage.onnx_io.typed_nodes import (
-    Asked,
-    Rule,
+    AskedNode,
     Size,
-    Typed,
+    TypedOutput,
+    TypeRule,
     TypeRules,
     broadcast,
     equal_in_runs,
     on_axis,
     product,
-    replaced,
+    resized_at,
 )
 from taso_mirage.onnx_io.types_onnx import numbered
-from taso_mirage.operators.ops import known_elements, traits
+from taso_mirage.operators.ops import partly_known
 
-RULES = TypeRules()
+SHAPE_TYPES = TypeRules()
 
 # ------------------------------------------------------------ shapes that are computed
 
 
-def partly_known(node: Node) -> list[Dim | None] | None:
-    """The elements of a vector of integers, None for those that only a run can tell; None where
-    even their number is not known."""
-    values = known_elements(node)
-    if values is not None:
-        return list(values)
-    if traits(node).joins is not None:
-        parts = [partly_known(a) for a in node.args]
-        return None if None in parts else [v for part in parts if part is not None for v in part]
-    shape = node.shape
-    count = shape[0] if len(shape) == 1 else None
-    return [None] * count if isinstance(count, int) else None
-
-
-def wanted(asked: Asked, i: int) -> list[Dim | None]:
+def wanted(asked: AskedNode, i: int) -> list[Dim | None]:
     if asked.call.arg(i) is ABSENT or (values := partly_known(asked.call.arg(i))) is None:
         raise Unsupported(f"how many elements operand {i} has is not known")
     return values
@@ -55,11 +41,11 @@ def named(values: Sequence[Dim | None]) -> tuple[Size, ...]:
     return tuple(f"size_{i}" if v is None else v for i, v in enumerate(values))
 
 
-def of_same_rank(rule: Rule) -> Rule:
+def of_same_rank(rule: TypeRule) -> TypeRule:
     """A rule for an operator that keeps the rank, whatever else is not known."""
 
     @wraps(rule)
-    def ranked(asked: Asked) -> Sequence[Typed]:
+    def ranked(asked: AskedNode) -> Sequence[TypedOutput]:
         try:
             return rule(asked)
         except Unsupported:
@@ -68,8 +54,8 @@ def of_same_rank(rule: Rule) -> Rule:
     return ranked
 
 
-@RULES("Reshape")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Reshape")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """One size that is not known is what the others leave."""
     dtype, have = asked.like(0)
     want = [asked.attr("shape")[i] for i in range(len(asked.attr("shape")))] if asked.opset < 5 else wanted(asked, 1)
@@ -82,8 +68,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, named([rest if n is None else n for n in shape]))]
 
 
-@RULES("Expand")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Expand")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, have = asked.like(0)
     want = wanted(asked, 1)
     rank = max(len(have), len(want))
@@ -100,14 +86,14 @@ def _is_many(dim: Dim) -> bool:
     return isinstance(dim, int) and dim != 1
 
 
-@RULES("ConstantOfShape")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("ConstantOfShape")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     value = asked.attr("value")
     return [("float32" if value is None else np.asarray(value).dtype.name, named(wanted(asked, 0)))]
 
 
-@RULES("Range")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Range")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     values = [asked.integers(i) for i in range(3)]
     if all(v is not None and isinstance(v[0], int) for v in values):
         start, limit, step = (int(v[0]) for v in values if v is not None)
@@ -115,40 +101,40 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(asked.dtype(0), ("count",))]
 
 
-@RULES("Shape")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Shape")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     kept = asked.shape(0)[asked.attr("start", 0) : asked.attr("end")]
     return [("int64", (len(kept),))]
 
 
-@RULES("Size")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Size")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int64", ())]
 
 
-@RULES("EyeLike")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("EyeLike")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))]
 
 
-@RULES("OneHot")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("OneHot")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shape, depth = asked.shape(0), asked.integers(1) or tuple(map(int, asked.numbers(1) or ())) or ("depth",)
     axis = on_axis(asked.attr("axis", -1), len(shape) + 1)
     return [(asked.dtype(2), (*shape[:axis], depth[0], *shape[axis:]))]
 
 
-@RULES("Tile")
+@SHAPE_TYPES("Tile")
 @of_same_rank
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     times = wanted(asked, 1)
     return [(dtype, named([None if k is None else n * k for n, k in zip(shape, times, strict=True)]))]
 
 
-@RULES("Pad")
+@SHAPE_TYPES("Pad")
 @of_same_rank
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     pads = list(asked.attr("pads", ())) if asked.opset < 11 else wanted(asked, 1)
     axes = asked.integers(3) if asked.given(3) else tuple(range(len(shape)))
@@ -161,9 +147,9 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, named(found))]
 
 
-@RULES("Slice")
+@SHAPE_TYPES("Slice")
 @of_same_rank
-def _(asked: Asked) -> Sequence[Typed]:
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     if asked.opset < 10:
         starts, ends = list(asked.attr("starts")), list(asked.attr("ends"))
@@ -196,43 +182,43 @@ def _sliced(n: Dim, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim
 # ------------------------------------------------------------ positions
 
 
-@RULES("Concat")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Concat")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     shapes = [asked.shape(i) for i in range(len(asked.call.args))]
     axis = asked.axis(1, len(shapes[0]))
     found: list[Dim] = [equal_in_runs(dims) for dims in zip(*shapes, strict=True)]
     total: Dim = 0
     for shape in shapes:
         total = total + shape[axis]
-    return [(asked.dtype(0), replaced(found, axis, total))]
+    return [(asked.dtype(0), resized_at(found, axis, total))]
 
 
-@RULES("Gather")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Gather")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis = asked.axis(0, len(shape))
     return [(dtype, (*shape[:axis], *asked.shape(1), *shape[axis + 1 :]))]
 
 
-@RULES("GatherElements")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("GatherElements")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), asked.shape(1))]
 
 
-@RULES("GatherND")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("GatherND")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     *outer, depth = asked.shape(1)
     return [(dtype, (*outer, *shape[asked.attr("batch_dims", 0) + int(depth) :]))]
 
 
-@RULES("Transpose")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Transpose")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, tuple(shape[i] for i in asked.attr("perm", range(len(shape))[::-1])))]
 
 
-def axes_of(asked: Asked, since: int, i: int = 1) -> Sequence[Dim] | None:
+def axes_of(asked: AskedNode, since: int, i: int = 1) -> Sequence[Dim] | None:
     """The axes of a node, an attribute or from an opset on an operand; None where only a run can
     tell."""
     if asked.opset < since:
@@ -240,8 +226,8 @@ def axes_of(asked: Asked, since: int, i: int = 1) -> Sequence[Dim] | None:
     return asked.integers(i) if asked.given(i) else ()
 
 
-@RULES("Squeeze")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Squeeze")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axes = axes_of(asked, 13)
     if axes is None:
@@ -252,8 +238,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, tuple(n for i, n in enumerate(shape) if i not in gone))]
 
 
-@RULES("Unsqueeze")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Unsqueeze")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axes = axes_of(asked, 13)
     if axes is None:
@@ -263,37 +249,37 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, tuple(1 if i in new else next(rest) for i in range(rank)))]
 
 
-@RULES("Flatten")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Flatten")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis = asked.attr("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return [(dtype, (product(shape[:axis]), product(shape[axis:])))]
 
 
-@RULES("Split")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("Split")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis, parts = asked.axis(0, len(shape)), asked.call.listed
     given = asked.attr("split") if asked.opset < 13 else asked.integers(1) if asked.given(1) else None
     if given is not None:
-        return [(dtype, replaced(shape, axis, n)) for n in given]
+        return [(dtype, resized_at(shape, axis, n)) for n in given]
     n = shape[axis]
     if asked.given(1) or not isinstance(n, int):
-        return [(dtype, replaced(shape, axis, f"part_{i}")) for i in range(parts)]
+        return [(dtype, resized_at(shape, axis, f"part_{i}")) for i in range(parts)]
     size = -(-n // parts)
-    return [(dtype, replaced(shape, axis, min(size, max(n - i * size, 0)))) for i in range(parts)]
+    return [(dtype, resized_at(shape, axis, min(size, max(n - i * size, 0)))) for i in range(parts)]
 
 
-@RULES("DepthToSpace")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("DepthToSpace")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (n, c, h, w) = asked.like(0)
     block = asked.attr("blocksize")
     return [(dtype, (n, c // block**2, h * block, w * block))]
 
 
-@RULES("SpaceToDepth")
-def _(asked: Asked) -> Sequence[Typed]:
+@SHAPE_TYPES("SpaceToDepth")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (n, c, h, w) = asked.like(0)
     block = asked.attr("blocksize")
     return [(dtype, (n, c * block**2, h // block, w // block))]

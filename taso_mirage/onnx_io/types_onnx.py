@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.onnx_io.typed_nodes import (
-    Asked,
+    AskedNode,
     Size,
-    Typed,
+    TypedOutput,
     TypeRules,
     broadcast,
     on_axis,
     product,
-    replaced,
+    resized_at,
     window,
 )
 
-RULES = TypeRules()
+ONNX_TYPES = TypeRules()
 NUMBERS = {
     **{1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool"},
     **{10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16"},
@@ -28,7 +28,7 @@ NUMBERS = {
 """ONNX's numbers of dtypes."""
 
 
-def numbered(asked: Asked, name: str, default: str) -> str:
+def numbered(asked: AskedNode, name: str, default: str) -> str:
     """The dtype that an attribute gives by its number."""
     number = asked.attr(name, 0)
     return NUMBERS[number] if number else default
@@ -37,92 +37,92 @@ def numbered(asked: Asked, name: str, default: str) -> str:
 # ------------------------------------------------------------ as large as an operand
 
 
-@RULES("ScatterND", "ScatterElements", "Scatter", "TensorScatter", "ReverseSequence", "Hardmax", "CumProd")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("ScatterND", "ScatterElements", "Scatter", "TensorScatter", "ReverseSequence", "Hardmax", "CumProd")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [asked.like(0)]
 
 
-@RULES("Bernoulli", "RandomNormalLike", "RandomUniformLike")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Bernoulli", "RandomNormalLike", "RandomUniformLike")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "dtype", asked.dtype(0)), asked.shape(0))]
 
 
-@RULES("RandomNormal", "RandomUniform")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("RandomNormal", "RandomUniform")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "dtype", "float32"), tuple(asked.attr("shape")))]
 
 
-@RULES("Multinomial")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Multinomial")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "dtype", "int32"), (asked.shape(0)[0], int(asked.attr("sample_size", 1))))]
 
 
-@RULES("SwiGLU")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("SwiGLU")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), broadcast(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("QuantizeLinear")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("QuantizeLinear")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     default = asked.dtype(2) if asked.given(2) else "uint8"
     return [(numbered(asked, "output_dtype", default), asked.shape(0))]
 
 
-@RULES("DequantizeLinear")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("DequantizeLinear")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(numbered(asked, "output_dtype", asked.dtype(1)), asked.shape(0))]
 
 
-@RULES("DynamicQuantizeLinear")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("DynamicQuantizeLinear")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("uint8", asked.shape(0)), ("float32", ()), ("uint8", ())]
 
 
-@RULES("StringConcat")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("StringConcat")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("string", broadcast(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("RegexFullMatch")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("RegexFullMatch")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("bool", asked.shape(0))]
 
 
-@RULES("StringSplit")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("StringSplit")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("string", (*asked.shape(0), "parts")), ("int64", asked.shape(0))]
 
 
-@RULES("StringNormalizer")
-def _(asked: Asked) -> Sequence[Typed]:
-    return [("string", replaced(asked.shape(0), asked.rank(0) - 1, "kept"))]
+@ONNX_TYPES("StringNormalizer")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
+    return [("string", resized_at(asked.shape(0), asked.rank(0) - 1, "kept"))]
 
 
-@RULES("OptionalHasElement")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("OptionalHasElement")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("bool", ())]
 
 
-@RULES("SequenceLength")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("SequenceLength")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int64", ())]
 
 
 # ------------------------------------------------------------ sizes that values tell
 
 
-@RULES("NonZero")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("NonZero")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int64", (asked.rank(0), "found"))]
 
 
-@RULES("NonMaxSuppression")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("NonMaxSuppression")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int64", ("found", 3))]
 
 
-@RULES("Unique")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Unique")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis = asked.attr("axis")
     if axis is None:
@@ -130,47 +130,47 @@ def _(asked: Asked) -> Sequence[Typed]:
         every: Size = product(asked.shape(0))
     else:
         axis = on_axis(axis, len(shape))
-        found, every = replaced(shape, axis, "found"), shape[axis]
+        found, every = resized_at(shape, axis, "found"), shape[axis]
     return [(dtype, found), ("int64", ("found",)), ("int64", (every,)), ("int64", ("found",))]
 
 
-@RULES("Compress")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Compress")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     axis = asked.attr("axis")
-    return [(dtype, ("kept",) if axis is None else replaced(shape, on_axis(axis, len(shape)), "kept"))]
+    return [(dtype, ("kept",) if axis is None else resized_at(shape, on_axis(axis, len(shape)), "kept"))]
 
 
-@RULES("TopK")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("TopK")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     count = (asked.attr("k"),) if asked.opset < 10 else asked.integers(1)
-    found = replaced(shape, asked.axis(-1, len(shape)), "k" if count is None else count[0])
+    found = resized_at(shape, asked.axis(-1, len(shape)), "k" if count is None else count[0])
     return [(dtype, found), ("int64", found)]
 
 
-@RULES("CenterCropPad")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("CenterCropPad")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     found: tuple[Size, ...] = shape
     axes = [on_axis(a, len(shape)) for a in asked.attr("axes", range(len(shape)))]
     wanted: Sequence[Size] = asked.integers(1) or [f"size_{a}" for a in axes]
     for axis, n in zip(axes, wanted, strict=True):
-        found = replaced(found, axis, n)
+        found = resized_at(found, axis, n)
     return [(dtype, found)]
 
 
 # ------------------------------------------------------------ images
 
 
-@RULES("GridSample")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("GridSample")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, (*shape[:2], *asked.shape(1)[1:-1]))]
 
 
-@RULES("AffineGrid")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("AffineGrid")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """theta is (batch, axes, axes + 1), the size (batch, channels, one for each axis)."""
     count = asked.shape(1)[0]
     axes = count - 2 if isinstance(count, int) else int(asked.shape(0)[1])
@@ -179,19 +179,19 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(asked.dtype(0), (asked.shape(0)[0], *spatial, axes))]
 
 
-@RULES("RoiAlign")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("RoiAlign")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     size = (asked.attr("output_height", 1), asked.attr("output_width", 1))
     return [(asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *size))]
 
 
-@RULES("MaxRoiPool")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("MaxRoiPool")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), (asked.shape(1)[0], asked.shape(0)[1], *asked.attr("pooled_shape")))]
 
 
-@RULES("MaxUnpool")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("MaxUnpool")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     spatial = len(shape) - 2
     if asked.given(2):
@@ -202,7 +202,7 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (*shape[:2], *((n - 1) * s + k - p - q for n, k, s, p, q in rows)))]
 
 
-def spatial(asked: Asked, x: int, kernel: Sequence[Dim]) -> tuple[Size, ...]:
+def spatial(asked: AskedNode, x: int, kernel: Sequence[Dim]) -> tuple[Size, ...]:
     """The positions of a convolution's windows over operand `x`."""
     sizes = asked.shape(x)[2:]
     axes = len(sizes)
@@ -217,26 +217,26 @@ def spatial(asked: Asked, x: int, kernel: Sequence[Dim]) -> tuple[Size, ...]:
     )
 
 
-@RULES("ConvInteger")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("ConvInteger")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     w = asked.shape(1)
     return [("int32", (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
 
 
-@RULES("QLinearConv")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("QLinearConv")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     w = asked.shape(3)
     return [(asked.dtype(7), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
 
 
-@RULES("DeformConv")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("DeformConv")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     w = asked.shape(1)
     return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
 
 
-@RULES("Col2Im")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Col2Im")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (batch, rows, _) = asked.like(0)
     block, image = asked.integers(2), asked.integers(1)
     if not asked.given(1) or not isinstance(asked.shape(1)[0], int):
@@ -256,45 +256,45 @@ def matrix_product(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Size, ...]:
     return (*broadcast(left[:-2], right[:-2]), *rows, *columns)
 
 
-@RULES("MatMulInteger")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("MatMulInteger")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [("int32", matrix_product(asked.shape(0), asked.shape(1)))]
 
 
-@RULES("QLinearMatMul")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("QLinearMatMul")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(7), matrix_product(asked.shape(0), asked.shape(3)))]
 
 
-@RULES("Det")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("Det")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), asked.shape(0)[:-2])]
 
 
 # ------------------------------------------------------------ losses
 
 
-@RULES("NegativeLogLikelihoodLoss")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("NegativeLogLikelihoodLoss")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ())]
 
 
-@RULES("SoftmaxCrossEntropyLoss")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("SoftmaxCrossEntropyLoss")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), asked.shape(1) if asked.attr("reduction", "mean") == "none" else ()), asked.like(0)]
 
 
 # ------------------------------------------------------------ sequences over time
 
 
-@RULES("LSTM", "GRU", "RNN")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("LSTM", "GRU", "RNN")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     """X is (steps, batch, n), or (batch, steps, n) with layout 1; the weights of the state are
     (directions, ..., hidden)."""
     dtype, (first, second, _) = asked.like(0)
     directions = 2 if asked.attr("direction", "forward") == "bidirectional" else 1
     hidden: Dim = asked.attr("hidden_size") or asked.shape(2)[2]
-    last: Typed
+    last: TypedOutput
     if asked.attr("layout", 0):
         last = dtype, (first, directions, hidden)
         return [(dtype, (first, second, directions, hidden)), last, last]
@@ -302,8 +302,8 @@ def _(asked: Asked) -> Sequence[Typed]:
     return [(dtype, (first, directions, second, hidden)), last, last]
 
 
-@RULES("CausalConvWithState")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("CausalConvWithState")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     return [(dtype, shape), (dtype, (*shape[:2], asked.shape(1)[2] - 1))]
 
@@ -311,21 +311,21 @@ def _(asked: Asked) -> Sequence[Typed]:
 # ------------------------------------------------------------ signals
 
 
-@RULES("HannWindow", "HammingWindow", "BlackmanWindow")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("HannWindow", "HammingWindow", "BlackmanWindow")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     size = asked.integers(0)
     return [(numbered(asked, "output_datatype", "float32"), ("size",) if size is None else (size[0],))]
 
 
-@RULES("MelWeightMatrix")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("MelWeightMatrix")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     bins, length = asked.integers(0), asked.integers(1)
     rows: Size = "frequencies" if length is None else length[0] // 2 + 1
     return [(numbered(asked, "output_datatype", "float32"), (rows, "bins" if bins is None else bins[0]))]
 
 
-@RULES("DFT")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("DFT")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)
     inverse, onesided = asked.attr("inverse", 0), asked.attr("onesided", 0)
     if asked.opset < 20:
@@ -342,11 +342,11 @@ def _(asked: Asked) -> Sequence[Typed]:
         n = n // 2 + 1
     if inverse and onesided and not asked.given(1):
         n = "samples"
-    return [(dtype, (*replaced(shape[:-1], axis, n), 1 if inverse and onesided else 2))]
+    return [(dtype, (*resized_at(shape[:-1], axis, n), 1 if inverse and onesided else 2))]
 
 
-@RULES("STFT")
-def _(asked: Asked) -> Sequence[Typed]:
+@ONNX_TYPES("STFT")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, (batch, samples, *_) = asked.like(0)
     step = asked.integers(1)
     length: Sequence[Dim] | None = asked.integers(3) if asked.given(3) else asked.shape(2)[:1]
