@@ -14,7 +14,8 @@ from taso_mirage.meanings.extents import EXTENTS
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
 from taso_mirage.operators.interpret import interpret, interpret_term
-from taso_mirage.operators.ops import extents, is_known, term
+from taso_mirage.operators.known import is_known
+from taso_mirage.operators.ops import extents, term
 
 SMALL = 1024
 

@@ -430,25 +430,6 @@ def known_elements(node: Node) -> Dims | None:
     return known_elements(node.args[0]) if _is_narrowed(node) else None
 
 
-def partly_known(node: Node) -> list[Dim | None] | None:
-    """The elements of a vector of integers, None for those that only a run can tell; None where
-    even their number is not known."""
-    values = known_elements(node)
-    if values is not None:
-        return list(values)
-    if traits(node).joins is not None:
-        parts = [partly_known(a) for a in node.args]
-        return None if None in parts else [v for part in parts if part is not None for v in part]
-    type = node.type if isinstance(node.type, Tensor) else Tensor("", None)
-    count = type.shape[0] if type.shape is not None and len(type.shape) == 1 else None
-    return [None] * count if isinstance(count, int) else None
-
-
-def is_known(node: Node) -> bool:
-    """Whether a term is known before the model runs: an array, sizes, or sizes as int32."""
-    return node.op in ("constant", "extents", "absent") or _is_narrowed(node)
-
-
 def _is_narrowed(node: Node) -> bool:
     """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes.
 
