@@ -11,7 +11,8 @@ from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, symbol
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.meanings.boxes import regrouped_runs
-from taso_mirage.operators.ops import Call, Dims, Ints, extents, op
+from taso_mirage.operators.known import partly_known
+from taso_mirage.operators.ops import Call, Dims, Ints, extents, known_elements, op
 from taso_mirage.operators.slicing import cut, join, sizes, whole
 from taso_mirage.operators.traits import Box, TraitInterval
 
@@ -24,8 +25,18 @@ def reshape(xp, x, *, shape: Dims):
 
 @reshape.importer
 def _(call: Call):
-    x = call.arg(0)
-    return reshape.term(x, shape=_resolve(x.shape, call.extents(1), bool(call.attrs.get("allowzero", 0))))
+    x, allowzero = call.arg(0), bool(call.attrs.get("allowzero", 0))
+    return reshape.term(x, shape=_resolve(x.shape, _wanted(call), allowzero))
+
+
+def _wanted(call: Call) -> Dims:
+    """The shape that is asked for. One size of it that only a run can tell is as good as -1: it is
+    what the others leave, or the model does not run there."""
+    if known_elements(call.arg(1)) is None:
+        partly = partly_known(call.arg(1)) or []
+        if partly.count(None) == 1 and -1 not in partly:
+            return tuple(-1 if n is None else n for n in partly)
+    return call.extents(1)
 
 
 def _resolve(have: Dims, want: Dims, allowzero: bool) -> Dims:

@@ -91,7 +91,8 @@ def range_(xp, *, n: Dim, start: Dim = 0, step: int = 1, dtype: str = "int64"):
 @range_.importer
 def _(call: Call):
     if is_float(call.arg(0).dtype):
-        return _floats(call)
+        size = _size_as_float(call)
+        return _floats(call) if size is None else range_.term(n=size, dtype=call.arg(0).dtype)
     (start,), (limit,), (step,) = (call.extents(i) for i in range(3))
     if isinstance(step, Symbolic) or step == 0:
         raise Unsupported(f"Range with the step {step}")
@@ -102,6 +103,16 @@ def _(call: Call):
     if isinstance(n, int) and isinstance(start, int) and n <= SMALL:
         return constant(np.arange(n) * step + start, dtype)
     return range_.term(n=n, start=start, step=step, dtype=dtype)
+
+
+def _size_as_float(call: Call) -> Dim | None:
+    """The limit of a range of floats from 0 in steps of 1, where it is a size: exporters number the
+    cells of images so. Floats count to 2^24 at least."""
+    limit = call.arg(1)
+    converted = limit.op == "cast" and limit.args[0].op == "extents" and limit.dtype in ("float32", "float64")
+    if not converted or (call.scalar(0, 0.0), call.scalar(2, 0.0)) != (0.0, 1.0):
+        return None
+    return limit.args[0].attr("values")[0]
 
 
 def _floats(call: Call):
@@ -119,7 +130,8 @@ def _(node, opset: int) -> Call:
     if dtype == "int64":
         return Call("Range", tuple(extents([v], scalar=True) for v in bounds), {}, opset)
     if any(isinstance(v, Symbolic) for v in bounds):
-        raise Unsupported(f"Range of {dtype} with computed bounds")
+        numbers = {name: number for number, name in DTYPES.items()}
+        return Call("Cast", (range_.term(n=node.attr("n"), start=start, step=step),), {"to": numbers[dtype]}, opset)
     return Call("Range", tuple(constant(v, dtype) for v in bounds), {}, opset)
 
 

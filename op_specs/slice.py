@@ -74,7 +74,7 @@ def _position(n, at):
         return n if at > 0 else 0
     if _negative(at):
         return n + at
-    if _at_least(at, 0) and (isinstance(n, int) or _at_least(n - at, 0)):
+    if at == 0 or (_at_least(at, 0) and (isinstance(n, int) or _at_least(n - at, 0))):
         return at
     raise Unsupported(f"whether the position {at} lies within {n} depends on the size")
 

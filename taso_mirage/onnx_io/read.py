@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,11 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
+from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
+from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
+from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
+from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
 from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.indexed import indexed_rows
@@ -229,17 +235,8 @@ class _Reader:
         candidates = by_onnx().get((node.domain, node.op_type), ())
         if not candidates:
             raise Unsupported("no operator specification")
-        call = Call(
-            node.op_type,
-            tuple(ABSENT if v is None else self._operand(v) for v in node.inputs),
-            {name: _meant(name, _attribute(name, a)) for name, a in node.attributes.items()},
-            self.opsets.get(node.domain, 0),
-            node.domain,
-            max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
-            len(node.outputs),
-            tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
-            self.weights,
-        )
+        attrs = {name: _meant(name, _attribute(name, a)) for name, a in node.attributes.items()}
+        call = self._call(node, tuple(ABSENT if v is None else self._operand(v) for v in node.inputs), attrs)
         reasons: list[TasoMirageError] = []
         for op in candidates:
             try:
@@ -247,6 +244,19 @@ class _Reader:
             except (Unsupported, IllTyped, Undecidable) as error:
                 reasons.append(error)
         raise reasons[0]
+
+    def _call(self, node: ir.Node, args: tuple[Node, ...], attrs: dict[str, Any]) -> Call:
+        return Call(
+            node.op_type,
+            args,
+            attrs,
+            self.opsets.get(node.domain, 0),
+            node.domain,
+            max((i + 1 for i, o in enumerate(node.outputs) if _is_used(o)), default=1),
+            len(node.outputs),
+            tuple(i for i, o in enumerate(node.outputs) if not _is_used(o)),
+            self.weights,
+        )
 
     def _whole(self, node: ir.Node, term: Node) -> Node:
         """The term, if it has all outputs of the node that something may use."""
@@ -259,7 +269,7 @@ class _Reader:
     def _readable(self, term: Node) -> Node:
         """Sizes become terms without operands, so they must be readable off an input when the model
         runs."""
-        sizes = known_elements(term) if term.op == "extents" else None
+        sizes = None if term.op == "constant" else known_elements(term)
         for name in sorted({s for dim in sizes or () for s in symbols(dim)} - self.input_sizes):
             raise Unsupported(f"the size {name} is known only when the model runs")
         return term
@@ -285,12 +295,33 @@ class _Reader:
     def _opaque(self, node: ir.Node, reason: str) -> Node:
         captured = list(dict.fromkeys(_captured(node)))
         args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
-        types = tuple(self._output_type(o) for o in node.outputs)
+        types = self._output_types(node, args[: len(node.inputs)])
         call = OpaqueCall(node, tuple(str(v.name) for v in captured))
         single = len(types) == 1
         term = Node("opaque", tuple(args), (("call", call),), lambda: types[0] if single else types)
         self.reasons[term] = reason
         return term
+
+    def _output_types(self, node: ir.Node, args: list[Node]) -> tuple[Tensor, ...]:
+        """By a rule from the operands' types, else what the file or the library says."""
+        found = None
+        if (node.domain, node.op_type, node.overload) not in self.source.functions:
+            found = typed(TYPE_RULES, self._call(node, tuple(args), _plain_attributes(node)), len(node.outputs))
+        if found is None:
+            return tuple(self._output_type(o) for o in node.outputs)
+        names: dict[str, Dim] = {}
+        return tuple(self._ruled(o, t, names) for o, t in zip(node.outputs, found, strict=True))
+
+    def _ruled(self, value: ir.Value, typed: TypedOutput, names: dict[str, Dim]) -> Tensor:
+        """A type by a rule: sizes that only a run can tell are those that the file gives, or new
+        symbols."""
+        dtype, shape = typed
+        declared = value.shape if value.shape is not None and len(value.shape) == len(shape) else [None] * len(shape)
+        for size, said in zip(shape, declared, strict=True):
+            if isinstance(size, str) and size not in names and not (said is None or _nameless(said)):
+                names[size] = self._dim(said)
+        dims = [names.setdefault(d, self._own_symbol(None)) if isinstance(d, str) else d for d in shape]
+        return Tensor(dtype, tuple(dims))
 
     def _output_type(self, value: ir.Value) -> Tensor:
         if value.type is None or value.shape is None or any(_nameless(d) for d in value.shape):
@@ -298,6 +329,19 @@ class _Reader:
             if found is not None and found.type is not None:
                 return self._type(found)
         return self._type(value)
+
+
+TYPE_RULES = {**ONNX_TYPES.rules, **REFUSED_TYPES.rules, **SHAPE_TYPES.rules, **MICROSOFT_TYPES.rules}
+"""How nodes that stay opaque are typed."""
+
+
+def _plain_attributes(node: ir.Node) -> dict[str, Any]:
+    """Those that are numbers, texts or arrays."""
+    found = {}
+    for name, attribute in node.attributes.items():
+        with suppress(Unsupported):
+            found[name] = _attribute(name, attribute)
+    return found
 
 
 def _inside_terms(tensor: ir.TensorProtocol, dtype: str, count: int) -> bool:

@@ -13,17 +13,17 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, constant, is_float, numpy
 from taso_mirage.meanings.extents import EXTENTS
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
-from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import extents
+from taso_mirage.operators.interpret import interpret, interpret_term
+from taso_mirage.operators.known import is_known
+from taso_mirage.operators.ops import extents, term
 
 SMALL = 1024
-KNOWN = frozenset({"constant", "extents", "absent"})
 
 
 def fold_small(node: Node) -> Node:
     """The constant or the sizes that `node` always is, when its operands are known and it is small;
     else `node`."""
-    if not node.args or not all(a.op in KNOWN for a in node.args) or node.op in ("opaque", "item"):
+    if not node.args or not all(map(is_known, node.args)) or node.op in ("opaque", "item"):
         return node
     if not isinstance(node.type, Tensor) or not _small(node.type):
         return node
@@ -33,9 +33,7 @@ def fold_small(node: Node) -> Node:
         if not agrees(node, values):  # the runtime computes another number there
             return node
         return constant(np.asarray(interpret_term(node, REALS, values), numpy_dtype(node.dtype)))
-    if node.dtype in ("int64", "bool") and all(a.op in ("constant", "extents") for a in operands):
-        return _fold_sizes(node)
-    return node
+    return _fold_sizes(node) if node.dtype in ("int64", "int32", "bool") else node
 
 
 def _small(type: Tensor) -> bool:
@@ -47,7 +45,7 @@ def _small(type: Tensor) -> bool:
 
 
 def _values(node: Node, xp: Any) -> list[Any]:
-    return [None if a is ABSENT else interpret_term(a, xp, []) for a in node.args]
+    return [None if a is ABSENT else interpret([a], xp, {})[a] for a in node.args]
 
 
 def _fold_sizes(node: Node) -> Node:
@@ -57,4 +55,7 @@ def _fold_sizes(node: Node) -> Node:
         return node
     if not any(isinstance(v, Symbolic) for v in result.flat):
         return constant(np.asarray(result, numpy_dtype(node.dtype)))
-    return extents(result.ravel().tolist(), scalar=result.ndim == 0) if result.ndim <= 1 else node
+    if result.ndim > 1:
+        return node
+    sizes = extents(result.ravel().tolist(), scalar=result.ndim == 0)
+    return sizes if node.dtype == "int64" else term("cast", sizes, to=node.dtype)

@@ -427,4 +427,14 @@ def known_elements(node: Node) -> Dims | None:
     if node.op == "extents":
         values: Dims = node.attr("values")
         return values
-    return None
+    return known_elements(node.args[0]) if _is_narrowed(node) else None
+
+
+def _is_narrowed(node: Node) -> bool:
+    """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes.
+
+    A conversion from int64 wraps as sums and products of int32 do, so that they may be computed
+    before it.
+    """
+    sizes = len(node.args) == 1 and node.args[0].op == "extents"
+    return sizes and traits(node).converts and node.dtype == "int32"
