@@ -50,12 +50,19 @@ class FreeSizes:
 
     def _views(self, goal: Labelled) -> list[tuple[Sequence[tuple[str, ...]], Shape]]:
         given = dict(zip(goal.graph.inputs, self.inputs, strict=True))
-        return [(axes, given.get(leaf, leaf.shape)) for name, axes in goal.inputs.items() for leaf in [goal.leaves[name]]]
+        return [
+            (axes, given.get(leaf, leaf.shape)) for name, axes in goal.inputs.items() for leaf in [goal.leaves[name]]
+        ]
 
 
 def names(shapes: Iterable[Shape]) -> list[str]:
     """The names that some dims are, in the order in which they come: so a program is given them."""
     return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
+
+
+def is_free(graph: Graph) -> bool:
+    """Whether a muGraph has sizes that only a run knows."""
+    return any(isinstance(dim, Symbolic) for x in graph.inputs for dim in x.shape)
 
 
 def free_sizes(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> FreeSizes | None:
@@ -95,7 +102,9 @@ def instance(size: int) -> int:
     return max(2, 1 << (size - 1).bit_length()) if size <= SMALL else -(-size // SMALL) * SMALL
 
 
-def free_goal(goal: Labelled, sizes: TileSizes, names: Mapping[str, Dim]) -> tuple[tuple[Node, ...], dict[str, Node]] | None:
+def free_goal(
+    goal: Labelled, sizes: TileSizes, names: Mapping[str, Dim]
+) -> tuple[tuple[Node, ...], dict[str, Node]] | None:
     """The inputs of a goal, and the leaf of each of its views, with names for some sizes; None for
     a constant that has such a size."""
     known = {**goal.sizes, **sizes, **names}

@@ -361,7 +361,8 @@ class Search:
         """The reduced labels that are long enough to be split over the grid."""
         if self.options.max_kernels < 2:
             return []
-        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM)
+        free = self.free or {}
+        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM and x not in free)
 
     def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:
