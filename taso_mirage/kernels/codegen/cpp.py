@@ -26,7 +26,7 @@ graphs declare).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -66,6 +66,41 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
     heads = "".join(_comment(graph) for graph in graphs.values())
     free = [free_header()] if any(is_free(graph) for graph in graphs.values()) else []
     return "\n".join([heads + NOTE, vector_header(), *free, *headers(graphs.values()), *_tables(lazy), *made])
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """The muGraph for runs whose named sizes have a product of at most `most`."""
+
+    graph: Graph
+    most: int
+
+
+def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kernel") -> str:
+    """One entry point for muGraphs of one goal: the first of those `before` whose range has the
+    sizes of a run, else `graph`. All have the same inputs."""
+    if not before:
+        return generate_cpp(graph, name)
+    graphs, limits = [*[each.graph for each in before], graph], [each.most for each in before]
+    source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
+    given = names([x.shape for x in graph.inputs])
+    place, count = len(graph.inputs) + 1, " * ".join(f"sizes[{i}]" for i in range(len(given)))
+    operands = "inputs, outputs, scratch, parallel_for, pool"
+    heads = (
+        (f"size_t {name}_scratch(const size_t* sizes)", "", "_scratch(sizes)"),
+        (
+            f"void {name}(const void** inputs, void** outputs, void* scratch, parallel_for_t parallel_for, void* pool)",
+            f"{INDENT}const size_t* sizes = static_cast<const size_t*>(inputs[{place}]);\n",
+            f"({operands})",
+        ),
+    )
+    for head, first, call in heads:
+        source += f'\nextern "C" {head} {{\n{first}'
+        for i in range(len(graphs)):
+            limit = f"if ({count} <= {limits[i]}) " if i < len(limits) else ""
+            source += f"{INDENT}{limit}return {name}_range{i}{call};\n"
+        source += "}\n"
+    return source
 
 
 @dataclass

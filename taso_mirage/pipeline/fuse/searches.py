@@ -12,6 +12,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal
+from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
@@ -45,13 +46,15 @@ class Searches:
             {} if self.workers is None else {goal: self.workers(said | {"goal": to_json(goal)}) for goal in goals}
         )
 
-    def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[FoundMuGraph]:
+    def __call__(
+        self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None], free: FreeSizes | None = None
+    ) -> list[FoundMuGraph]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
         if (made := self.prepared.get(goal)) is not None:
             return made.mugraphs(goal, self.device)
         future = self.futures.get(goal)
         if future is None:
-            return Search(goal, SearchOptions(), self.device).run(BEST, seconds, progress)
+            return Search(goal, SearchOptions(), self.device, free=free).run(BEST, seconds, progress)
         while not wait([future], ASKED).done:
             progress("search", 0, 0)
         return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
