@@ -102,7 +102,7 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
     shape = _shape(type)
     counts = _parts(len(shape), grid, imap, fmap, loop)
     for axis, (n, count) in enumerate(zip(shape, counts, strict=True)):
-        if n % count != 0:
+        if isinstance(n, int) and isinstance(count, int) and n % count:
             raise IllTyped(f"dimension {axis} of {type} is {n}, which {count} equal parts do not divide")
     return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, counts, strict=True)))
 

@@ -205,7 +205,8 @@ class _Kernel:
     def _uneven(self, label: str) -> bool:
         """Whether not all of its tiles are next to each other and have one size."""
         size, tile = self.sizes[label], self._size(label)
-        return part_of(tile) is not None or (isinstance(size, int) and size % tile != 0)
+        whole = isinstance(size, int) and isinstance(tile, int) and size % tile != 0
+        return whole or part_of(tile) is not None
 
     def _given(self, name: str) -> Stored:
         return Stored(self.given[name], self.closure.goal.inputs[name])

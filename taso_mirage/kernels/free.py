@@ -136,26 +136,38 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
     Raises IllTyped where they do not.
     """
-    done: dict[Node, Node] = {ABSENT: ABSENT}
+    inputs = {x: _typed(x, tuple([evaluate(n, sizes) for n in x.shape])) for x in graph.inputs}
+    return _rebuilt(graph, inputs, sizes)
+
+
+def named(graph: Graph, free: FreeSizes) -> Graph:
+    """A graph whose terms have no sizes of their own with the names of the free ones.
+
+    Raises IllTyped, or Unsupported where its results have other sizes than those.
+    """
+    made = _rebuilt(graph, {x: _typed(x, shape) for x, shape in zip(graph.inputs, free.inputs, strict=True)}, {})
+    if [o.shape for o in made.outputs] != list(free.outputs):
+        raise Unsupported(f"results of {[o.shape for o in made.outputs]} where the model has {free.outputs}")
+    return made
+
+
+def _typed(node: Node, shape: Shape) -> Node:
+    return Node(node.op, (), node.attrs, Tensor(node.dtype, shape))
+
+
+def _rebuilt(graph: Graph, inputs: Mapping[Node, Node], sizes: Mapping[str, int]) -> Graph:
+    done: dict[Node, Node] = {ABSENT: ABSENT, **inputs}
     for node in topological([*graph.inputs, *graph.outputs]):
-        if node in done:
-            continue
-        if not node.args:
-            done[node] = node if node.op == "constant" else Node(node.op, (), node.attrs, _sized(node, sizes))
-            continue
-        attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
-        done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
+        if node not in done and not node.args:
+            done[node] = node
+        if node not in done:
+            attrs = {key: _attribute(value, sizes) for key, value in node.attrs}
+            done[node] = term(node.op, *[done[a] for a in node.args], **attrs)
     return Graph(tuple([done[x] for x in graph.inputs]), tuple([done[o] for o in graph.outputs]))
 
 
 def _attribute(value: object, sizes: Mapping[str, int]) -> object:
-    if isinstance(value, Graph):
-        return at_sizes(value, sizes)
-    return fixed(value, sizes)
-
-
-def _sized(node: Node, sizes: Mapping[str, int]) -> Tensor:
-    return Tensor(node.dtype, tuple([evaluate(n, sizes) for n in node.shape]))
+    return at_sizes(value, sizes) if isinstance(value, Graph) else fixed(value, sizes)
 
 
 def part_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -176,8 +188,10 @@ def part_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 def _names(graph: Graph) -> set[str]:
     found: set[str] = set()
     for node in topological([*graph.inputs, *graph.outputs]):
-        types = node.type if isinstance(node.type, tuple) else (node.type,)
-        found |= {name for type in types for dim in type.shape or () for name in symbols(dim)}
+        types = node.type if isinstance(node.type, tuple) else (node.tensor,)
+        found |= {
+            name for type in types if isinstance(type, Tensor) for dim in type.shape or () for name in symbols(dim)
+        }
         found |= {name for _, value in node.attrs if isinstance(value, Graph) for name in _names(value)}
     return found
 

@@ -19,7 +19,7 @@ from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal, members, names_in, resized, run
 from taso_mirage.kernels.cpu.prepared import prepared as prepared_goal
-from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, names
+from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, named, names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, fragments
@@ -56,17 +56,18 @@ def free_regions(
 
 def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: Known) -> EqualRegions | None:
     """The kind of a region that has one kernel for all sizes; None where there is none."""
-    if prepared_goal(goal, spot.inputs) is not None:
-        return None
     shapes = [n.shape for n in spot.inputs], [n.shape for n in spot.outputs]
     free = free_sizes(*shapes)
     if free is None:
         return None
     try:
-        if (goal, free) not in known:
-            known[goal, free] = follows(spot, label(goal), free)
         measured = _measured(spot, free, sizes)
         whole = resized(spot, sizes)
+        if (made := prepared_goal(whole, spot.inputs)) is not None:
+            named(Graph(whole.inputs, (made.goal(),)), free)
+            return EqualRegions(whole, whole, free=free, measured=measured)
+        if (goal, free) not in known:
+            known[goal, free] = follows(spot, label(goal), free)
     except (LookupError, TypeError, ValueError, TasoMirageError):
         return None
     return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
@@ -80,8 +81,8 @@ def fixed_kind(kind: EqualRegions) -> EqualRegions:
 def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
     """What the model calls each name."""
     pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
-    named = set(names(free.inputs))
-    return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in named}
+    known = set(names(free.inputs))
+    return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
 
 
 def _measured(spot: RegionSite, free: FreeSizes, sizes: SymbolSizes) -> tuple[tuple[str, int], ...]:

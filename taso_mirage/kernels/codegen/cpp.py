@@ -169,9 +169,15 @@ class CppProgram:
         read.insert(1, f"inputs[{len(self.graph.inputs)}]")
         pointers = ", ".join("nullptr" if each is None else f"const_cast<void*>({each})" for each in read)
         tensors = f"tensors_{len(self.functions) - 1}"
+        rows = f"rows_{len(self.functions) - 1}"
+        if made.rows != 0:
+            self.calls.append(f"size_t {rows} = {made.rows};")
+            pointers = f"{pointers}, {self.places[node, 0][0]}, &{rows}"
+        else:
+            pointers = f"{pointers}, {self.places[node, 0][0]}"
         self.calls += [
-            f"void* {tensors}[] = {{{pointers}, {self.places[node, 0][0]}}};",
-            f"run({made.name}::block, {made.name}::BLOCKS, {tensors}, parallel_for, pool);",
+            f"void* {tensors}[] = {{{pointers}}};",
+            f"run({made.name}::block, {made.blocks}, {tensors}, parallel_for, pool);",
         ]
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:

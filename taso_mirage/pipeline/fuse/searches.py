@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal
-from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.free import FreeSizes, named
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
@@ -51,7 +51,8 @@ class Searches:
     ) -> list[FoundMuGraph]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
         if (made := self.prepared.get(goal)) is not None:
-            return made.mugraphs(goal, self.device)
+            found = made.mugraphs(goal, self.device)
+            return found if free is None else [replace(each, free=named(each.graph, free)) for each in found]
         future = self.futures.get(goal)
         if future is None:
             return Search(goal, SearchOptions(), self.device, free=free).run(BEST, seconds, progress)
