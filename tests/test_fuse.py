@@ -112,8 +112,8 @@ def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
 def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cpu.cpu_kernel
 
-    def wrong(graph: Graph) -> PlannedNode:
-        kernel = made(graph)
+    def wrong(graph: Graph, *before: Any) -> PlannedNode:
+        kernel = made(graph, *before)
         return replace(kernel, source=kernel.source.replace("* 0.5f", "* 0.25f").replace("0.5f *", "0.25f *"))
 
     monkeypatch.setattr(cpu, "cpu_kernel", wrong)

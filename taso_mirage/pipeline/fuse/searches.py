@@ -55,7 +55,7 @@ class Searches:
             return found if free is None else [replace(each, free=named(each.graph, free)) for each in found]
         future = self.futures.get(goal)
         if future is None:
-            return Search(goal, SearchOptions(), self.device, free=free).run(BEST, seconds, progress)
+            return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
         while not wait([future], ASKED).done:
             progress("search", 0, 0)
         return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]
