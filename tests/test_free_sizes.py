@@ -20,7 +20,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, evaluate, parse_dim, symbol
 from taso_mirage.ir.model import Model, StoredWeight, random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
-from taso_mirage.ir.mugraph import part, part_of, parts
+from taso_mirage.ir.mugraph import part_of, tile_count, tile_part
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.batches import EqualRegions, resized
 from taso_mirage.kernels.checkpoint import from_json, to_json
@@ -28,7 +28,7 @@ from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.codegen.cpu.tune import tuned_ranges
 from taso_mirage.kernels.cpu.prepared import prepared
-from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, is_instance, named, part_sizes
+from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, is_instance, part_sizes, with_free_names
 from taso_mirage.kernels.free_regions import free_kind
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging import register
@@ -82,13 +82,13 @@ def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
 
 
 def test_parts_of_a_free_size() -> None:
-    tile = part("n0", 8)
+    tile = tile_part("n0", 8)
     assert part_of(tile) == (N, 8)
     assert part_of(N) is None
     assert part_of(8) is None
-    assert [evaluate(parts(N, tile), {"n0": n}) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
-    assert parts(N, 1) == N
-    assert parts(N, N) == 1
+    assert [evaluate(tile_count(N, tile), {"n0": n}) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
+    assert tile_count(N, 1) == N
+    assert tile_count(N, N) == 1
 
 
 @pytest.mark.parametrize(("size", "searched"), [(1, 2), (2, 2), (3, 4), (11, 16), (17, 32), (100, 128), (128, 128)])
@@ -176,9 +176,9 @@ def test_products_and_convolutions_take_any_number_of_rows_or_images() -> None:
     free = FreeSizes(((N, S, 65), (65, 70), (70,)), ((N, S, 70),))
     for block in ((64, 8, 1), (16, 8, 2), (48, 9, 2), (32, 12, 4)):
         made = Graph(goal.inputs, (term("linear", x, w, b, block=block),))
-        kernel = NativeKernel(named(made, free), flags=STRICT)
+        kernel = NativeKernel(with_free_names(made, free), flags=STRICT)
         for rows in ((1, 1), (1, 7), (2, 4), (3, 3), (1, 13), (5, 101)):
-            check(kernel, lambda *n: at_sizes(named(goal, free), {"n0": n[0], "n1": n[1]}), *rows)
+            check(kernel, lambda *n: at_sizes(with_free_names(goal, free), {"n0": n[0], "n1": n[1]}), *rows)
     x, w = (variable(n, Tensor("float32", s)) for n, s in (("x", (1, 8, 9, 7)), ("w", (6, 8, 3, 3))))
     how = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
     images = Graph((x, w), (term("relu", term("conv", x, w, **how)),))
@@ -187,9 +187,9 @@ def test_products_and_convolutions_take_any_number_of_rows_or_images() -> None:
     found = prepared(images, (x, w_known))
     assert found is not None
     for each in found.mugraphs(images, CPU_DEVICE)[:3]:
-        kernel = NativeKernel(named(each.graph, batch), flags=(*STRICT, "-Wno-type-limits"))
+        kernel = NativeKernel(with_free_names(each.graph, batch), flags=(*STRICT, "-Wno-type-limits"))
         for n in (1, 2, 3, 7):
-            whole = at_sizes(named(images, batch), {"n0": n})
+            whole = at_sizes(with_free_names(images, batch), {"n0": n})
             given = {
                 leaf: np.random.default_rng(n).standard_normal(leaf.shape).astype(np.float32) for leaf in whole.inputs
             }
@@ -197,7 +197,9 @@ def test_products_and_convolutions_take_any_number_of_rows_or_images() -> None:
             assert np.abs(kernel(*given.values())[0] - wanted).max() <= 1e-5 * np.abs(wanted).max()
     with pytest.raises(Unsupported, match="fixed sizes"):  # of images of any size there is no code
         NativeKernel(
-            named(found.mugraphs(images, CPU_DEVICE)[0].graph, FreeSizes(((1, 8, N, 7), (6, 8, 3, 3)), ((1, 6, N, 7),)))
+            with_free_names(
+                found.mugraphs(images, CPU_DEVICE)[0].graph, FreeSizes(((1, 8, N, 7), (6, 8, 3, 3)), ((1, 6, N, 7),))
+            )
         )
 
 

@@ -208,7 +208,7 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
-    monkeypatch.setattr(stage, "equal_regions", broken)
+    monkeypatch.setattr(stage, "free_regions", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]

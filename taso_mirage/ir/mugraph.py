@@ -110,32 +110,47 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
 _PART = re.compile(r"(\w+)_by_(\d+)")
 
 
-def part(whole: str, most: int) -> Dim:
+def tile_part(whole: str, most: int) -> Dim:
     """The size of a part of a free size, at most `most`: that of the last part is what is left."""
     return symbol(f"{whole}_by_{most}")
 
 
 def part_of(dim: Dim) -> tuple[Dim, int] | None:
-    """Of what `dim` is a part, and its largest size; None for what `part` did not make."""
+    """Of what `dim` is a part, and its largest size; None for what `tile_part` did not make."""
     found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
     return None if found is None else (symbol(found[1]), int(found[2]))
 
 
-def parts(whole: Dim, tile: Dim) -> Dim:
+def tile_count(whole: Dim, tile: Dim) -> Dim:
     """How many tiles of a size cover a dim."""
     found = part_of(tile)
     return whole // tile if found is None else (whole + found[1] - 1) // found[1]
 
 
-def most(dim: Dim) -> Dim:
+def largest_size(dim: Dim) -> Dim:
     """The largest size of a dim, its parts at theirs."""
     return bind(dim, {name: found[1] for name in symbols(dim) if (found := part_of(symbol(name)))})
 
 
-def usual(dim: Dim) -> int:
+def usual_size(dim: Dim) -> int:
     """A size for what only a run knows, where code is chosen by it."""
-    largest = most(dim)
+    largest = largest_size(dim)
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
+
+
+def product_factor(dim: Dim) -> str:
+    """A size as code writes it in a product."""
+    return f"({dim})" if isinstance(dim, Symbolic) and len(dim.terms) > 1 else str(dim)
+
+
+def size_names(shapes: Iterable[Shape]) -> list[str]:
+    """The names that some dims are, in the order in which they come: so a program is given them."""
+    return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
+
+
+def has_free_sizes(graph: Graph) -> bool:
+    """Whether a muGraph has sizes that only a run knows."""
+    return any(isinstance(dim, Symbolic) for x in graph.inputs for dim in x.shape)
 
 
 def is_free_kernel(body: Graph, grid: Shape, loop: Dim) -> bool:
@@ -239,7 +254,7 @@ def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Shape, imap: _Ints
 
 def _covers(n: Dim, tile: Dim, count: Dim) -> bool:
     found = part_of(tile)
-    return found is not None and found[0] == n and parts(n, tile) == count
+    return found is not None and found[0] == n and tile_count(n, tile) == count
 
 
 def _check_output(o: int, output: Node, grid: Shape, omap: _Ints) -> None:

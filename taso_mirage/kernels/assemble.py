@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, dim_product
-from taso_mirage.ir.mugraph import part_of, parts
+from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
@@ -200,7 +200,7 @@ class _Kernel:
     def _count(self, label: str) -> Dim:
         """How many tiles it has."""
         size, tile = self.sizes[label], self.tiles[label]
-        return -(-size // tile) if isinstance(size, int) else parts(size, tile)
+        return -(-size // tile) if isinstance(size, int) else tile_count(size, tile)
 
     def _uneven(self, label: str) -> bool:
         """Whether not all of its tiles are next to each other and have one size."""

@@ -7,12 +7,12 @@ so whatever its size is, and the last tile is what is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, symbol, symbols
-from taso_mirage.ir.mugraph import part, part_of
+from taso_mirage.ir.mugraph import part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.tiles import TileSizes
@@ -53,16 +53,6 @@ class FreeSizes:
         return [
             (axes, given.get(leaf, leaf.shape)) for name, axes in goal.inputs.items() for leaf in [goal.leaves[name]]
         ]
-
-
-def names(shapes: Iterable[Shape]) -> list[str]:
-    """The names that some dims are, in the order in which they come: so a program is given them."""
-    return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
-
-
-def is_free(graph: Graph) -> bool:
-    """Whether a muGraph has sizes that only a run knows."""
-    return any(isinstance(dim, Symbolic) for x in graph.inputs for dim in x.shape)
 
 
 def free_sizes(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> FreeSizes | None:
@@ -126,7 +116,7 @@ def free_tiles(tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim]) -> 
         whole = names.get(label)
         if whole is None or size == 1 < sizes[label]:
             return size
-        return whole if size == sizes[label] else part(str(whole), size)
+        return whole if size == sizes[label] else tile_part(str(whole), size)
 
     return {label: tile(label, size) for label, size in tiles.items()}
 
@@ -140,7 +130,7 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     return _rebuilt(graph, inputs, sizes)
 
 
-def named(graph: Graph, free: FreeSizes) -> Graph:
+def with_free_names(graph: Graph, free: FreeSizes) -> Graph:
     """A graph whose terms have no sizes of their own with the names of the free ones.
 
     Raises IllTyped, or Unsupported where its results have other sizes than those.

@@ -16,10 +16,11 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Dim, evaluate
 from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions, equal, members, names_in, resized, run
+from taso_mirage.kernels.batches import EqualRegions, equal_results, region_members, resized, run_region, symbols_in
 from taso_mirage.kernels.cpu.prepared import prepared as prepared_goal
-from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, named, names
+from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, fragments
@@ -27,7 +28,7 @@ from taso_mirage.kernels.shrink import resized_goal
 
 OTHERS = (2, 3, 5), (7, 2, 3), (3, 4, 2)
 """Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
-Known = dict[tuple[Graph, FreeSizes], bool]
+FreeKnown = dict[tuple[Graph, FreeSizes], bool]
 
 
 def free_regions(
@@ -37,12 +38,12 @@ def free_regions(
     whose kernel would hang on its sizes is at `sizes`."""
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
-    known: Known = {}
+    known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
     for goal, spots in fragments(model, instances, lanes, False, prepared).items():
         for spot in spots:
-            seen = names_in([*spot.inputs, *spot.outputs])
-            hidden = names_in(members(spot)) - seen
+            seen = symbols_in([*spot.inputs, *spot.outputs])
+            hidden = symbols_in(region_members(spot)) - seen
             if hidden and not seen:  # nothing would tell one size from another
                 left_out |= hidden
                 continue
@@ -54,7 +55,7 @@ def free_regions(
     return found, left_out
 
 
-def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: Known) -> EqualRegions | None:
+def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown) -> EqualRegions | None:
     """The kind of a region that has one kernel for all sizes; None where there is none."""
     shapes = [n.shape for n in spot.inputs], [n.shape for n in spot.outputs]
     free = free_sizes(*shapes)
@@ -64,7 +65,7 @@ def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: Known) -
         measured = _measured(spot, free, sizes)
         whole = resized(spot, sizes)
         if (made := prepared_goal(whole, spot.inputs)) is not None:
-            named(Graph(whole.inputs, (made.goal(),)), free)
+            with_free_names(Graph(whole.inputs, (made.goal(),)), free)
             return EqualRegions(whole, whole, free=free, measured=measured)
         if (goal, free) not in known:
             known[goal, free] = follows(spot, label(goal), free)
@@ -81,7 +82,7 @@ def fixed_kind(kind: EqualRegions) -> EqualRegions:
 def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
     """What the model calls each name."""
     pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
-    known = set(names(free.inputs))
+    known = set(size_names(free.inputs))
     return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
 
 
@@ -90,12 +91,12 @@ def _measured(spot: RegionSite, free: FreeSizes, sizes: SymbolSizes) -> tuple[tu
 
 
 def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
-    """Whether a labelled goal at other sizes is its region at those, in float64 on random inputs."""
+    """Whether a labelled goal at other sizes is its region there, in float64 on random inputs."""
     labels = free.labels(goal)
     if labels is None:
         return False
     dims, rng = _dims(spot, free), np.random.default_rng(0)
-    symbols = sorted(names_in([*spot.inputs, *spot.outputs]))
+    symbols = sorted(symbols_in([*spot.inputs, *spot.outputs]))
     for numbers in OTHERS:
         sizes = dict(zip(symbols, cycle(numbers), strict=False))
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
@@ -103,7 +104,9 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
             return False
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
-        if not all(equal(a, b) for a, b in zip(run(made, inputs), run(whole, inputs), strict=True)):
+        if not all(
+            equal_results(a, b) for a, b in zip(run_region(made, inputs), run_region(whole, inputs), strict=True)
+        ):
             return False
     return True
 

@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 """A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel
 of any number of samples."""
 BATCH = "batch"
-Sizes = Mapping[str, int]
+MeasuredSizes = Mapping[str, int]
 
 
 class Backend(Protocol):
@@ -56,7 +56,9 @@ class Backend(Protocol):
         """How many lanes a region may have, which run beside each other; 1 where they would run one
         after the other."""
 
-    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[Sizes] = ()) -> Record:
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
         """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on
         nothing more is tried. Of those with free sizes it is the fastest at each of the `measured`
         ones. Raises TasoMirageError where none can be run."""

@@ -35,13 +35,12 @@ import numpy as np
 
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.ir.dims import Dim, dim_product
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.mugraph import Lowering, has_free_sizes, size_names
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.blocks import CppKernelFunction, count_text, function_text
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, cpp_number, memory_type
 from taso_mirage.kernels.codegen.cpu.prepared import PreparedInstance, headers, prepares
 from taso_mirage.kernels.codegen.cpu.values import LazyMeaning
-from taso_mirage.kernels.free import is_free, names
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.text import show_graph
 
@@ -64,7 +63,7 @@ def generate_all(graphs: Mapping[str, Graph]) -> str:
             raise InvalidOption(f"{name!r} is no name of a C function")
         made.append(CppProgram(graph, name, lazy).source())
     heads = "".join(_comment(graph) for graph in graphs.values())
-    free = [free_header()] if any(is_free(graph) for graph in graphs.values()) else []
+    free = [free_header()] if any(has_free_sizes(graph) for graph in graphs.values()) else []
     return "\n".join([heads + NOTE, vector_header(), *free, *headers(graphs.values()), *_tables(lazy), *made])
 
 
@@ -83,7 +82,7 @@ def generate_ranges(graph: Graph, before: Sequence[SizeRange], name: str = "kern
         return generate_cpp(graph, name)
     graphs, limits = [*[each.graph for each in before], graph], [each.most for each in before]
     source = generate_all({f"{name}_range{i}": each for i, each in enumerate(graphs)})
-    given = names([x.shape for x in graph.inputs])
+    given = size_names([x.shape for x in graph.inputs])
     place, count = len(graph.inputs) + 1, " * ".join(f"sizes[{i}]" for i in range(len(given)))
     operands = "inputs, outputs, scratch, parallel_for, pool"
     heads = (
@@ -122,7 +121,7 @@ class CppProgram:
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
-        self.names = names([x.shape for x in self.graph.inputs])
+        self.names = size_names([x.shape for x in self.graph.inputs])
         for i, node in enumerate(self.graph.inputs):
             self.places[node, 0] = (f"inputs[{i}]", node.tensor)
         for node in self.graph:

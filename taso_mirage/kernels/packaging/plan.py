@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbol
+from taso_mirage.ir.mugraph import has_free_sizes
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.kernels.codegen.compile import CompiledKernel
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import prepares
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonProgram
-from taso_mirage.kernels.free import is_free
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT
 
 DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())
@@ -90,7 +90,7 @@ def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
     entry = f"kernel_{hashlib.blake2b(generate_ranges(graph, before).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
     prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
-    prepared += " sizes" if is_free(graph) else ""
+    prepared += " sizes" if has_free_sizes(graph) else ""
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
     return PlannedNode(
         "cpu", entry, inputs, outputs, sealed(lines), generate_ranges(graph, before, entry) + "\n" + said

@@ -12,7 +12,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal
-from taso_mirage.kernels.free import FreeSizes, named
+from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
@@ -52,7 +52,7 @@ class Searches:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
         if (made := self.prepared.get(goal)) is not None:
             found = made.mugraphs(goal, self.device)
-            return found if free is None else [replace(each, free=named(each.graph, free)) for each in found]
+            return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]
         future = self.futures.get(goal)
         if future is None:
             return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)

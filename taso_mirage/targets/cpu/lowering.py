@@ -17,7 +17,7 @@ from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import Record, Sizes
+from taso_mirage.targets.lowering import MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
 
 SECONDS = 1.0
@@ -37,7 +37,9 @@ class CpuLowering:
     def __init__(self) -> None:
         self.key = TARGET.machine
 
-    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[Sizes] = ()) -> Record:
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
         """The quickest of those that have C++; with free sizes a table of those that are at each of
         the measured ones, the least first."""
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))

@@ -15,19 +15,18 @@ from math import prod
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.mugraph import Lowering, most, overlaps, part_of
+from taso_mirage.ir.mugraph import Lowering, largest_size, overlaps, part_of, product_factor
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, is_float
 from taso_mirage.kernels.codegen.cpu.bodies import LoweredBody
 from taso_mirage.kernels.codegen.cpu.nests import INDENT, memory_type, phase_lines
 from taso_mirage.kernels.codegen.cpu.schedule import LoopSchedule, Memory
 from taso_mirage.kernels.codegen.cpu.values import (
+    BufferSizes,
     CppBuffer,
     LazyMeaning,
     LoopValue,
-    Sizes,
     Strides,
     contiguous,
-    factor,
 )
 from taso_mirage.operators.interpret import interpret_term
 from taso_mirage.operators.ops import traits
@@ -149,11 +148,11 @@ class CppKernelFunction:
 def count_text(counts: Iterable[Dim]) -> str:
     """How many blocks or iterations there are, in C++."""
     known = prod(n for n in counts if isinstance(n, int))
-    found = [factor(n).replace("//", "/") for n in counts if not isinstance(n, int)]
+    found = [product_factor(n).replace("//", "/") for n in counts if not isinstance(n, int)]
     return " * ".join([*([str(known)] if known != 1 or not found else []), *found])
 
 
-def _block_indices(grid: Sizes) -> Iterator[str]:
+def _block_indices(grid: BufferSizes) -> Iterator[str]:
     for g in reversed(range(len(grid))):
         if grid[g] != 1:
             after, own = count_text(grid[g + 1 :]), count_text(grid[g : g + 1])
@@ -161,13 +160,13 @@ def _block_indices(grid: Sizes) -> Iterator[str]:
             yield f"const size_t g{g} = {shown} % {own};" if g or len(grid) > 1 else f"const size_t g{g} = {shown};"
 
 
-Part = tuple[str, int, str]
-"""The name of a tile's size, its largest, and how much there is from where the tile begins, in C++."""
+TilePart = tuple[str, int, str]
+"""The name of a tile's size, its largest, and how much there is from where it begins, in C++."""
 
 
-def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[Part]:
+def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[TilePart]:
     """Those that blocks have, which the last ones of a grid dim have less of."""
-    found: dict[str, Part] = {}
+    found: dict[str, TilePart] = {}
     for leaf, axes in zip(body.inputs, imap, strict=True):
         for g, axis in enumerate(axes):
             each = part_of(leaf.shape[axis]) if axis >= 0 else None
@@ -177,14 +176,14 @@ def _grid_parts(body: Graph, imap: Sequence[Strides]) -> list[Part]:
     return list(found.values())
 
 
-def _loop_parts(body: Graph, fmap: Strides) -> list[Part]:
+def _loop_parts(body: Graph, fmap: Strides) -> list[TilePart]:
     """That of an iteration, which the last has less of."""
     cut = [leaf.shape[axis] for leaf, axis in zip(body.inputs, fmap, strict=True) if axis >= 0]
     found = {str(dim): each for dim in cut if (each := part_of(dim)) is not None}
     return [(name, size, f"{whole} - iteration * {size}") for name, (whole, size) in found.items()]
 
 
-def _of_parts(parts: Sequence[Part], lines: Sequence[str]) -> list[str]:
+def _of_parts(parts: Sequence[TilePart], lines: Sequence[str]) -> list[str]:
     """The lines for tiles of every size: once for whole ones, whose sizes the compiler knows, and
     once for others."""
     if not parts:
@@ -203,7 +202,7 @@ def _of_parts(parts: Sequence[Part], lines: Sequence[str]) -> list[str]:
 
 
 def _tile(
-    i: int, leaf: Node, x: CppBuffer, grid: Sizes, loop: Dim, imap: Strides, fmap: int
+    i: int, leaf: Node, x: CppBuffer, grid: BufferSizes, loop: Dim, imap: Strides, fmap: int
 ) -> tuple[CppBuffer, str, str]:
     """The tile of an operand: its buffer, where the block's share starts, and what the loop
     adds."""
@@ -213,11 +212,11 @@ def _tile(
         if axis >= 0:
             extent[axis] = _cut(extent[axis], leaf.shape[axis], grid[g])
             if grid[g] != 1:
-                start += f" + g{g} * {factor(extent[axis] * x.strides[axis])}"
+                start += f" + g{g} * {product_factor(extent[axis] * x.strides[axis])}"
     step = ""
     if fmap >= 0 and loop != 1:
         extent[fmap] = _cut(extent[fmap], leaf.shape[fmap], loop)
-        step = f" + iteration * {factor(extent[fmap] * x.strides[fmap])}"
+        step = f" + iteration * {product_factor(extent[fmap] * x.strides[fmap])}"
     return CppBuffer(x.dtype, leaf.shape, f"t{i}", x.strides), start, step
 
 
@@ -227,7 +226,9 @@ def _cut(extent: Dim, tile: Dim, count: Dim) -> Dim:
     return extent // count if found is None else found[1]
 
 
-def _result(o: int, tile: Tensor, y: CppBuffer, grid: Sizes, omap: Strides) -> tuple[CppBuffer, str, CppBuffer | None]:
+def _result(
+    o: int, tile: Tensor, y: CppBuffer, grid: BufferSizes, omap: Strides
+) -> tuple[CppBuffer, str, CppBuffer | None]:
     """Where a block's part of an output lies: the blocks of the first grid dim are the furthest
     apart. Where only the first block along a grid dim gives it, the others write into room of their
     own."""
@@ -239,7 +240,7 @@ def _result(o: int, tile: Tensor, y: CppBuffer, grid: Sizes, omap: Strides) -> t
             alone += [f"g{g} == 0"] if grid[g] != 1 else []
             continue
         if grid[g] != 1:
-            start += f" + g{g} * {factor(extent[omap[g]] * y.strides[omap[g]])}"
+            start += f" + g{g} * {product_factor(extent[omap[g]] * y.strides[omap[g]])}"
         extent[omap[g]] = extent[omap[g]] * grid[g]
     made = CppBuffer(y.dtype, shape, f"r{o}", y.strides)
     if not alone:
@@ -251,12 +252,12 @@ def _result(o: int, tile: Tensor, y: CppBuffer, grid: Sizes, omap: Strides) -> t
 def function_text(name: str, node: Node, block: CppKernelFunction, lines: Sequence[str]) -> str:
     """The text of a kernel's function: its tiles, then what is computed."""
     tiles = [b for b in block.memory.allocated if b.name in block.used]
-    rooms = [("float" if is_float(b.dtype) else memory_type(b.dtype), b.name, most(b.count)) for b in tiles]
-    rooms += [(memory_type(b.dtype), b.name, most(b.count)) for b in block.spares]
+    rooms = [("float" if is_float(b.dtype) else memory_type(b.dtype), b.name, largest_size(b.count)) for b in tiles]
+    rooms += [(memory_type(b.dtype), b.name, largest_size(b.count)) for b in block.spares]
     size = sum(4 * n for _, _, n in rooms if isinstance(n, int))
     where = "alignas(64) " if size <= STACK else "alignas(64) static thread_local "
     made = [f"{where}{c} {name}[{n}];" for c, name, n in rooms if isinstance(n, int)]
-    free = [(c, name, f"aligned(4 * {factor(n)})") for c, name, n in rooms if not isinstance(n, int)]
+    free = [(c, name, f"aligned(4 * {product_factor(n)})") for c, name, n in rooms if not isinstance(n, int)]
     first = [f"char* memory = memory_of_thread({' + '.join(n for _, _, n in free)});"] if free else []
     for i, (c, room, _) in enumerate(free):
         before = " + ".join(["memory", *(n for _, _, n in free[:i])])

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taso_mirage.ir.dims import Dim
-from taso_mirage.ir.mugraph import usual
+from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.kernels.codegen.cpu.layouts import offset, strides_of
 from taso_mirage.kernels.codegen.cpu.schedule import ContractionNest, LoopSchedule
-from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer, LoopValue, factor
+from taso_mirage.kernels.codegen.cpu.values import Affine, CppBuffer, LoopValue
 
 NARROW = 128
 """Columns up to which a block of rows has all of its results in registers while it goes through all
@@ -29,7 +29,7 @@ class Side:
 
     def at(self, letters: Iterable[str]) -> str:
         """The pointer at the loop variables of these letters."""
-        moved = [f"j_{x} * {factor(self.steps[x])}" for x in letters if self.step(x) != 0]
+        moved = [f"j_{x} * {product_factor(self.steps[x])}" for x in letters if self.step(x) != 0]
         return " + ".join([self.pointer, *moved])
 
     def step(self, letter: str | None) -> Dim:
@@ -78,7 +78,7 @@ def _call(name: str, sizes: Sequence[Dim], args: Sequence[object]) -> str:
 
 
 def _long(size: Dim) -> bool:
-    return usual(size) >= VECTOR
+    return usual_size(size) >= VECTOR
 
 
 def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side) -> Found | None:
@@ -91,7 +91,7 @@ def _columns(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: S
     m = _largest(sizes, lambda x: x in result and x != n and a.step(x) != 0 and b.step(x) == 0)
     outer = [x for x in sizes if x not in (n, k, m)]
     args = (a.at(outer), a.step(m), a.step(k), b.at(outer), b.step(k), c.at(outer), c.step(m))
-    narrow = usual(sizes[n]) <= NARROW
+    narrow = usual_size(sizes[n]) <= NARROW
     call = _call("columns" if narrow else "streamed", (sizes.get(m or "", 1), sizes[n], sizes.get(k or "", 1)), args)
     why = "results in registers" if narrow else "long rows, few of them at a time"
     return f"vectors along {n}, {why}", f"{_loops(outer, sizes)}{call}"
@@ -105,7 +105,7 @@ def _rows(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Side
     k = inner[0]
     m = _largest(sizes, lambda x: x in result and a.step(x) != 0 and b.step(x) == 0)
     n = _largest(sizes, lambda x: x in result and b.step(x) != 0 and a.step(x) == 0)
-    if usual(sizes.get(m or "", 1)) > usual(sizes.get(n or "", 1)):
+    if usual_size(sizes.get(m or "", 1)) > usual_size(sizes.get(n or "", 1)):
         return None  # the other way round: the larger operand is read once
     outer = [x for x in sizes if x not in (n, k, m)]
     args = (a.at(outer), a.step(m), b.at(outer), b.step(n), c.at(outer), c.step(m), c.step(n))
@@ -121,7 +121,7 @@ def _single(sizes: Mapping[str, Dim], result: list[str], a: Side, b: Side, c: Si
 
 
 def _largest(sizes: Mapping[str, Dim], fits: Callable[[str], bool]) -> str | None:
-    return max((x for x in sizes if fits(x)), key=lambda x: usual(sizes[x]), default=None)
+    return max((x for x in sizes if fits(x)), key=lambda x: usual_size(sizes[x]), default=None)
 
 
 def _pointer(schedule: LoopSchedule, value: LoopValue) -> str:

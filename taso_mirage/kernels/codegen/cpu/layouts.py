@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from taso_mirage.ir.dims import Dim, dim_product, gathered
-from taso_mirage.ir.mugraph import usual
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.kernels.codegen.cpu.values import (
     Affine,
     AffineIndex,
+    BufferSizes,
     Contract,
     CppBuffer,
     LoopConstant,
     LoopIota,
     LoopValue,
     LoopView,
-    Sizes,
     contiguous,
 )
 
@@ -63,7 +63,7 @@ def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffe
     return viewed(buffers.get(inner, CppBuffer(inner.dtype, inner.shape, "", strides)), index, value.shape)
 
 
-def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> Sizes:
+def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> BufferSizes:
     """The layout of a product: the axis along which an operand's elements lie side by side comes
     last."""
     result = value.letters[2]
@@ -104,7 +104,7 @@ def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
             continue
         inner: Dim = 1
         step: Dim = 0
-        for axis, k in sorted(terms, key=lambda t: usual(t[1])):
+        for axis, k in sorted(terms, key=lambda t: usual_size(t[1])):
             if step == 0:
                 step = target.strides[axis]
             if k != inner or target.strides[axis] != step * k:
@@ -114,7 +114,7 @@ def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
     return CppBuffer(target.dtype, view.arg.shape, target.name, tuple(strides), target.start)
 
 
-def unmerged(have: Sizes, want: Sizes, strides: Sizes) -> Sizes | None:
+def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> BufferSizes | None:
     """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is
     cut otherwise."""
     groups = gathered(have, want)
@@ -127,12 +127,12 @@ def unmerged(have: Sizes, want: Sizes, strides: Sizes) -> Sizes | None:
     return tuple(found)
 
 
-def offset_buffer(target: CppBuffer, shape: Sizes, axis: int, start: Dim) -> CppBuffer:
+def offset_buffer(target: CppBuffer, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
     """The part of a buffer that begins at `start` of an axis."""
     return CppBuffer(target.dtype, shape, target.name, target.strides, target.start + start * target.strides[axis])
 
 
-def viewed(buffer: CppBuffer, index: AffineIndex, shape: Sizes) -> CppBuffer:
+def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
     """What an address shows, as a buffer of its own shape; `index` is in the variables "0",
     "1"..."""
     at = offset(buffer, index)

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.ir.dims import evaluate, fixed, learn
+from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.codegen.cpp import generate_cpp
-from taso_mirage.kernels.free import names
 from taso_mirage.system.builds import built, compile_files, private_folder
 from taso_mirage.targets.cpu.compiler import compiler
 
@@ -80,7 +80,7 @@ class NativeKernel:
         self._entry.restype = None
         self._bytes = getattr(library, f"{self.name}_scratch")
         self._bytes.restype = ctypes.c_size_t
-        self._names = names([x.shape for x in self.graph.inputs])
+        self._names = size_names([x.shape for x in self.graph.inputs])
         self._scratch = empty_aligned((0 if self._names else self._bytes(),), np.uint8)
         self._prepare: Any = None
         if hasattr(library, f"{self.name}_prepare"):

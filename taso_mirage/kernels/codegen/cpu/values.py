@@ -17,14 +17,14 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
-from taso_mirage.ir.mugraph import usual
+from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
 Strides = tuple[int, ...]
-Sizes = tuple[Dim, ...]
+BufferSizes = tuple[Dim, ...]
 """Sizes or strides; those that only a run knows are variables of the code."""
 
 
@@ -46,14 +46,9 @@ class Affine:
         return Affine(self.constant * k, tuple((name, c * k) for name, c in self.terms) if k != 0 else ())
 
     def __str__(self) -> str:
-        parts = [name if k == 1 else f"{factor(k)} * {name}" for name, k in self.terms]
+        parts = [name if k == 1 else f"{product_factor(k)} * {name}" for name, k in self.terms]
         parts += [str(self.constant)] if self.constant != 0 or not parts else []
         return " + ".join(parts).replace("+ -", "- ")
-
-
-def factor(dim: Dim) -> str:
-    """A size as C++ writes it in a product."""
-    return f"({dim})" if isinstance(dim, Symbolic) and len(dim.terms) > 1 else str(dim)
 
 
 AffineIndex = tuple[Affine, ...]
@@ -67,7 +62,7 @@ class LoopValue:
     """A tensor; which elements it has is what the subclasses say."""
 
     dtype: str
-    shape: Sizes
+    shape: BufferSizes
 
     @property
     def args(self) -> tuple[LoopValue, ...]:
@@ -83,7 +78,7 @@ class CppBuffer(LoopValue):
     """Memory at a C++ pointer; strides in elements."""
 
     name: str
-    strides: Sizes
+    strides: BufferSizes
     start: Dim = 0
 
     @property
@@ -240,7 +235,11 @@ class LazyMeaning(Meaning[LoopValue]):
             # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
             # nothing to a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
-        if function is DIVIDE and is_float(type.dtype) and usual(xs[1].count) < usual(dim_product(type.shape or ())):
+        if (
+            function is DIVIDE
+            and is_float(type.dtype)
+            and usual_size(xs[1].count) < usual_size(dim_product(type.shape or ()))
+        ):
             # one quotient, and a product for each element: a rounding more, and several times
             # faster
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
@@ -248,7 +247,7 @@ class LazyMeaning(Meaning[LoopValue]):
             function, xs = _quotient(xs, type.shape or ())
         return self._mapped(function, type.dtype, type.shape or (), list(xs))
 
-    def _mapped(self, fn: Function, dtype: str, shape: Sizes, xs: list[LoopValue]) -> LoopValue:
+    def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
             return Map(dtype, shape, fn, tuple(x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs))
@@ -277,14 +276,14 @@ class LazyMeaning(Meaning[LoopValue]):
         return Contract(type.dtype, type.shape or (), letters, (a, b))
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
-        kept: Sizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+        kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
         found = a
         if axes:
             product = self._product(a, tuple(axes), kept) if function_of(fn) is ADD else None
             found = product or Reduce(a.dtype, kept, function_of(fn), a, tuple(axes))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
-    def _product(self, a: LoopValue, axes: Strides, kept: Sizes) -> LoopValue | None:
+    def _product(self, a: LoopValue, axes: Strides, kept: BufferSizes) -> LoopValue | None:
         """A sum of products of a tensor in memory with what lacks one of its axes, as a
         contraction: a matrix times a vector."""
         if not is_float(a.dtype):
@@ -372,7 +371,7 @@ def _conversion(dtype: str) -> Function:
     return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
 
 
-def contiguous(shape: Sequence[Dim]) -> Sizes:
+def contiguous(shape: Sequence[Dim]) -> BufferSizes:
     """The strides of a tensor that lies row by row."""
     return tuple(dim_product(shape[i + 1 :]) for i in range(len(shape)))
 
@@ -381,7 +380,7 @@ def _retyped(a: LoopValue, dtype: str) -> LoopValue:
     return a if a.dtype == dtype else LoopView(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
 
 
-def _view(a: LoopValue, shape: Sizes, axes: Sequence[Axis]) -> LoopValue:
+def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
     """A view of `a`; of a view, one view of what that shows. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     if not isinstance(a, LoopView):
@@ -391,7 +390,7 @@ def _view(a: LoopValue, shape: Sizes, axes: Sequence[Axis]) -> LoopValue:
     return LoopView(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
 
 
-def _split(have: Sizes, want: Sizes) -> list[Axis] | None:
+def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
     """The view that a reshape is, where each of its axes is a part of one axis; None where it
     merges axes."""
     groups = gathered(want, have)
@@ -400,7 +399,7 @@ def _split(have: Sizes, want: Sizes) -> list[Axis] | None:
     return [(0, tuple((i, dim_product(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
 
 
-def _quotient(xs: Sequence[LoopValue], shape: Sizes) -> tuple[Function, tuple[LoopValue, ...]]:
+def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:
     """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
         if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
@@ -425,7 +424,7 @@ def _factors(value: LoopValue) -> Iterator[LoopValue]:
         yield value
 
 
-def _varies(value: LoopValue, shape: Sizes) -> set[int]:
+def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
     """The axes of `shape` along which a factor may vary."""
     if isinstance(value, LoopConstant):
         return set()
