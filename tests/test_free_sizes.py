@@ -33,14 +33,14 @@ from taso_mirage.kernels.free_regions import free_kind
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging import register
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
-from taso_mirage.kernels.packaging.plan import cpu_kernel
+from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.kernels.search import Search, SearchOptions
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.fuse import alone, fused
 from taso_mirage.report.result import Result
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 
@@ -293,6 +293,26 @@ def test_a_model_runs_its_kernels_at_all_sizes(optimized: tuple[Result, Result],
         names = ran(session)
         assert sum(name.startswith("CpuKernel") for name in names) == kernels(found), names
         assert not names & {"Softmax", "If"}
+
+
+def test_a_kernel_that_is_slower_at_larger_sizes_is_for_the_sizes_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_cache(monkeypatch, tmp_path)
+    quick(monkeypatch)
+
+    def slower(graph: Graph, spot: object, kernel: PlannedNode, *more: object) -> tuple[float, float]:
+        return (1.0, 2.0) if kernel.free and graph.inputs[0].shape[0] == 16 else (2.0, 1.0)
+
+    monkeypatch.setattr(alone, "region_seconds", slower)
+    sizes = replace(CONFIG, default_size=8)
+    x = variable("x", Tensor("float32", (symbol("n"), WIDTH)))
+    goal = Graph((x,), (term("softmax", term("gelu", x), axis=1),))
+    made = from_ir(from_proto(onnx.load_from_string(serialize(standalone(goal, {"": 20})))))
+    plain = optimize_model(made, replace(sizes, measure=False, budget=0.0))
+    found = fused(replace(plain, model=plain.original, steps=(), changed=False), sizes, "search")
+    assert kernels(found) == 1
+    assert "kernels run at n=8; at all other sizes the model runs its own operators" in found.notes
 
 
 def test_one_session_takes_changing_sizes(optimized: tuple[Result, Result]) -> None:

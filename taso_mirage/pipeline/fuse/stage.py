@@ -241,6 +241,9 @@ class _Stage:
         before, after = times or (1.0, 1.0)
         if after >= before * (1.0 if made is None else made.slack):
             return None
+        place = spots[0], chosen[1], opsets, self.target, made is not None
+        if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
+            return self._tried(fixed_kind(kind), spots, operators, seconds / 2)
         prepares = None if made is None else type(made)
         return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
 
