@@ -13,13 +13,13 @@ from op_specs.arithmetic import div, exp, mul, sub
 from op_specs.matmul import matmul
 from op_specs.reductions import reduce_max, reduce_mean, reduce_sum
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.dims import broadcast_shapes, show_shape
-from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, loop_phases, overlaps
+from taso_mirage.ir.dims import Dim, broadcast_shapes, show_shape
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, check, is_free_kernel, loop_phases, overlaps, stitched
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret_term
-from taso_mirage.operators.ops import Ints, Maps, op
+from taso_mirage.operators.ops import Dims, Ints, Maps, op
 
 SECOND = {"sum": None, "max": None, "rescaled": "a running maximum", "variance": "a mean"}
 """What an accumulator takes, and its second operand."""
@@ -47,7 +47,7 @@ def running_max(xp, x):
 
 
 @op(lowering=Lowering.KERNEL)
-def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: Ints, omap: Maps):
+def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: Ints, omap: Maps):
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
 
     `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of
@@ -56,9 +56,16 @@ def kernel(xp, *operands, body: Graph, grid: Ints, loop: int, imap: Maps, fmap: 
     (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g stand,
     -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in
     a body is the thread level.
+
+    Free sizes: `n_by_8` is the size of a tile of `n` elements of which all but the last have 8, in
+    (n + 7) // 8 blocks or iterations (`mugraph.part`). Such a kernel has types, and code; what it
+    computes is that of the same kernel at sizes (`kernels.free.at_sizes`).
     """
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)
+        if is_free_kernel(body, grid, loop):
+            made = [stitched(o.tensor, grid, axes) for o, axes in zip(body.outputs, omap, strict=True)]
+            return made[0] if len(made) == 1 else tuple(made)
     run_block = partial(_block, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)
     found = _blocks(xp, operands, run_block, grid, imap, omap, overlapping)

@@ -112,8 +112,8 @@ def test_what_is_slower_than_the_runtimes_operators_is_not_tried(
 def test_a_kernel_that_computes_something_else_fails_the_check(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cpu.cpu_kernel
 
-    def wrong(graph: Graph) -> PlannedNode:
-        kernel = made(graph)
+    def wrong(graph: Graph, *before: Any) -> PlannedNode:
+        kernel = made(graph, *before)
         return replace(kernel, source=kernel.source.replace("* 0.5f", "* 0.25f").replace("0.5f *", "0.25f *"))
 
     monkeypatch.setattr(cpu, "cpu_kernel", wrong)
@@ -208,7 +208,7 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert sum("please report it: ZeroDivisionError: made up" in note for note in found.notes) == 2
-    monkeypatch.setattr(stage, "equal_regions", broken)
+    monkeypatch.setattr(stage, "free_regions", broken)
     found = fused(result, CONFIG, "search")
     assert found.model is result.model
     assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]

@@ -650,12 +650,6 @@ def test_an_old_model_gets_the_version_that_has_functions() -> None:
     assert model.header.ir_version == 4
 
 
-def test_named_sizes_have_no_kernel_on_a_cpu() -> None:
-    x = variable("X", Tensor("float32", (symbol("batch"), 5)))
-    with pytest.raises(Unsupported, match="sizes must be fixed"):
-        cpu_kernel(Graph((x,), (x,)))
-
-
 def test_names_end() -> None:
     x = leaf("X", "float32", 2)
     terms = [term("mul", x, constant(float(i), "float32")) for i in range(NAMES + 1)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from taso_mirage.errors import Undecidable
 
@@ -375,20 +375,24 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     return tuple(result)
 
 
+def _may_grow(size: Dim, to: Dim) -> bool:
+    return size < to if isinstance(size, int) and isinstance(to, int) else size != to
+
+
 def show_shape(shape: Iterable[Dim]) -> str:
     """`[2, batch, 3*s]`."""
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def gathered(parts: Sequence[int], wholes: Sequence[int]) -> list[range] | None:
+def gathered(parts: Sequence[Dim], wholes: Sequence[Dim]) -> list[range] | None:
     """Which sizes of `parts`, row by row, make each of `wholes`; those of 1 between them are
-    nobody's. None where one is cut otherwise."""
+    nobody's. None where one is cut otherwise, or where that hangs on a size."""
     found: list[range] = []
     i = 0
     for n in wholes:
-        first, size = i, 1
-        while size < n and i < len(parts):
-            size *= parts[i]
+        first, size = i, cast(Dim, 1)
+        while i < len(parts) and _may_grow(size, n):
+            size = size * parts[i]
             i += 1
         if size != n:
             return None

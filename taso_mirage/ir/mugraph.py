@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from taso_mirage.errors import IllTyped
-from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, bind, evaluate, symbol, symbols
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological
 
 _Ints = tuple[int, ...]
@@ -58,7 +59,7 @@ def kernels(outputs: Iterable[Node]) -> list[Node]:
     return [node for node in topological(outputs) if node.op == "kernel"]
 
 
-def loop_phases(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, LoopPhase]:
+def loop_phases(body: Graph, fmap: Sequence[int], loop: Dim = 2) -> dict[Node, LoopPhase]:
     """The stage of every term of a body, operands first.
 
     Raises IllTyped where a term mixes the loop with what follows it.
@@ -75,7 +76,7 @@ def loop_phases(body: Graph, fmap: Sequence[int], loop: int = 2) -> dict[Node, L
     return found
 
 
-def _stage(node: Node, below: set[LoopPhase], loop: int) -> LoopPhase:
+def _stage(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
     if node.op in ("input", "weight"):
         raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
     if {LoopPhase.LOOP, LoopPhase.AFTER} <= below:
@@ -84,7 +85,7 @@ def _stage(node: Node, below: set[LoopPhase], loop: int) -> LoopPhase:
         return max(below, default=LoopPhase.INVARIANT)
     if LoopPhase.AFTER in below:
         raise IllTyped(f"{node.op} of a value that is known after the loop only")
-    if loop > 1 and LoopPhase.LOOP not in below:
+    if loop != 1 and LoopPhase.LOOP not in below:
         raise IllTyped(f"{node.op} of a value that is the same in each of the {loop} iterations")
     if node.op == "running_max":
         return max(below)
@@ -99,19 +100,72 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
     Raises IllTyped where parts are not equal.
     """
     shape = _shape(type)
-    parts = _parts(len(shape), grid, imap, fmap, loop)
-    for axis, (n, count) in enumerate(zip(shape, parts, strict=True)):
-        if n % count != 0:
+    counts = _parts(len(shape), grid, imap, fmap, loop)
+    for axis, (n, count) in enumerate(zip(shape, counts, strict=True)):
+        if isinstance(n, int) and isinstance(count, int) and n % count:
             raise IllTyped(f"dimension {axis} of {type} is {n}, which {count} equal parts do not divide")
-    return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, parts, strict=True)))
+    return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, counts, strict=True)))
 
 
+_PART = re.compile(r"(\w+)_by_(\d+)")
+
+
+def tile_part(whole: str, most: int) -> Dim:
+    """The size of a part of a free size, at most `most`: that of the last part is what is left."""
+    return symbol(f"{whole}_by_{most}")
+
+
+def part_of(dim: Dim) -> tuple[Dim, int] | None:
+    """Of what `dim` is a part, and its largest size; None for what `tile_part` did not make."""
+    found = _PART.fullmatch(str(dim)) if isinstance(dim, Symbolic) else None
+    return None if found is None else (symbol(found[1]), int(found[2]))
+
+
+def tile_count(whole: Dim, tile: Dim) -> Dim:
+    """How many tiles of a size cover a dim."""
+    found = part_of(tile)
+    return whole // tile if found is None else (whole + found[1] - 1) // found[1]
+
+
+def largest_size(dim: Dim) -> Dim:
+    """The largest size of a dim, its parts at theirs."""
+    return bind(dim, {name: found[1] for name in symbols(dim) if (found := part_of(symbol(name)))})
+
+
+def usual_size(dim: Dim) -> int:
+    """A size for what only a run knows, where code is chosen by it."""
+    largest = largest_size(dim)
+    return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
+
+
+def product_factor(dim: Dim) -> str:
+    """A size as code writes it in a product."""
+    return f"({dim})" if isinstance(dim, Symbolic) and len(dim.terms) > 1 else str(dim)
+
+
+def size_names(shapes: Iterable[Shape]) -> list[str]:
+    """The names that some dims are, in the order in which they come: so a program is given them."""
+    return list(dict.fromkeys(str(dim) for shape in shapes for dim in shape if str(dim) in symbols(dim)))
+
+
+def has_free_sizes(graph: Graph) -> bool:
+    """Whether a muGraph has sizes that only a run knows."""
+    return any(isinstance(dim, Symbolic) for x in graph.inputs for dim in x.shape)
+
+
+def is_free_kernel(body: Graph, grid: Shape, loop: Dim) -> bool:
+    """Whether a kernel has blocks, iterations or tiles that only a run counts."""
+    dims = [*grid, loop, *[n for x in body.inputs for n in x.shape]]
+    return not all(isinstance(n, int) for n in dims)
+
+
+USUAL = 64
 Overlap = tuple[int, int]
 """The size of a dim, and that of the tiles that cover it, larger than equal parts: the last one
 ends where the dim ends, and what it shares with the one before is computed twice."""
 
 
-def overlaps(shapes: Sequence[Shape], body: Graph, grid: _Ints, imap: _Maps) -> tuple[Overlap | None, ...]:
+def overlaps(shapes: Sequence[Shape], body: Graph, grid: Shape, imap: _Maps) -> tuple[Overlap | None, ...]:
     """For each grid dim how the tiles that it cuts overlap, None where they are equal parts.
 
     Nothing else cuts such a dim.
@@ -125,18 +179,18 @@ def overlaps(shapes: Sequence[Shape], body: Graph, grid: _Ints, imap: _Maps) -> 
     return tuple(found)
 
 
-def _overlap(size: Dim, tile: Dim, count: int) -> Overlap | None:
-    if not isinstance(size, int) or not isinstance(tile, int):
+def _overlap(size: Dim, tile: Dim, count: Dim) -> Overlap | None:
+    if not isinstance(size, int) or not isinstance(tile, int) or not isinstance(count, int):
         return None
     return (size, tile) if (count - 1) * tile < size < count * tile else None
 
 
 def check(
-    operands: Sequence[Tensor], body: Graph, grid: _Ints, loop: int, imap: _Maps, fmap: _Ints, omap: _Maps
+    operands: Sequence[Tensor], body: Graph, grid: Shape, loop: Dim, imap: _Maps, fmap: _Ints, omap: _Maps
 ) -> None:
     """Raise IllTyped, with the operand, the dimension and both values, unless these make a
     kernel."""
-    if len(grid) > 3 or any(n < 1 for n in (*grid, loop)):
+    if len(grid) > 3 or any(isinstance(n, int) and n < 1 for n in (*grid, loop)):
         raise IllTyped(
             f"grid {grid} and loop {loop}; up to three block counts, each at least 1, and a range of at least 1"
         )
@@ -152,7 +206,7 @@ def check(
         raise IllTyped("a body needs an output, and different leaves for its operands")
     for i, operand in enumerate(operands):
         _check_operand(i, operand, body.inputs[i], grid, imap[i], fmap[i], loop)
-    if loop > 1 and max(fmap, default=-1) < 0:
+    if loop != 1 and max(fmap, default=-1) < 0:
         raise IllTyped(f"a loop of {loop} iterations that cuts no operand")
     loop_phases(body, fmap, loop)
     overlapping = overlaps([_shape(x) for x in operands], body, grid, imap)
@@ -181,7 +235,7 @@ def _check_overlaps(
             )
 
 
-def _check_operand(i: int, operand: Tensor, leaf: Node, grid: _Ints, imap: _Ints, fmap: int, loop: int) -> None:
+def _check_operand(i: int, operand: Tensor, leaf: Node, grid: Shape, imap: _Ints, fmap: int, loop: Dim) -> None:
     who = f"operand {i} ({leaf.attr('name') if leaf.op == 'input' else leaf.op})"
     if leaf.op != "input":
         raise IllTyped(f"{who}: the body's operands are inputs")
@@ -189,16 +243,21 @@ def _check_operand(i: int, operand: Tensor, leaf: Node, grid: _Ints, imap: _Ints
     if leaf.dtype != operand.dtype or len(have) != len(shape):
         raise IllTyped(f"{who}: the tile is {leaf.tensor}, the operand {operand}")
     try:
-        parts = _parts(len(shape), grid, imap, fmap, loop)
+        counts = _parts(len(shape), grid, imap, fmap, loop)
     except IllTyped as error:
         raise IllTyped(f"{who}: {error}") from None
-    for axis, (n, count, m) in enumerate(zip(shape, parts, have, strict=True)):
+    for axis, (n, count, m) in enumerate(zip(shape, counts, have, strict=True)):
         alone = imap.count(axis) == 1 and (fmap != axis or loop == 1)
-        if m * count != n and not (alone and _overlap(n, m, count)):
+        if m * count != n and not _covers(n, m, count) and not (alone and _overlap(n, m, count)):
             raise IllTyped(f"{who}: dimension {axis} is {n}, not {count} parts of {m}")
 
 
-def _check_output(o: int, output: Node, grid: _Ints, omap: _Ints) -> None:
+def _covers(n: Dim, tile: Dim, count: Dim) -> bool:
+    found = part_of(tile)
+    return found is not None and found[0] == n and tile_count(n, tile) == count
+
+
+def _check_output(o: int, output: Node, grid: Shape, omap: _Ints) -> None:
     who = f"output {o} ({output.op})"
     if not isinstance(output.type, Tensor):
         raise IllTyped(f"{who}: {output.type} is not one tensor")
@@ -209,11 +268,11 @@ def _check_output(o: int, output: Node, grid: _Ints, omap: _Ints) -> None:
             raise IllTyped(f"{who}: the blocks of grid dim {g} stand along dimension {axis} of {output.tensor}")
 
 
-def _parts(rank: int, grid: _Ints, imap: _Ints, fmap: int, loop: int) -> list[int]:
+def _parts(rank: int, grid: Shape, imap: _Ints, fmap: int, loop: Dim) -> list[Dim]:
     """Into how many parts the grid and the loop cut each dim."""
     if len(imap) != len(grid):
         raise IllTyped(f"imap {imap} for the grid {grid}")
-    parts = [1] * rank
+    counts: list[Dim] = [1] * rank
     for count, axis, who in (
         *((n, a, f"grid dim {g}") for g, (n, a) in enumerate(zip(grid, imap, strict=True))),
         (loop, fmap, "the loop"),
@@ -221,8 +280,8 @@ def _parts(rank: int, grid: _Ints, imap: _Ints, fmap: int, loop: int) -> list[in
         if not -1 <= axis < rank:
             raise IllTyped(f"{who} cuts dimension {axis} of a tensor of rank {rank}")
         if axis >= 0:
-            parts[axis] *= count
-    return parts
+            counts[axis] = counts[axis] * count
+    return counts
 
 
 def _shape(type: Tensor) -> Shape:
@@ -231,10 +290,11 @@ def _shape(type: Tensor) -> Shape:
     return type.shape
 
 
-def stitched(type: Tensor, grid: _Ints, omap: _Ints) -> Tensor:
+def stitched(type: Tensor, grid: Shape, omap: _Ints) -> Tensor:
     """The type of a kernel's output whose tile has this type."""
     shape: list[Dim] = list(_shape(type))
     for count, axis in zip(grid, omap, strict=True):
         if axis >= 0:
-            shape[axis] = shape[axis] * count
+            found = part_of(shape[axis])
+            shape[axis] = shape[axis] * count if found is None else found[0]
     return Tensor(type.dtype, tuple(shape))

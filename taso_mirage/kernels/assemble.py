@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
 
+from taso_mirage.ir.dims import Dim, dim_product
+from taso_mirage.ir.mugraph import part_of, tile_count
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variable
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
-from taso_mirage.kernels.structures import AFTER, class_phases
-from taso_mirage.kernels.tiles import Tiled, TileSizes
+from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -40,11 +40,15 @@ class Stored:
     labels: Labels
 
 
+TiledKernel = tuple[PlannedKernel, Mapping[str, Dim]]
+"""A kernel, and the tile of each of its labels."""
+
+
 def assembled(
-    plan: Sequence[Tiled],
+    plan: Sequence[TiledKernel],
     closure: Closure,
     safe: Sequence[Stabilisation],
-    sizes: TileSizes,
+    sizes: Mapping[str, Dim],
     inputs: Sequence[Node],
     leaves: Mapping[str, Node],
 ) -> Graph | None:
@@ -53,8 +57,8 @@ def assembled(
     block's part of a tensor is in several pieces."""
     stored: dict[int, Stored] = {}
     maxima: dict[int, Stored] = {}
-    for each, stable in zip(plan, safe, strict=True):
-        made = _Kernel(each, closure, stable, sizes, leaves, stored, maxima)
+    for (kernel, tiles), stable in zip(plan, safe, strict=True):
+        made = _Kernel(kernel, tiles, closure, stable, sizes, leaves, stored, maxima)
         if not made.possible():
             return None
         made.write()
@@ -79,10 +83,11 @@ class _Kernel:
     `hidden` labels have one element in a block, and no axis.
     """
 
-    tiled: Tiled
+    kernel: PlannedKernel
+    tiles: Mapping[str, Dim]
     closure: Closure
     safe: Stabilisation
-    sizes: TileSizes
+    sizes: Mapping[str, Dim]
     given: Mapping[str, Node]
     stored: dict[int, Stored]
     maxima: dict[int, Stored]
@@ -94,18 +99,14 @@ class _Kernel:
     final: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kernel, self.goal = self.tiled.kernel, self.closure.goal
-        self.body, self.loop, self.plainly = kernel.body, kernel.loop, False
+        self.goal = self.closure.goal
+        self.body, self.loop, self.plainly = self.kernel.body, self.kernel.loop, False
         self.order = axes_order(self.closure)
         self.stages = (class_phases(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
         reads = {label for c, e in self.body.chosen if e.kind.reads is not None for label in self.closure.classes[c]}
         self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
-        counts = {
-            label: -(-self.sizes[label] // self.tiled.tiles[label])
-            for label in self.body.grid
-            if label in self.tiled.tiles
-        }
-        self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) > 1}
+        counts = {x: self._count(x) for x in self.body.grid if x in self.tiles}
+        self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) != 1}
 
     # ------------------------------------------------------------ what it is of
 
@@ -166,7 +167,7 @@ class _Kernel:
             *[s.node for s in operands],
             body=Graph(tuple(tiles), tuple(outputs)),
             grid=tuple(self.grid.values()) or (1,),
-            loop=self.sizes[self.loop] // self.tiled.tiles[self.loop] if self.loop is not None else 1,
+            loop=self._count(self.loop) if self.loop is not None else 1,
             imap=tuple(tuple(self._axis(s.labels, g) for g in grid) for s in operands),
             fmap=tuple(self._axis(s.labels, self.loop) for s in operands),
             omap=tuple(tuple(self._axis(x, g) for g in grid) for x in labels),
@@ -182,7 +183,7 @@ class _Kernel:
         """Whether a block's part of every axis is in one piece: what is outside of a label that is
         cut is cut to 1; and a label whose tiles overlap has axes of its own."""
         cut = {*self.grid, self.loop}
-        overlapping = {x for x in self.grid if self.sizes[x] % self._size(x)}
+        overlapping = {x for x in cut if x is not None and self._uneven(x)}
         return all(
             self._size(outer) == 1 for axis in labels for i, x in enumerate(axis) if x in cut for outer in axis[:i]
         ) and all(len(axis) == 1 or overlapping.isdisjoint(axis) for axis in labels)
@@ -193,15 +194,26 @@ class _Kernel:
         have = set(labels) - self.hidden
         return [label for label in self.order if label in have]
 
-    def _size(self, label: str) -> int:
-        return self.tiled.tiles.get(label, self.sizes[label])
+    def _size(self, label: str) -> Dim:
+        return self.tiles.get(label, self.sizes[label])
+
+    def _count(self, label: str) -> Dim:
+        """How many tiles it has."""
+        size, tile = self.sizes[label], self.tiles[label]
+        return -(-size // tile) if isinstance(size, int) else tile_count(size, tile)
+
+    def _uneven(self, label: str) -> bool:
+        """Whether not all of its tiles are next to each other and have one size."""
+        size, tile = self.sizes[label], self._size(label)
+        whole = isinstance(size, int) and isinstance(tile, int) and size % tile != 0
+        return whole or part_of(tile) is not None
 
     def _given(self, name: str) -> Stored:
         return Stored(self.given[name], self.closure.goal.inputs[name])
 
     def _tile(self, name: str, tensor: Stored) -> Written:
         """A tile of an operand with the labels of its axes, in their own order."""
-        tile = tuple(prod(self._size(x) for x in axis) for axis in tensor.labels)
+        tile = tuple(dim_product(self._size(x) for x in axis) for axis in tensor.labels)
         leaf = variable(name, Tensor(tensor.node.dtype, tile))
         self.operands.append((tensor, leaf))
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
@@ -224,9 +236,9 @@ class _Kernel:
         """A result's tile with the axes that its tensor has."""
         axes = [x for axis in labels for x in axis if x not in self.hidden]
         value = self._transposed(value, self._axes(axes), axes)
-        return self._reshaped(value, [prod(self._size(x) for x in axis) for axis in labels])
+        return self._reshaped(value, [dim_product(self._size(x) for x in axis) for axis in labels])
 
-    def _reshaped(self, value: Node, shape: Sequence[int]) -> Node:
+    def _reshaped(self, value: Node, shape: Sequence[Dim]) -> Node:
         return value if tuple(value.shape) == tuple(shape) else term("reshape", value, shape=tuple(shape))
 
     # ------------------------------------------------------------ what kinds write with
@@ -242,7 +254,7 @@ class _Kernel:
         return single if dtype == "float32" else term("cast", single, to=dtype)
 
     def count(self, label: str) -> Node:
-        return self.constant(prod(self.sizes[part] for part in self.goal.whole(label)))
+        return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))
 
     def taken(self, c: int) -> Written:
         return self.values[c], self.axes[c]

@@ -22,6 +22,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, symbols
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import Batch
 from taso_mirage.ir.terms import Graph, Node, Tensor, topological
+from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.regions import RegionSite, SymbolSizes, canonical_region, fragments
 from taso_mirage.meanings.reals import EXACT
@@ -30,6 +31,8 @@ from taso_mirage.operators.work import size
 
 SAMPLES = (2, 3), (5, 2)
 """Sizes of the free dims, in turn, that samples are compared at."""
+LARGER = 2
+"""How many times the usual sizes the largest are at which kernels are compared."""
 CLOSE = 1e-9
 """Of the largest result, in float64: the same sums in another order."""
 
@@ -46,6 +49,17 @@ class EqualRegions:
     goal: Graph
     whole: Graph
     batch: Batch | None = None
+    free: FreeSizes | None = None
+    """The names of its sizes, where its kernel reads them at run time: `goal` is one instance."""
+    measured: tuple[tuple[str, int], ...] = ()
+    """The sizes of those names where it is measured."""
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """Sets of such sizes: those, the least, and larger ones."""
+        usual = dict(self.measured)
+        larger = {name: LARGER * size for name, size in self.measured}
+        return [usual, dict.fromkeys(usual, 1), larger] if usual else []
 
 
 def equal_regions(
@@ -61,8 +75,8 @@ def equal_regions(
     known: Known = {}
     for whole, spots in fragments(model, sizes, lanes, batched, prepared).items():
         for spot in spots:
-            seen = _free([*spot.inputs, *spot.outputs])
-            hidden = _free(_members(spot)) - seen
+            seen = symbols_in([*spot.inputs, *spot.outputs])
+            hidden = symbols_in(region_members(spot)) - seen
             kind: EqualRegions | None = EqualRegions(whole, whole)
             if hidden and (batched or not seen):  # nothing would tell one size from another
                 kind = None
@@ -75,7 +89,7 @@ def equal_regions(
     return found, left_out
 
 
-def _free(nodes: Iterable[Node]) -> set[str]:
+def symbols_in(nodes: Iterable[Node]) -> set[str]:
     """The names in the types and attributes of terms."""
     found: set[str] = set()
     stack: list[Any] = [value for node in nodes for value in (node.type, *[v for _, v in node.attrs])]
@@ -148,12 +162,12 @@ def independent(spot: RegionSite, goal: Graph, batch: Batch, free: set[str]) -> 
     for numbers in SAMPLES:
         whole = resized(spot, _sizes(free, numbers))
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
-        results = _run(whole, inputs)
+        results = run_region(whole, inputs)
         for place in np.ndindex(*results[0].shape[: batch.dims]):
             at = tuple([slice(i, i + 1) for i in place])
             own = [x[at] if one else x for x, one in zip(inputs, batch.inputs, strict=True)]
-            pairs = zip(results, _run(goal, own), strict=True)
-            if not all(_equal(result[at], wanted) for result, wanted in pairs):
+            pairs = zip(results, run_region(goal, own), strict=True)
+            if not all(equal_results(result[at], wanted) for result, wanted in pairs):
                 return False
     return True
 
@@ -164,20 +178,20 @@ def _sizes(free: set[str], numbers: Sequence[int]) -> dict[str, int]:
 
 def resized(spot: RegionSite, sizes: Mapping[str, int]) -> Graph:
     """A region at other sizes than it was found for. Its inputs are in the order of the spot's."""
-    return canonical_region(_members(spot), spot.outputs, sizes)[0]
+    return canonical_region(region_members(spot), spot.outputs, sizes)[0]
 
 
-def _members(spot: RegionSite) -> list[Node]:
+def region_members(spot: RegionSite) -> list[Node]:
     inputs = set(spot.inputs)
     return [n for n in topological(spot.outputs, stop=inputs) if n.args and n not in inputs]
 
 
-def _run(graph: Graph, inputs: list[Any]) -> list[Any]:
+def run_region(graph: Graph, inputs: list[Any]) -> list[Any]:
     given: dict[Node, Any] = dict(zip(graph.inputs, [EXACT.load(x) for x in inputs], strict=True))
     values = interpret(graph.outputs, EXACT, given)
     return [values[o] for o in graph.outputs]
 
 
-def _equal(result: Any, wanted: Any) -> bool:
+def equal_results(result: Any, wanted: Any) -> bool:
     scale = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted)))
     return result.shape == wanted.shape and np.allclose(result, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True)

@@ -16,12 +16,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taso_mirage.errors import IllTyped, InvalidOption, Unsupported
+from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import kernels
 from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
+from taso_mirage.kernels.free import FreeSizes, free_goal, free_tiles
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
@@ -100,10 +102,13 @@ class FoundMuGraph:
     evidence: Evidence
     warps: tuple[int, ...] = ()
     """How many warps of 32 threads a block may have; none leaves it open."""
+    free: Graph | None = None
+    """The same where some sizes are known to a run alone."""
 
     def as_json(self) -> dict[str, Any]:
         """A value for a checkpoint or a report, from which `of_json` makes the same."""
         found = {"graph": to_json(self.graph), "seconds": self.seconds, "device": self.device, "warps": self.warps}
+        found |= {} if self.free is None else {"free": to_json(self.free)}
         return found | {"evidence": tests_json(self.evidence)}
 
     @staticmethod
@@ -111,7 +116,13 @@ class FoundMuGraph:
         """The muGraph of `as_json`; its inputs are the goal's."""
         evidence = read_tests(value["evidence"])
         return FoundMuGraph(
-            from_json(value["graph"]), goal, value["seconds"], value["device"], evidence, tuple(value["warps"])
+            from_json(value["graph"]),
+            goal,
+            value["seconds"],
+            value["device"],
+            evidence,
+            tuple(value["warps"]),
+            from_json(value["free"]) if "free" in value else None,
         )
 
     def program(self) -> TritonProgram:
@@ -163,11 +174,26 @@ class TiledPlan:
         goal = self.closure.goal
         return self._assembled(self.plan, self.sizes, goal.graph.inputs, goal.leaves)
 
+    def free(self, names: Mapping[str, Dim]) -> Graph | None:
+        """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
+        where it hangs on the sizes that the search had."""
+        found = free_goal(self.closure.goal, self.sizes, names)
+        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names)) for each in self.plan]
+        varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)
+        if found is None or varied or not names.keys().isdisjoint(self.closure.goal.split):
+            return None
+        inputs, leaves = found
+        try:
+            return assembled(plan, self.closure, self.safe, {**self.sizes, **names}, inputs, leaves)
+        except (IllTyped, Undecidable, Unsupported):  # a mean over a free size has it as a number
+            return None
+
     def _assembled(
         self, plan: Sequence[Tiled], sizes: TileSizes, inputs: Sequence[Node], leaves: Mapping[str, Node]
     ) -> Graph | None:
         try:
-            return assembled(plan, self.closure, self.safe, sizes, inputs, leaves)
+            kernels = [(each.kernel, each.tiles) for each in plan]
+            return assembled(kernels, self.closure, self.safe, sizes, inputs, leaves)
         except IllTyped:  # a result of rank 0 has no dim for the blocks to stand along
             return None
 
@@ -221,7 +247,14 @@ class _Late(Exception):
 class Search:
     """One search; `statistics` tells what it did so far."""
 
-    def __init__(self, goal: Graph, options: SearchOptions, device: Device = H100, seed: int = 0) -> None:
+    def __init__(
+        self,
+        goal: Graph,
+        options: SearchOptions,
+        device: Device = H100,
+        seed: int = 0,
+        free: FreeSizes | None = None,
+    ) -> None:
         if options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
         _refuse(goal)
@@ -230,6 +263,7 @@ class Search:
         self.unsafe = self.refused = ""
         self.known: dict[tuple[object, ...], Evidence | Failure] = {}
         self.labelled = label(goal)
+        self.free = None if free is None else free.labels(self.labelled)
 
     def run(
         self,
@@ -316,15 +350,19 @@ class Search:
         if not isinstance(evidence, Evidence):
             self.refused = evidence.reason
             return None
+        free = None if self.free is None else candidate.free(self.free)
+        if self.free is not None and free is None:
+            return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
-        return FoundMuGraph(graph, self.goal, candidate.seconds, self.device.name, evidence, warps)
+        return FoundMuGraph(graph, self.goal, candidate.seconds, self.device.name, evidence, warps, free)
 
     def _splits(self) -> list[str]:
         """The reduced labels that are long enough to be split over the grid."""
         if self.options.max_kernels < 2:
             return []
-        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM)
+        free = self.free or {}
+        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM and x not in free)
 
     def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:

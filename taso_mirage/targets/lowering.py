@@ -19,6 +19,7 @@ Record = Mapping[str, Any]
 """A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel
 of any number of samples."""
 BATCH = "batch"
+MeasuredSizes = Mapping[str, int]
 
 
 class Backend(Protocol):
@@ -38,6 +39,10 @@ class Backend(Protocol):
         asks its sizes which operators run."""
 
     @property
+    def free(self) -> bool:
+        """Whether a kernel may read any of its sizes at run time (`kernels.free_regions`)."""
+
+    @property
     def prepared(self) -> bool:
         """Whether there are kernels that read prepared weights (`kernels.prepared`)."""
 
@@ -51,9 +56,12 @@ class Backend(Protocol):
         """How many lanes a region may have, which run beside each other; 1 where they would run one
         after the other."""
 
-    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
         """The fastest of some muGraphs for a goal, measured here; from the monotonic time `end` on
-        nothing more is tried. Raises TasoMirageError where none can be run."""
+        nothing more is tried. Of those with free sizes it is the fastest at each of the `measured`
+        ones. Raises TasoMirageError where none can be run."""
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """The choices for a goal's lanes as one for the goal.

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import dim_product, symbol
+from taso_mirage.ir.mugraph import has_free_sizes
 from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.kernels.codegen.compile import CompiledKernel
-from taso_mirage.kernels.codegen.cpp import generate_cpp
+from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import prepares
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonProgram
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT
@@ -79,17 +80,21 @@ class KernelImage:
         return replace(self, content=text.encode(), ptx=True)
 
 
-def cpu_kernel(graph: Graph) -> PlannedNode:
-    """A muGraph as C++ that is compiled where it runs.
+def cpu_kernel(graph: Graph, before: Sequence[SizeRange] = ()) -> PlannedNode:
+    """A muGraph as C++ that is compiled where it runs; `before` has others of the same goal, for
+    smaller runs.
 
-    Raises Unsupported where it has no C++, or a size is not fixed.
+    Raises Unsupported where one has no C++.
     """
     inputs, outputs = (_types(nodes) for nodes in (graph.inputs, graph.outputs))
-    entry = f"kernel_{hashlib.blake2b(generate_cpp(graph).encode(), digest_size=8).hexdigest()}"
+    entry = f"kernel_{hashlib.blake2b(generate_ranges(graph, before).encode(), digest_size=8).hexdigest()}"
     lines = [f"taso_mirage {PLAN_FORMAT} cpu", *_lines("input", inputs), *_lines("output", outputs), f"entry {entry}"]
     prepared = " prepared" if any(map(prepares, graph)) else ""  # what older libraries do not know
+    prepared += " sizes" if has_free_sizes(graph) else ""
     said = f'extern "C" const char {entry}_types[] = "{_signature(inputs, outputs)}{prepared}";\n'
-    return PlannedNode("cpu", entry, inputs, outputs, sealed(lines), generate_cpp(graph, entry) + "\n" + said)
+    return PlannedNode(
+        "cpu", entry, inputs, outputs, sealed(lines), generate_ranges(graph, before, entry) + "\n" + said
+    )
 
 
 def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
@@ -146,8 +151,8 @@ def _type(buffer: TritonBuffer, free: Sequence[str]) -> Tensor:
 
 def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     for node in nodes:
-        if node.dtype not in DTYPES or not all(isinstance(n, int) for n in node.shape):
-            raise Unsupported(f"a kernel for the CPU over {node.type}; its sizes must be fixed")
+        if node.dtype not in DTYPES:
+            raise Unsupported(f"a kernel for the CPU over {node.type}; kernels take {', '.join(sorted(DTYPES))}")
     return tuple(node.tensor for node in nodes)
 
 

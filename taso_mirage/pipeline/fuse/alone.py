@@ -7,11 +7,13 @@ from math import prod
 
 import numpy as np
 
+from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.model import StoredWeight, Weight, random_array
 from taso_mirage.ir.terms import Graph, Node, substitute, weight
+from taso_mirage.kernels.batches import LARGER, resized
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import PlannedNode
-from taso_mirage.kernels.regions import RegionSite
+from taso_mirage.kernels.regions import RegionSite, SymbolSizes
 from taso_mirage.measure.child import in_child
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.tasks import in_turn
@@ -21,6 +23,8 @@ from taso_mirage.operators.expressions import is_weight
 
 SECONDS = 0.2
 """For running it both ways."""
+SLOWER = 1.05
+"""A kernel of free sizes takes at most so many times as long as the operators at other sizes."""
 LEAST, COLD, MOST = 1 << 19, 1 << 26, (1 << 31) - (1 << 20)
 """Bytes of weights that a whole model's run does not find in a cache; of those, with copies, that
 none here finds there; and that a file has."""
@@ -51,6 +55,26 @@ def region_seconds(
     after = embed(before, [EmbeddedRegion(copy.inputs, copy.outputs, kernel) for copy, _ in copies])
     times = in_child(in_turn, [serialize(before), serialize(after)], target, SECONDS)
     return times[0] / len(copies), times[1] / len(copies)
+
+
+def slower_elsewhere(
+    sizes: SymbolSizes,
+    spot: RegionSite,
+    kernel: PlannedNode,
+    opsets: Mapping[str, int],
+    target: Target,
+    prepares: bool,
+) -> bool:
+    """Whether a kernel of free sizes is slower than the operators at the least sizes, or at larger
+    ones than these."""
+    for other in (dict.fromkeys(sizes, 1), {name: LARGER * n for name, n in sizes.items()}):
+        try:
+            times = region_seconds(resized(spot, other), spot, kernel, opsets, target, prepares)
+        except TasoMirageError:
+            continue  # a region that has no such sizes
+        if times is not None and times[1] > SLOWER * times[0]:
+            return True
+    return False
 
 
 def _copy(graph: Graph, known: list[Node], i: int) -> tuple[Graph, dict[str, Weight]]:

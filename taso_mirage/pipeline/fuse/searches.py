@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal
+from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
@@ -45,13 +46,16 @@ class Searches:
             {} if self.workers is None else {goal: self.workers(said | {"goal": to_json(goal)}) for goal in goals}
         )
 
-    def __call__(self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None]) -> list[FoundMuGraph]:
+    def __call__(
+        self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None], free: FreeSizes | None = None
+    ) -> list[FoundMuGraph]:
         """The BEST muGraphs for a goal; where it is searched only now, in about so many seconds."""
         if (made := self.prepared.get(goal)) is not None:
-            return made.mugraphs(goal, self.device)
+            found = made.mugraphs(goal, self.device)
+            return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]
         future = self.futures.get(goal)
         if future is None:
-            return Search(goal, SearchOptions(), self.device).run(BEST, seconds, progress)
+            return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
         while not wait([future], ASKED).done:
             progress("search", 0, 0)
         return [FoundMuGraph.of_json(each, goal) for each in future.result() or ()]

@@ -26,6 +26,7 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
+from taso_mirage.kernels.free_regions import fixed_kind, free_regions
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
@@ -132,6 +133,7 @@ class _Stage:
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
+        self.kept: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
 
@@ -167,9 +169,13 @@ class _Stage:
         try:
             if self.backend.prepared:
                 self.base = replace(self.base, model=decomposed(self.before, self.sizes))
-            found, self.left_out = equal_regions(
-                self.base.model, self.sizes, self.backend.lanes, self.backend.batched, self.backend.prepared
-            )
+            model, backend = self.base.model, self.backend
+            if backend.free:
+                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.prepared)
+            else:
+                found, self.left_out = equal_regions(
+                    model, self.sizes, backend.lanes, backend.batched, backend.prepared
+                )
             if self.backend.prepared:
                 made = {kind.goal: prepared(kind.goal, spots[0].inputs) for kind, spots in found.items()}
                 self.prepared = {goal: each for goal, each in made.items() if each is not None}
@@ -210,20 +216,36 @@ class _Stage:
             share = possible[i] / sum(possible[i:])
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
-                chosen = self._chosen(kind, max(self.budget.left(), 0.0) * share)
-                if chosen is None:
-                    continue
-                made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
-                times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
-                before, after = times or (1.0, 1.0)
-                if after < before * (1.0 if made is None else made.slack):
-                    prepares = None if made is None else type(made)
-                    found.append(Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares))
+                fused = self._tried(kind, spots, operators, max(self.budget.left(), 0.0) * share)
+                found += [fused] if fused is not None else []
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
             except Exception as error:
                 self._report(" ".join(operators), error)
         return sorted(found, key=lambda f: -f.saved)
+
+    def _tried(
+        self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
+    ) -> Fused | None:
+        """A kind of region with its kernel, if that is faster than the operators."""
+        try:
+            chosen = self._chosen(kind, seconds)
+        except TasoMirageError:
+            if kind.free is None:
+                raise
+            chosen = None
+        if chosen is None:
+            return None if kind.free is None else self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+        made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
+        times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
+        before, after = times or (1.0, 1.0)
+        if after >= before * (1.0 if made is None else made.slack):
+            return None
+        place = spots[0], chosen[1], opsets, self.target, made is not None
+        if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
+            return self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+        prepares = None if made is None else type(made)
+        return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
 
     def _searches(self) -> Searches:
         goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
@@ -237,7 +259,7 @@ class _Stage:
         parts = self._lanes(kind.goal)
         for anew in (False, True):
             goals = dict.fromkeys(lane.graph for lane in parts)
-            known = {goal: self._choice(goal, share / len(goals), anew) for goal in goals}
+            known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
             choices = [known[lane.graph] for lane in parts]
             records = [choice[0] for choice in choices if choice is not None]
             if len(records) < len(parts):
@@ -251,41 +273,42 @@ class _Stage:
                     raise
         return None  # from damaged files, where nothing is searched
 
-    def _choice(self, graph: Graph, share: float, anew: bool) -> tuple[Record, bool] | None:
+    def _choice(self, graph: Graph, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
         """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
         where it was found before, in a time that was enough, or no less than half of that of now.
         """
-        known = self._record(graph)
+        known = self._record(graph, kind)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if self.mode != SEARCH or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
-        searched = self._searched(graph, share)
+        searched = self._searched(graph, share, kind)
         return None if searched is None else (searched, True)
 
-    def _searched(self, graph: Graph, share: float) -> Record | None:
+    def _searched(self, graph: Graph, share: float, kind: EqualRegions) -> Record | None:
         end = time.monotonic() + share
-        found = self.searches(graph, share / 2, self._searching)
+        found = self.searches(graph, share / 2, self._searching, kind.free)
         if not found:
             return None
-        record = dict(self.backend.fastest(graph, found, end))
+        record = dict(self.backend.fastest(graph, found, end, kind.sizes))
         if time.monotonic() > end:
             record[CUT] = share
-        write_file(self._path(graph), json.dumps(record))
+        write_file(self._path(graph, kind), json.dumps(record))
         return record
 
-    def _record(self, graph: Graph) -> Record | None:
+    def _record(self, graph: Graph, kind: EqualRegions | None = None) -> Record | None:
         """What lies on disk; None where nothing does, or nothing that can be read."""
         try:
-            found = read_json(self._path(graph))
+            found = read_json(self._path(graph, kind))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
-    def _path(self, graph: Graph) -> Path:
+    def _path(self, graph: Graph, kind: EqualRegions | None = None) -> Path:
         """The file of a choice; its name is what it hangs on: the region's structure and shapes,
         the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
-        said = "\0".join([program, self.target.name, self.backend.key, __version__])
+        free = [] if kind is None or kind.free is None else [str(kind.free), str(kind.measured)]
+        said = "\0".join([program, self.target.name, self.backend.key, __version__, *free])
         return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
 
     def _searching(self, stage: str, done: int, total: int) -> None:
@@ -317,6 +340,7 @@ class _Stage:
                 kept += trial
                 self.made.append(PlacedKernels(tuple((k.operators, len(k.spots)) for k in trial), timing.ratio))
             del tried  # a large model is not to be there more often than it must
+        self.kept = kept
         shipped = self.backend.shipped([kind.record for kind in kept]) if kept else []
         return (
             self._with([replace(kind, kernel=each) for kind, each in zip(kept, shipped, strict=True)]) if kept else None
@@ -324,6 +348,19 @@ class _Stage:
 
     def _with(self, kinds: Sequence[Fused]) -> Model:
         return embed(self.base.model, [region for kind in kinds for region in kind.regions], self.sizes)
+
+    def _where(self) -> list[str]:
+        """At which sizes the kernels run, of a model that has free dims."""
+        regions = [region for kind in self.kept for region in kind.regions]
+        fixed = sum(region.free for region in regions)
+        if not self.sizes or self.backend.batched:
+            return []
+        if not fixed:
+            return ["kernels run at every size"]
+        own = "" if fixed == len(regions) else f"{len(regions) - fixed} kernels run at every size; {fixed} "
+        return [
+            f"{own or 'kernels '}run at {shown_sizes(self.sizes)}; at all other sizes the model runs its own operators"
+        ]
 
     def _elsewhere(self, original: Session, without: Session) -> Timing:
         """The original against the model without the library of kernels; what looks slower at first
@@ -393,10 +430,7 @@ class _Stage:
             "kernels run where taso_mirage.register was called (docs/shipping.md); elsewhere the model runs its own operators, "
             f"{elsewhere:.2f} times as fast as the original"
         )
-        if self.sizes and not self.backend.batched:
-            self.notes.append(
-                f"kernels run at {shown_sizes(self.sizes)}; at all other sizes the model runs its own operators"
-            )
+        self.notes += self._where()
         made = replace(
             self.base,
             model=model,

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.checkpoint import from_json, to_json
+from taso_mirage.kernels.codegen.cpp import SizeRange
 from taso_mirage.kernels.codegen.cpu.native import build
-from taso_mirage.kernels.codegen.cpu.tune import tuned_native
+from taso_mirage.kernels.codegen.cpu.tune import tuned_native, tuned_ranges
 from taso_mirage.kernels.horizontal import FusedGoal, together
 from taso_mirage.kernels.packaging.plan import PlannedNode, cpu_kernel
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.target import CPU as TARGET
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import Record
+from taso_mirage.targets.lowering import MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
 
 SECONDS = 1.0
@@ -28,6 +29,7 @@ class CpuLowering:
 
     device: Device = CPU_DEVICE
     batched = False
+    free = True
     prepared = True
     searching = 0
     lanes = 1
@@ -35,11 +37,18 @@ class CpuLowering:
     def __init__(self) -> None:
         self.key = TARGET.machine
 
-    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
-        """The quickest of those that have C++."""
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
+        """The quickest of those that have C++; with free sizes a table of those that are at each of
+        the measured ones, the least first."""
         seconds = min(SECONDS, max(end - time.monotonic(), 0.0))
-        best = tuned_native([f.graph for f in found], cores(), seconds)[0]
-        return {"mugraph": to_json(best.kernel.graph)}
+        if not measured:
+            best = tuned_native([f.graph for f in found], cores(), seconds)[0]
+            return {"mugraph": to_json(best.kernel.graph)}
+        ranges = tuned_ranges([f.free for f in found if f.free is not None], cores(), measured, seconds)
+        before = [{"mugraph": to_json(each.graph), "most": each.most} for each in ranges[1]]
+        return {"mugraph": to_json(ranges[0]), "before": before}
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """One muGraph of them all."""
@@ -47,7 +56,8 @@ class CpuLowering:
 
     def kernel(self, record: Record) -> PlannedNode:
         """C++ that is compiled where the model is loaded."""
-        return cpu_kernel(from_json(record["mugraph"]))
+        before = [SizeRange(from_json(each["mugraph"]), int(each["most"])) for each in record.get("before", ())]
+        return cpu_kernel(from_json(record["mugraph"]), before)
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """The same: C++ runs everywhere."""

@@ -29,7 +29,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import described, gpu
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.lowering import BATCH, Record
+from taso_mirage.targets.lowering import BATCH, MeasuredSizes, Record
 from taso_mirage.targets.machine import cores
 
 SHIPPED = (80, 86, 89, 90, 100, 120)
@@ -59,6 +59,7 @@ class CudaLowering:
     lanes: int = 4
     prepared: bool = False
     batched: bool = True
+    free: bool = False
     """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA
     graph."""
 
@@ -67,7 +68,9 @@ class CudaLowering:
         """The GPU measures while all cores search."""
         return cores()
 
-    def fastest(self, goal: Graph, found: Sequence[FoundMuGraph], end: float) -> Record:
+    def fastest(
+        self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
+    ) -> Record:
         """The quickest program with its best schedules, of those whose results are right in
         float64."""
         known: dict[str, tuple[Graph, TritonProgram]] = {}

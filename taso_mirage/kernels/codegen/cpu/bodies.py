@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import LoopPhase, Lowering, loop_phases
 from taso_mirage.ir.terms import ABSENT, Graph, Node, users
 from taso_mirage.kernels.codegen.cpu.layouts import product_strides, without_view
@@ -39,7 +40,7 @@ class LoweredBody:
     memory: Memory
     graph: Graph
     fmap: Strides
-    loop: int
+    loop: Dim
     initial: list[str] = field(default_factory=list)
     roots: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
     rests: list[tuple[LoopValue, CppBuffer | None, bool]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class LoweredBody:
         return [v for v in values if isinstance(v, (Map, Reduce, Contract))]
 
     def _value(self, node: Node, args: list[Any]) -> Any:
-        looped = self.loop > 1 and any(self.stage[a] is LoopPhase.LOOP for a in node.args)
+        looped = self.loop != 1 and any(self.stage[a] is LoopPhase.LOOP for a in node.args)
         if traits(node).lowering is Lowering.RUNNING:
             return self._running(node, args[0]) if looped else args[0]
         if traits(node).lowering is Lowering.ACCUMULATE:

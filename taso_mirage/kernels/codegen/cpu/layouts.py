@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
-from taso_mirage.ir.dims import gathered
+from taso_mirage.ir.dims import Dim, dim_product, gathered
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.kernels.codegen.cpu.values import (
     Affine,
     AffineIndex,
+    BufferSizes,
     Contract,
     CppBuffer,
     LoopConstant,
     LoopIota,
     LoopValue,
     LoopView,
-    Strides,
     contiguous,
 )
 
 
-def loop_variables(shape: Sequence[int]) -> AffineIndex:
+def loop_variables(shape: Sequence[Dim]) -> AffineIndex:
     """One loop variable an axis, counted over the axes that are not 1."""
     found: list[Affine] = []
     i = 0
@@ -63,30 +63,30 @@ def layout(value: LoopValue, buffers: Mapping[LoopValue, CppBuffer]) -> CppBuffe
     return viewed(buffers.get(inner, CppBuffer(inner.dtype, inner.shape, "", strides)), index, value.shape)
 
 
-def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> Strides:
+def product_strides(value: Contract, buffers: Mapping[LoopValue, CppBuffer]) -> BufferSizes:
     """The layout of a product: the axis along which an operand's elements lie side by side comes
     last."""
     result = value.letters[2]
     order = list(range(len(result)))
     for arg, letters in zip(value.operands[::-1], value.letters[1::-1], strict=True):
         steps = strides_of(arg, letters, buffers)
-        side = [a for a in order if value.shape[a] > 1 and steps.get(result[a]) == 1]
+        side = [a for a in order if value.shape[a] != 1 and steps.get(result[a]) == 1]
         if side:
             order.remove(side[-1])
             order.append(side[-1])
             break
-    strides = [0] * len(result)
+    strides: list[Dim] = [0] * len(result)
     for i, axis in enumerate(order):
-        strides[axis] = prod(value.shape[a] for a in order[i + 1 :])
+        strides[axis] = dim_product(value.shape[a] for a in order[i + 1 :])
     return tuple(strides)
 
 
-def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBuffer]) -> dict[str, int]:
+def strides_of(value: LoopValue, letters: str, buffers: Mapping[LoopValue, CppBuffer]) -> dict[str, Dim]:
     """By letter, how far apart neighbours lie in an operand of a product; 0 where it does not
     vary."""
-    found = dict.fromkeys(letters, 0)
+    found: dict[str, Dim] = dict.fromkeys(letters, 0)
     for letter, step, n in zip(letters, layout(value, buffers).strides, value.shape, strict=True):
-        found[letter] += step if n != 1 else 0
+        found[letter] = found[letter] + (step if n != 1 else 0)
     return found
 
 
@@ -97,41 +97,42 @@ def permutes(view: LoopView) -> bool:
 
 def without_views(view: LoopView, target: CppBuffer) -> CppBuffer | None:
     """The target as a buffer of the shape of the view's operand."""
-    strides: list[int] = []
+    strides: list[Dim] = []
     for (_, terms), n in zip(view.axes, view.arg.shape, strict=True):
         if n == 1:
             strides.append(0)
             continue
-        inner, step = 1, 0
-        for axis, k in sorted(terms, key=lambda t: t[1]):
+        inner: Dim = 1
+        step: Dim = 0
+        for axis, k in sorted(terms, key=lambda t: usual_size(t[1])):
             if step == 0:
                 step = target.strides[axis]
             if k != inner or target.strides[axis] != step * k:
                 return None
-            inner *= view.shape[axis]
+            inner = inner * view.shape[axis]
         strides.append(step)
     return CppBuffer(target.dtype, view.arg.shape, target.name, tuple(strides), target.start)
 
 
-def unmerged(have: Strides, want: Strides, strides: Strides) -> Strides | None:
+def unmerged(have: BufferSizes, want: BufferSizes, strides: BufferSizes) -> BufferSizes | None:
     """The strides of the axes `have` that `want` merges row by row; None where an axis of `have` is
     cut otherwise."""
     groups = gathered(have, want)
     if groups is None:
         return None
-    found = [0] * len(have)
+    found: list[Dim] = [0] * len(have)
     for axes, stride in zip(groups, strides, strict=True):
         for j in axes:
-            found[j] = stride * prod(have[j + 1 : axes.stop])
+            found[j] = stride * dim_product(have[j + 1 : axes.stop])
     return tuple(found)
 
 
-def offset_buffer(target: CppBuffer, shape: Strides, axis: int, start: int) -> CppBuffer:
+def offset_buffer(target: CppBuffer, shape: BufferSizes, axis: int, start: Dim) -> CppBuffer:
     """The part of a buffer that begins at `start` of an axis."""
     return CppBuffer(target.dtype, shape, target.name, target.strides, target.start + start * target.strides[axis])
 
 
-def viewed(buffer: CppBuffer, index: AffineIndex, shape: Strides) -> CppBuffer:
+def viewed(buffer: CppBuffer, index: AffineIndex, shape: BufferSizes) -> CppBuffer:
     """What an address shows, as a buffer of its own shape; `index` is in the variables "0",
     "1"..."""
     at = offset(buffer, index)

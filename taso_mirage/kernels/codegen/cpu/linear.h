@@ -4,6 +4,8 @@
 // bytes for the same numbers. One of many rows multiplies tiles of ROWS x COLUMNS, with sums in registers, over CHUNK rows of
 // the weights at a time, while the next ones come to the second cache, a part with each tile, and the results' lines to the first.
 
+#include <type_traits>
+
 namespace {
 
 typedef uint32_t bits_t __attribute__((vector_size(LANES * 4)));
@@ -63,15 +65,26 @@ struct Half {
   }
 };
 
-template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM>
+// Where a run gives how many rows there are, M is how many a tile has: then `rows` reads them, and those of a tile are counted at run time.
+template <size_t MOST, class F>
+inline void with_rows(size_t rows, F f) {
+  if constexpr (MOST > 0) {
+    if (rows == MOST) f(std::integral_constant<size_t, MOST>());
+    else with_rows<MOST - 1>(rows, f);
+  }
+}
+
+template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, bool BIAS, bool SUM, bool FREE>
 struct Linear {
   static constexpr size_t VECTORS = COLUMNS / LANES, STRIPS = (N + COLUMNS - 1) / COLUMNS, STRIP = K * COLUMNS, BLOCKS = STRIPS * PARTS;
   static constexpr size_t HEAD = 64, PREPARED = HEAD + STRIPS * STRIP * sizeof(float), AHEAD = 1536;
   // The first LONG tiles have one row more than the others.
   static constexpr size_t TILES = (M + ROWS - 1) / ROWS, SHORT = M / TILES, LONG = M % TILES;
-  static constexpr bool NARROW = M <= 8;
+  static constexpr bool NARROW = FREE ? ROWS == 8 : M <= 8;
+  // Rows of a tile at most, where there are more of them than one has: its sums are in registers.
+  static constexpr size_t MANY = NARROW ? 6 : ROWS;
   // Bytes of the next weights that a row of these brings along, so that all tiles together bring them all.
-  static constexpr size_t FETCHED = (COLUMNS * sizeof(float) * PARTS + TILES - 1) / TILES;
+  static constexpr size_t fetched(size_t tiles) { return (COLUMNS * sizeof(float) * PARTS + tiles - 1) / tiles; }
   static constexpr size_t CHUNKS = (K + 767) / 768, CHUNK = (K + CHUNKS - 1) / CHUNKS;
   enum Format : char { SINGLE, BFLOAT, HALF };
 
@@ -107,18 +120,33 @@ struct Linear {
   static void multiply(const void* strips, void** tensors, size_t number) {
     const size_t strip = number / PARTS, part = number % PARTS, first = strip * COLUMNS;
     const typename F::stored* w = static_cast<const typename F::stored*>(strips) + strip * STRIP;
+    if constexpr (FREE) return multiply_free<F>(w, *static_cast<const size_t*>(tensors[5]), part, first, tensors);
+    constexpr size_t FETCHED = fetched(TILES);
     for (size_t begin = 0; begin < K; begin += CHUNK) {
       const size_t end = K - begin < CHUNK ? K : begin + CHUNK;
       for (size_t i = part * TILES / PARTS; i < (part + 1) * TILES / PARTS; ++i) {
         const size_t row = i * SHORT + (i < LONG ? i : LONG);
         const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * TILES / PARTS) * (end - begin) * FETCHED;
-        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors, next);
-        else tile<F, SHORT>(w, begin, end, row, first, tensors, next);
+        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors, next, FETCHED);
+        else tile<F, SHORT>(w, begin, end, row, first, tensors, next, FETCHED);
+      }
+    }
+  }
+  template <class F>
+  static void multiply_free(const typename F::stored* w, size_t rows, size_t part, size_t first, void** tensors) {
+    if (rows == 0) return;
+    const size_t tiles = rows <= ROWS ? 1 : (rows + MANY - 1) / MANY, low = rows / tiles, longer = rows % tiles, bytes = fetched(tiles);
+    for (size_t begin = 0; begin < K; begin += CHUNK) {
+      const size_t end = K - begin < CHUNK ? K : begin + CHUNK;
+      for (size_t i = part * tiles / PARTS; i < (part + 1) * tiles / PARTS; ++i) {
+        const size_t row = i * low + (i < longer ? i : longer);
+        const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * tiles / PARTS) * (end - begin) * bytes;
+        with_rows<ROWS>(i < longer ? low + 1 : low, [&](auto count) { tile<F, count>(w, begin, end, row, first, tensors, next, bytes); });
       }
     }
   }
   template <class F, size_t R>
-  static void tile(const typename F::stored* w, size_t begin, size_t end, size_t row, size_t first, void** tensors, const char* next) {
+  static void tile(const typename F::stored* w, size_t begin, size_t end, size_t row, size_t first, void** tensors, const char* next, size_t bytes) {
     const float* x = static_cast<const float*>(tensors[0]) + row * K;
     lanes_t sums[R][VECTORS] = {};
     for (size_t m = 0; m < R; ++m)
@@ -131,7 +159,7 @@ struct Linear {
       if constexpr (NARROW)
         for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);
       else
-        for (size_t i = 0; i < FETCHED; i += 64) __builtin_prefetch(next + (k - begin) * FETCHED + i, 0, 2);
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + (k - begin) * bytes + i, 0, 2);
       lanes_t those[VECTORS];
       for (size_t i = 0; i < VECTORS; ++i) those[i] = F::load(w + i * LANES);
       for (size_t m = 0; m < R; ++m)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taso_mirage.ir.dims import evaluate, fixed, learn
+from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.codegen.cpp import generate_cpp
 from taso_mirage.system.builds import built, compile_files, private_folder
@@ -76,9 +78,10 @@ class NativeKernel:
         library = ctypes.CDLL(str(self.library or build(generate_cpp(self.graph, self.name), self.folder, self.flags)))
         self._entry = getattr(library, self.name)
         self._entry.restype = None
-        size = getattr(library, f"{self.name}_scratch")
-        size.restype = ctypes.c_size_t
-        self._scratch = empty_aligned((size(),), np.uint8)
+        self._bytes = getattr(library, f"{self.name}_scratch")
+        self._bytes.restype = ctypes.c_size_t
+        self._names = size_names([x.shape for x in self.graph.inputs])
+        self._scratch = empty_aligned((0 if self._names else self._bytes(),), np.uint8)
         self._prepare: Any = None
         if hasattr(library, f"{self.name}_prepare"):
             self._prepare = getattr(library, f"{self.name}_prepare")
@@ -90,10 +93,18 @@ class NativeKernel:
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """The outputs for inputs of the graph's types."""
-        outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in self.graph.outputs]
+        sizes = self.sizes(inputs)
+        outputs = [empty_aligned([evaluate(n, sizes) for n in o.shape], o.dtype) for o in self.graph.outputs]
         prepared = self.prepared(inputs)
         self.call(*self.pointers(inputs, outputs, prepared))
         return outputs
+
+    def sizes(self, inputs: Sequence[NDArray[Any]]) -> dict[str, int]:
+        """The sizes that a run gives."""
+        found: dict[str, int] = {}
+        for array, term in zip(inputs, self.graph.inputs, strict=True):
+            learn(term.shape, array.shape, found)
+        return found
 
     def prepared(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """What a run reads besides the inputs: computed from those that are weights."""
@@ -108,13 +119,23 @@ class NativeKernel:
         self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], prepared: Sequence[NDArray[Any]] = ()
     ) -> tuple[Any, Any]:
         """The arrays as the entry point takes them; they must be dense and stay alive."""
-        found = []
+        found, sizes = [], self.sizes(inputs)
+        if self._names:
+            self._given = (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
+            self._scratch = empty_aligned((self._bytes(self._given),), np.uint8)
         for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
             for array, term in zip(arrays, terms, strict=True):
-                if array.dtype.name != term.dtype or array.shape != term.shape or not array.flags.c_contiguous:
+                if (
+                    array.dtype.name != term.dtype
+                    or array.shape != fixed(term.shape, sizes)
+                    or not array.flags.c_contiguous
+                ):
                     raise ValueError(f"an array {array.dtype}{array.shape} for {term.tensor}, or not in row order")
-            more = prepared if terms is self.graph.inputs else ()
-            found.append((ctypes.c_void_p * (len(arrays) + len(more)))(*[a.ctypes.data for a in (*arrays, *more)]))
+            places = [array.ctypes.data for array in arrays]
+            if terms is self.graph.inputs:
+                places += [array.ctypes.data for array in prepared] or [0]
+                places += [ctypes.addressof(self._given)] if self._names else []
+            found.append((ctypes.c_void_p * len(places))(*places))
         return found[0], found[1]
 
     def call(self, inputs: Any, outputs: Any) -> None:

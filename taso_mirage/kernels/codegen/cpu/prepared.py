@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from math import prod
 from typing import Any
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Symbolic, dim_product
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Graph, Node
 from taso_mirage.operators.ops import traits
@@ -31,12 +31,18 @@ class InstanceClass:
     sizes: Callable[[Node], tuple[Any, ...]]
     layout: Callable[[Node], tuple[Any, ...]]
     switches: Callable[[Node], tuple[bool, ...]] = lambda node: ()
+    fixed: Callable[[Node], tuple[Dim, ...]] = lambda node: ()
+    """The sizes besides those of the weights that its code is made for."""
+    times: Callable[[Node], Dim] = lambda node: 1
+    """How many times its blocks run, if that is not in its code."""
+    rows: Callable[[Node], Dim] = lambda node: 0
+    """A size that its blocks read."""
 
 
 def _winograd(node: Node) -> tuple[Any, ...]:
     x, w = node.args[:2]
     group, (top, left, *_) = node.attr("group"), node.attr("pads")
-    data = (x.shape[0], group, w.shape[1], *x.shape[2:])
+    data = (1 if isinstance(x.shape[0], Symbolic) else x.shape[0], group, w.shape[1], *x.shape[2:])
     return (
         *data,
         int(w.shape[0]) // group,
@@ -50,7 +56,13 @@ def _winograd(node: Node) -> tuple[Any, ...]:
 
 
 def _linear(node: Node) -> tuple[Any, ...]:
-    return prod(map(int, node.shape[:-1])), *node.args[1].shape, *node.attr("block")
+    columns, most, parts = node.attr("block")
+    rows = _rows(node)
+    return most if isinstance(rows, Symbolic) else rows, *node.args[1].shape, columns, most, parts
+
+
+def _rows(node: Node) -> Dim:
+    return dim_product(node.shape[:-1])
 
 
 KINDS: Mapping[Lowering | None, InstanceClass] = {
@@ -62,9 +74,18 @@ KINDS: Mapping[Lowering | None, InstanceClass] = {
         _winograd,
         lambda n: (*n.attr("tile"), n.attr("block")[0]),
         lambda n: (bool(n.attr("relu")),),
+        lambda n: n.args[0].shape[1:],
+        lambda n: n.shape[0] if isinstance(n.shape[0], Symbolic) else 1,
     ),
     Lowering.LINEAR: InstanceClass(
-        "linear.h", "Linear", lambda n: n.attr("block")[0], lambda n: (), _linear, lambda n: n.attr("block")[:1]
+        "linear.h",
+        "Linear",
+        lambda n: n.attr("block")[0],
+        lambda n: (),
+        _linear,
+        lambda n: n.attr("block")[:1],
+        lambda n: (isinstance(_rows(n), Symbolic),),
+        rows=_rows,
     ),
 }
 
@@ -81,7 +102,8 @@ class PreparedInstance:
 
     def __post_init__(self) -> None:
         types = {arg.tensor for arg in self.node.args if arg is not ABSENT} | {self.node.tensor}
-        if any(t.dtype != "float32" or not all(isinstance(n, int) for n in t.shape or ()) for t in types):
+        sizes = *self.node.args[1].shape, *self.kind.fixed(self.node)
+        if any(t.dtype != "float32" for t in types) or not all(isinstance(n, int) for n in sizes):
             shown = ", ".join(map(str, types))
             raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
         sides = self.kind.sides(self.node)
@@ -101,6 +123,18 @@ class PreparedInstance:
         switches = [*(each is not None for each in self.operands), *kind.switches(self.node)]
         said = ", ".join([*map(str, kind.sizes(self.node)), *(str(each).lower() for each in switches)])
         return f"using {self.name} = {kind.name}<{said}>;"
+
+    @property
+    def blocks(self) -> str:
+        """How many there are, in C++."""
+        times = self.kind.times(self.node)
+        return f"{self.name}::BLOCKS" if times == 1 else f"{times} * {self.name}::BLOCKS"
+
+    @property
+    def rows(self) -> Dim:
+        """A size that a run gives and blocks read; 0 where there is none."""
+        found = self.kind.rows(self.node)
+        return found if isinstance(found, Symbolic) else 0
 
     @property
     def operands(self) -> list[Node | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from taso_mirage.ir.mugraph import usual_size
 from taso_mirage.kernels.codegen.cpu.layouts import (
     loop_variables,
     offset,
@@ -25,6 +26,7 @@ from taso_mirage.kernels.codegen.cpu.layouts import (
 from taso_mirage.kernels.codegen.cpu.values import (
     Affine,
     AffineIndex,
+    BufferSizes,
     Concat,
     Contract,
     CppBuffer,
@@ -58,7 +60,7 @@ class StoreNest:
     """What lay in memory when the store found its place among the others; it computes the rest."""
 
     @property
-    def space(self) -> Strides:
+    def space(self) -> BufferSizes:
         return tuple(n for n in self.value.shape if n != 1)
 
     @property
@@ -100,7 +102,7 @@ class Memory:
     mutable: set[str] = field(default_factory=set)
     """Buffers that are written more than once."""
 
-    def allocate(self, value: LoopValue, strides: Strides | None = None, hint: str = "b") -> CppBuffer:
+    def allocate(self, value: LoopValue, strides: BufferSizes | None = None, hint: str = "b") -> CppBuffer:
         """Room for a value; `strides` where its axes are to lie in another order."""
         name = f"{hint}{len(self.allocated)}"
         found = CppBuffer(value.dtype, value.shape, name, strides or contiguous(value.shape))
@@ -149,7 +151,7 @@ class LoopSchedule:
                     dear.add(value)
         for value in dear:
             using = readers.get(value, set())
-            if len(using) > 1 or any(reader.count > value.count for reader in using):
+            if len(using) > 1 or any(usual_size(reader.count) > usual_size(value.count) for reader in using):
                 self.kept.add(value)
 
     def _below(self, roots: Sequence[LoopValue]) -> Iterator[LoopValue]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle
-from math import inf, log, prod
+from itertools import cycle, pairwise
+from math import inf, isqrt, log, prod
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, topological
-from taso_mirage.kernels.codegen.cpp import generate_all, generate_cpp
+from taso_mirage.kernels.codegen.cpp import SizeRange, generate_all, generate_cpp
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.prepared import layout
 from taso_mirage.operators.ops import traits
@@ -28,6 +29,10 @@ FILE = 8
 """Programs of one C++ file; files are compiled at the same time."""
 TURN = 5
 """Counted runs of a program in its turn, after one that finds its data in the caches again."""
+RANGED = 8
+"""Programs with free sizes that are compiled: each is compiled for whole tiles and for others."""
+CLEARLY = 0.95
+"""What takes at most such a part of the time of the usual program has a range of sizes."""
 CLOSE = 1.2
 """What takes longer than so many times the fastest is not measured in the second half of the
 time."""
@@ -54,16 +59,44 @@ def tuned_native(
     fastest first. Those that give the same program are one; those without C++ are left out. Raises
     Unsupported if all are."""
     made = compiled(different(graphs), threads, folder)
-    calls = _calls(made)
-    quickest = [inf for _ in made]
-    racing = list(range(len(made)))
+    quickest = _quickest(_calls(made), seconds)
+    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
+
+
+def tuned_ranges(
+    graphs: Sequence[Graph],
+    threads: int,
+    measured: Sequence[Mapping[str, int]],
+    seconds: float = 2.0,
+    folder: Path | None = None,
+) -> tuple[Graph, list[SizeRange]]:
+    """Of muGraphs with free sizes the one for most runs, and those that are clearly faster in
+    smaller ones: each was the fastest at one of the `measured` sizes, of which the first are the
+    usual ones. Raises as `tuned_native`."""
+    made = compiled(different(graphs)[:RANGED], threads, folder)
+    times = [_quickest(_calls(made, sizes), seconds / len(measured)) for sizes in measured]
+    usual = times[0].index(min(times[0]))
+    fastest = [own.index(min(own)) if min(own) < CLEARLY * own[usual] else usual for own in times]
+    order = sorted(range(len(measured)), key=lambda i: prod(measured[i].values()))
+    found: list[SizeRange] = []
+    for i, j in pairwise(order):
+        if fastest[i] != fastest[j]:
+            between = prod(measured[i].values()) * prod(measured[j].values())
+            found.append(SizeRange(made[fastest[i]].graph, isqrt(between)))
+    return made[fastest[order[-1]]].graph, found
+
+
+def _quickest(calls: Sequence[Callable[[], None]], seconds: float) -> list[float]:
+    """The least seconds of each, as they run in turn."""
+    found = [inf for _ in calls]
+    racing = list(range(len(calls)))
     for share in (seconds / 2, seconds / 2):
         end = time.perf_counter() + share
-        while inf in quickest or time.perf_counter() < end:
+        while inf in found or time.perf_counter() < end:
             for i in racing:
-                quickest[i] = min(quickest[i], *_turn(calls[i]))
-        racing = [i for i in racing if quickest[i] <= CLOSE * min(quickest)]
-    return sorted((TunedNative(k, t) for k, t in zip(made, quickest, strict=True)), key=_rank)
+                found[i] = min(found[i], *_turn(calls[i]))
+        racing = [i for i in racing if found[i] <= CLOSE * min(found)]
+    return found
 
 
 def _rank(tuned: TunedNative) -> tuple[int, int, int, float]:
@@ -101,15 +134,16 @@ def compiled(graphs: Sequence[Graph], threads: int, folder: Path | None = None) 
     ]
 
 
-def _calls(kernels: Sequence[NativeKernel]) -> list[Callable[[], None]]:
-    """A call of each on the same random inputs, and on outputs of its own.
+def _calls(kernels: Sequence[NativeKernel], sizes: Mapping[str, int] | None = None) -> list[Callable[[], None]]:
+    """A call of each on the same random inputs, and on outputs of its own; `sizes` are of the names
+    that a run gives.
 
     Inputs that no cache would keep from one run of a model to the next come from memory: there are
     several copies, which take turns.
     """
     rng = np.random.default_rng(0)
     leaves = kernels[0].graph.inputs
-    inputs = [[_drawn(rng, x.dtype, [int(n) for n in x.shape]) for x in leaves]]
+    inputs = [[_drawn(rng, x.dtype, fixed(x.shape, sizes or {})) for x in leaves]]
     prepared = {layout(each.graph): [each.prepared(inputs[0])] for each in kernels}
     read = sum(array.nbytes for array in inputs[0])
     read += max(sum(array.nbytes for array in made) for (made,) in prepared.values())
@@ -123,7 +157,8 @@ def _calls(kernels: Sequence[NativeKernel]) -> list[Callable[[], None]]:
 def _call(
     kernel: NativeKernel, inputs: Sequence[Sequence[NDArray[Any]]], prepared: Sequence[Sequence[NDArray[Any]]]
 ) -> Callable[[], None]:
-    outputs = [empty_aligned([int(n) for n in o.shape], o.dtype) for o in kernel.graph.outputs]
+    sizes = kernel.sizes(inputs[0])
+    outputs = [empty_aligned(fixed(o.shape, sizes), o.dtype) for o in kernel.graph.outputs]
     pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
 
     def call(kept: object = (inputs, outputs, prepared)) -> None:  # pointers do not keep arrays

@@ -11,45 +11,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape, gathered
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, gathered
+from taso_mirage.ir.mugraph import product_factor, usual_size
 from taso_mirage.ir.terms import Literal, Tensor, is_float, numpy_dtype
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, MAXIMUM, MULTIPLY, RECIPROCAL, SUBTRACT, Function, function_of
 from taso_mirage.meanings.shapes import SHAPES
 
 Strides = tuple[int, ...]
+BufferSizes = tuple[Dim, ...]
+"""Sizes or strides; those that only a run knows are variables of the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
     """constant + the sum of coefficient * variable."""
 
-    constant: int = 0
-    terms: tuple[tuple[str, int], ...] = ()
+    constant: Dim = 0
+    terms: tuple[tuple[str, Dim], ...] = ()
 
     def __add__(self, other: Affine) -> Affine:
         found = dict(self.terms)
         for name, k in other.terms:
             found[name] = found.get(name, 0) + k
-        kept = tuple(sorted((name, k) for name, k in found.items() if k))
+        kept = tuple(sorted(((name, k) for name, k in found.items() if k != 0), key=lambda pair: pair[0]))
         return Affine(self.constant + other.constant, kept)
 
-    def __mul__(self, k: int) -> Affine:
-        return Affine(self.constant * k, tuple((name, c * k) for name, c in self.terms) if k else ())
+    def __mul__(self, k: Dim) -> Affine:
+        return Affine(self.constant * k, tuple((name, c * k) for name, c in self.terms) if k != 0 else ())
 
     def __str__(self) -> str:
-        parts = [name if k == 1 else f"{k} * {name}" for name, k in self.terms]
-        parts += [str(self.constant)] if self.constant or not parts else []
+        parts = [name if k == 1 else f"{product_factor(k)} * {name}" for name, k in self.terms]
+        parts += [str(self.constant)] if self.constant != 0 or not parts else []
         return " + ".join(parts).replace("+ -", "- ")
 
 
 AffineIndex = tuple[Affine, ...]
-Axis = tuple[int, tuple[tuple[int, int], ...]]
+Axis = tuple[Dim, tuple[tuple[int, Dim], ...]]
 """The index along one axis of a view's operand: a constant, and (axis of the view, coefficient)
 pairs."""
 
@@ -59,15 +62,15 @@ class LoopValue:
     """A tensor; which elements it has is what the subclasses say."""
 
     dtype: str
-    shape: Strides
+    shape: BufferSizes
 
     @property
     def args(self) -> tuple[LoopValue, ...]:
         return ()
 
     @property
-    def count(self) -> int:
-        return prod(self.shape)
+    def count(self) -> Dim:
+        return dim_product(self.shape)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,8 +78,8 @@ class CppBuffer(LoopValue):
     """Memory at a C++ pointer; strides in elements."""
 
     name: str
-    strides: Strides
-    start: int = 0
+    strides: BufferSizes
+    start: Dim = 0
 
     @property
     def dense(self) -> bool:
@@ -154,9 +157,9 @@ class Concat(LoopValue):
     def args(self) -> tuple[LoopValue, ...]:
         return self.parts
 
-    def starts(self) -> list[int]:
+    def starts(self) -> list[Dim]:
         sizes = [part.shape[self.axis] for part in self.parts]
-        return [sum(sizes[:i]) for i in range(len(sizes))]
+        return [sum(sizes[:i], start=cast(Dim, 0)) for i in range(len(sizes))]
 
 
 @dataclass(eq=False, slots=True)
@@ -218,10 +221,12 @@ class LazyMeaning(Meaning[LoopValue]):
         return CppBuffer(value.dtype, value.shape, name, contiguous(value.shape))
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> LoopValue:
+        if any(isinstance(n, Symbolic) for n in values):
+            raise Unsupported(f"the sizes {tuple(values)}, which only a run knows, as numbers in a kernel")
         return self.constant(Literal.of(np.array(values[0] if scalar else list(values), np.int64)))
 
     def iota(self, n: Dim, dtype: str = "int64") -> LoopValue:
-        return LoopIota(dtype, (int(n),))
+        return LoopIota(dtype, (n,))
 
     def map(self, fn: Scalar, *xs: LoopValue) -> LoopValue:
         function = function_of(fn)
@@ -230,15 +235,19 @@ class LazyMeaning(Meaning[LoopValue]):
             # -inf - (-inf), where all that was met so far is masked, must be -inf, which adds
             # nothing to a softmax
             xs = (xs[0], self.map(np.maximum, xs[1], LoopConstant(xs[1].dtype, (), LOWEST_FLOAT32)))
-        if function is DIVIDE and is_float(type.dtype) and xs[1].count < prod(_ints(type.shape or ())):
+        if (
+            function is DIVIDE
+            and is_float(type.dtype)
+            and usual_size(xs[1].count) < usual_size(dim_product(type.shape or ()))
+        ):
             # one quotient, and a product for each element: a rounding more, and several times
             # faster
             function, xs = MULTIPLY, (xs[0], Map(xs[1].dtype, xs[1].shape, RECIPROCAL, (xs[1],)))
         elif function is MULTIPLY and is_float(type.dtype):
-            function, xs = _quotient(xs, _ints(type.shape or ()))
-        return self._mapped(function, type.dtype, _ints(type.shape or ()), list(xs))
+            function, xs = _quotient(xs, type.shape or ())
+        return self._mapped(function, type.dtype, type.shape or (), list(xs))
 
-    def _mapped(self, fn: Function, dtype: str, shape: Strides, xs: list[LoopValue]) -> LoopValue:
+    def _mapped(self, fn: Function, dtype: str, shape: BufferSizes, xs: list[LoopValue]) -> LoopValue:
         whole = next((x for x in xs if isinstance(x, Concat)), None)
         if whole is None:
             return Map(dtype, shape, fn, tuple(x if isinstance(x, LoopConstant) else self.expand(x, shape) for x in xs))
@@ -250,7 +259,7 @@ class LazyMeaning(Meaning[LoopValue]):
             parts.append(self._mapped(fn, dtype, (*shape[:axis], size, *shape[axis + 1 :]), cut))
         return Concat(dtype, shape, tuple(parts), axis)
 
-    def _cut(self, x: LoopValue, back: int, start: int, stop: int) -> LoopValue:
+    def _cut(self, x: LoopValue, back: int, start: Dim, stop: Dim) -> LoopValue:
         axis = len(x.shape) + back
         return x if axis < 0 or x.shape[axis] == 1 else self.slice(x, axis, start, stop)
 
@@ -264,17 +273,17 @@ class LazyMeaning(Meaning[LoopValue]):
     def contract(self, equation: str, a: LoopValue, b: LoopValue) -> LoopValue:
         letters = contraction(equation, len(a.shape), len(b.shape))
         type = SHAPES.contract(equation, Tensor(a.dtype, a.shape), Tensor(b.dtype, b.shape))
-        return Contract(type.dtype, _ints(type.shape or ()), letters, (a, b))
+        return Contract(type.dtype, type.shape or (), letters, (a, b))
 
     def reduce(self, fn: np.ufunc, a: LoopValue, axes: Sequence[int], keepdims: bool = True) -> LoopValue:
-        kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+        kept: BufferSizes = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
         found = a
         if axes:
             product = self._product(a, tuple(axes), kept) if function_of(fn) is ADD else None
             found = product or Reduce(a.dtype, kept, function_of(fn), a, tuple(axes))
         return found if keepdims else self.reshape(found, [n for i, n in enumerate(a.shape) if i not in axes])
 
-    def _product(self, a: LoopValue, axes: Strides, kept: Strides) -> LoopValue | None:
+    def _product(self, a: LoopValue, axes: Strides, kept: BufferSizes) -> LoopValue | None:
         """A sum of products of a tensor in memory with what lacks one of its axes, as a
         contraction: a matrix times a vector."""
         if not is_float(a.dtype):
@@ -304,7 +313,7 @@ class LazyMeaning(Meaning[LoopValue]):
         return self.reshape(pair, kept)
 
     def reshape(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
-        want = _ints(shape)
+        want = tuple(shape)
         if want == a.shape:
             return a
         axes = _split(a.shape, want)
@@ -318,7 +327,7 @@ class LazyMeaning(Meaning[LoopValue]):
         return _view(a, shape, [(0, ((list(perm).index(i), 1),)) for i in range(len(shape))])
 
     def expand(self, a: LoopValue, shape: Sequence[Dim]) -> LoopValue:
-        want = _ints(shape)
+        want = tuple(shape)
         if want == a.shape:
             return a
         lead = len(want) - len(a.shape)
@@ -330,11 +339,11 @@ class LazyMeaning(Meaning[LoopValue]):
 
     def concat(self, xs: Sequence[LoopValue], axis: int) -> LoopValue:
         type = SHAPES.concat([Tensor(x.dtype, x.shape) for x in xs], axis)
-        return xs[0] if len(xs) == 1 else Concat(type.dtype, _ints(type.shape or ()), tuple(xs), axis)
+        return xs[0] if len(xs) == 1 else Concat(type.dtype, type.shape or (), tuple(xs), axis)
 
     def slice(self, a: LoopValue, axis: int, start: Dim, stop: Dim, step: int = 1) -> LoopValue:
         type = SHAPES.slice(Tensor(a.dtype, a.shape), axis, start, stop, step)
-        shape, begin, end = _ints(type.shape or ()), int(start), int(stop)
+        shape, begin, end = type.shape or (), int(start), int(stop)
         if shape == a.shape and step == 1:
             return a
         if isinstance(a, Concat) and a.axis != axis:
@@ -342,7 +351,7 @@ class LazyMeaning(Meaning[LoopValue]):
         if isinstance(a, Concat) and step == 1 and begin < end:
             parts = []
             for part, at in zip(a.parts, a.starts(), strict=True):
-                low, high = max(begin - at, 0), min(end - at, part.shape[axis])
+                low, high = max(begin - int(at), 0), min(end - int(at), int(part.shape[axis]))
                 parts += [self.slice(part, axis, low, high)] if low < high else []
             return self.concat(parts, axis)
         return _view(
@@ -362,22 +371,16 @@ def _conversion(dtype: str) -> Function:
     return Function(f"cast:{kind}", numpy_dtype(dtype).type, cpp=_CONVERSIONS.get(kind, ""))
 
 
-def contiguous(shape: Sequence[int]) -> Strides:
+def contiguous(shape: Sequence[Dim]) -> BufferSizes:
     """The strides of a tensor that lies row by row."""
-    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def _ints(shape: Sequence[Dim]) -> Strides:
-    if not all(isinstance(n, int) for n in shape):
-        raise Unsupported(f"a kernel of the symbolic shape {tuple(shape)}; code is made for fixed sizes")
-    return tuple(int(n) for n in shape)
+    return tuple(dim_product(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _retyped(a: LoopValue, dtype: str) -> LoopValue:
     return a if a.dtype == dtype else LoopView(dtype, a.shape, a, tuple((0, ((i, 1),)) for i in range(len(a.shape))))
 
 
-def _view(a: LoopValue, shape: Strides, axes: Sequence[Axis]) -> LoopValue:
+def _view(a: LoopValue, shape: BufferSizes, axes: Sequence[Axis]) -> LoopValue:
     """A view of `a`; of a view, one view of what that shows. Extents of 1 have the index 0."""
     axes = [(c, tuple((j, k) for j, k in terms if shape[j] != 1)) for c, terms in axes]
     if not isinstance(a, LoopView):
@@ -387,16 +390,16 @@ def _view(a: LoopValue, shape: Strides, axes: Sequence[Axis]) -> LoopValue:
     return LoopView(a.dtype, shape, a.arg, tuple((i.constant, tuple((int(n), k) for n, k in i.terms)) for i in index))
 
 
-def _split(have: Strides, want: Strides) -> list[Axis] | None:
+def _split(have: BufferSizes, want: BufferSizes) -> list[Axis] | None:
     """The view that a reshape is, where each of its axes is a part of one axis; None where it
     merges axes."""
     groups = gathered(want, have)
     if groups is None:
         return None
-    return [(0, tuple((i, prod(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
+    return [(0, tuple((i, dim_product(want[i + 1 : own.stop])) for i in own if want[i] != 1)) for own in groups]
 
 
-def _quotient(xs: Sequence[LoopValue], shape: Strides) -> tuple[Function, tuple[LoopValue, ...]]:
+def _quotient(xs: Sequence[LoopValue], shape: BufferSizes) -> tuple[Function, tuple[LoopValue, ...]]:
     """x * (1 / y) as x / y, which has one rounding less, where both have all elements."""
     for x, over in (xs, xs[::-1]):
         if isinstance(over, Map) and over.fn is DIVIDE and over.shape == x.shape == shape:
@@ -421,7 +424,7 @@ def _factors(value: LoopValue) -> Iterator[LoopValue]:
         yield value
 
 
-def _varies(value: LoopValue, shape: Strides) -> set[int]:
+def _varies(value: LoopValue, shape: BufferSizes) -> set[int]:
     """The axes of `shape` along which a factor may vary."""
     if isinstance(value, LoopConstant):
         return set()

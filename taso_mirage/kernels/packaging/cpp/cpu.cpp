@@ -78,9 +78,11 @@ Function find(const plan::Plan& plan) {
     void* types = dlsym(library, (plan.entry + "_types").c_str());
     if (entry == nullptr || scratch == nullptr || types == nullptr) continue;
     const auto* prepared = static_cast<const size_t*>(dlsym(library, (plan.entry + "_prepared").c_str()));
-    const std::string wanted = static_cast<const char*>(types), said = plan.signature() + (prepared == nullptr ? "" : " prepared");
+    const std::string wanted = static_cast<const char*>(types), said = plan.signature() + (prepared == nullptr ? "" : " prepared") + (plan.names.empty() ? "" : " sizes");
     if (wanted != said) throw plan::Problem("the compiled kernel " + plan.entry + " computes " + wanted + " the plan says " + said + " it was changed");
-    Function found = {reinterpret_cast<Entry>(entry), reinterpret_cast<size_t (*)()>(scratch)(), nullptr, 0, 0};
+    Function found = {reinterpret_cast<Entry>(entry), 0, nullptr, nullptr, 0, 0};
+    if (plan.names.empty()) found.scratch = reinterpret_cast<size_t (*)()>(scratch)();
+    else found.room = reinterpret_cast<Room>(scratch);
     found.prepare = reinterpret_cast<Prepare>(dlsym(library, (plan.entry + "_prepare").c_str()));
     if ((prepared == nullptr) != (found.prepare == nullptr) || (prepared != nullptr && prepared[1] >= plan.inputs.size()))
       throw plan::Problem("the compiled kernel " + plan.entry + " is damaged; optimize the model again");

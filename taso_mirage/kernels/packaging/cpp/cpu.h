@@ -14,11 +14,14 @@ using Entry = void (*)(const void**, void**, void*, Parallel, void*);
 void open(const std::string& path);
 
 using Prepare = void (*)(const void*, void*);
+using Room = size_t (*)(const size_t*);
 
+// The entry takes the sizes that a run gives behind the inputs and what is prepared; `room` says the bytes of scratch memory that it needs then.
 // `prepare`, if there is one, makes so many bytes of the input `weights`, which the entry reads behind the inputs.
 struct Function {
   Entry entry;
   size_t scratch;
+  Room room;
   Prepare prepare;
   size_t prepared, weights;
 };

@@ -182,7 +182,7 @@ void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
     node.function = cpu::find(node.plan);
     if (node.function.prepare != nullptr) prepare_weights(node, info);
   }
-  if (node.plan.cuda ? !node.plan.scratch.empty() : node.function.scratch > 1)
+  if (node.plan.cuda ? !node.plan.scratch.empty() : node.function.scratch > 1 || node.function.room != nullptr)
     succeed(api->KernelInfoGetAllocator(info, ort::DEFAULT_MEMORY, &node.allocator));
 }
 
@@ -265,15 +265,33 @@ void parallel(void (*block)(void*, size_t), size_t count, void* data, void* cont
   for (size_t i = 0; i < count; ++i) block(data, i);  // nothing ran: it fails before it begins
 }
 
-void run_cpu(const Node& node, OrtKernelContext* context, const void** inputs, void** outputs) {
+// The named sizes, in their order. Nothing can be said of a sum over none.
+std::vector<size_t> given_sizes(const Node& node, const plan::Sizes& sizes) {
+  std::vector<size_t> found;
+  for (const std::string& name : node.plan.names) {
+    const int64_t size = sizes.find(name)->second;
+    bool delivered = size > 0;
+    for (const plan::Type& each : node.plan.outputs)
+      for (const plan::Expression& dim : each.dims)
+        for (const std::string& other : dim.names()) delivered = delivered || other == name;
+    if (!delivered) throw Problem("the size " + name + ", over which its kernel sums, is 0" + WITHOUT);
+    found.push_back(static_cast<size_t>(size));
+  }
+  return found;
+}
+
+void run_cpu(const Node& node, OrtKernelContext* context, const void** inputs, void** outputs, const plan::Sizes& sizes) {
+  const std::vector<size_t> given = given_sizes(node, sizes);
+  const size_t count = node.plan.inputs.size(), bytes = node.function.room != nullptr ? node.function.room(given.data()) : node.function.scratch;
   std::unique_ptr<Scratch> scratch;
-  if (node.allocator != nullptr) scratch = std::make_unique<Scratch>(context, node.allocator, node.function.scratch, false);
+  if (bytes > 1) scratch = std::make_unique<Scratch>(context, node.allocator, bytes, false);
   Memory prepared;
   if (node.function.prepare != nullptr && node.prepared == nullptr) {
     prepared = aligned(node.function.prepared);
     node.function.prepare(inputs[node.function.weights], prepared.get());
   }
-  if (node.function.prepare != nullptr) inputs[node.plan.inputs.size()] = prepared ? prepared.get() : node.prepared.get();
+  inputs[count + 1] = given.data();
+  if (node.function.prepare != nullptr) inputs[count] = prepared ? prepared.get() : node.prepared.get();
   node.function.entry(inputs, outputs, scratch ? scratch->start : nullptr, parallel, context);
 }
 
@@ -297,7 +315,7 @@ void run_cuda(const Node& node, OrtKernelContext* context, const void** inputs, 
 ort::Status compute(void* kernel, OrtKernelContext* context) {
   const Node& node = *static_cast<const Node*>(kernel);
   return guarded(node.who, [&] {
-    const void* inputs[257];
+    const void* inputs[258];
     void* outputs[256];
     plan::Sizes sizes;
     inputs_of(node, context, inputs, sizes);
@@ -305,7 +323,7 @@ ort::Status compute(void* kernel, OrtKernelContext* context) {
     if (node.plan.cuda)
       run_cuda(node, context, inputs, outputs, sizes);
     else
-      run_cpu(node, context, inputs, outputs);
+      run_cpu(node, context, inputs, outputs, sizes);
   });
 }
 

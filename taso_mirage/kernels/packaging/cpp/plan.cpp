@@ -285,16 +285,22 @@ void sizes_possible(const Plan& found) {
     if (fixed(each.grid)) each.blocks({});
 }
 
-void complete(const Plan& found) {
+// The names that inputs give, in their order; expressions are of names that the input itself or one before it gives.
+void read_names(Plan& found) {
+  Sizes names;
+  for (const Type& each : found.inputs) {
+    for (const Expression& dim : each.dims)
+      if (dim.name() && names.emplace(dim.text(), 1).second) found.names.push_back(dim.text());
+    names_given(each.dims, names, "an input");
+  }
+}
+
+void complete(Plan& found) {
   if (found.inputs.empty() || found.outputs.empty()) throw Problem("the plan has no input, or no output");
   if (found.cuda ? found.kernels.empty() : found.entry.empty()) throw Problem("the plan has no kernel");
+  read_names(found);
   Sizes names;
-  for (const Type& each : found.inputs)
-    for (const Expression& dim : each.dims) {
-      if (dim.name()) names[dim.text()] = 1;
-      if (!dim.name() && !dim.fixed()) throw Problem("an input has the size " + quoted(dim.text()) + "; only numbers and names can be");
-    }
-  if (!names.empty() && !found.cuda) throw Problem("kernels for the CPU have fixed sizes, not " + quoted(names.begin()->first));
+  for (const std::string& name : found.names) names.emplace(name, 1);
   for (const Type& each : found.outputs) names_given(each.dims, names, "an output");
   for (const Type& each : found.scratch) names_given(each.dims, names, "scratch memory");
   for (const Kernel& each : found.kernels) names_given(each.grid, names, "a grid");
@@ -360,9 +366,11 @@ void Plan::bind(size_t input, int element, const int64_t* dims, size_t rank, Siz
   }
   if (rank != type.dims.size())
     throw Problem(who + " has rank " + number(static_cast<int64_t>(rank)) + ", its kernel was made for rank " + number(static_cast<int64_t>(type.dims.size())));
+  for (size_t i = 0; i < rank; ++i)
+    if (type.dims[i].name()) sizes.try_emplace(type.dims[i].text(), dims[i]);
   for (size_t i = 0; i < rank; ++i) {
     const Expression& dim = type.dims[i];
-    const int64_t wanted = dim.name() ? sizes.try_emplace(dim.text(), dims[i]).first->second : dim.value(sizes);
+    const int64_t wanted = dim.name() ? sizes.find(dim.text())->second : dim.value(sizes);
     if (dims[i] != wanted)
       throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of " + who + " is " + number(dims[i]) + ", its kernel was made for " +
                     number(wanted) + (dim.name() ? " (" + dim.text() + ")" : ""));

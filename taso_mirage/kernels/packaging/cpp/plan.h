@@ -1,7 +1,7 @@
 // A node's plan: the text that says which tensors a kernel takes and gives, and how it is launched; read and checked before anything runs.
 //
 //   taso_mirage 1 cuda                        the version of this format, and the target (cpu or cuda)
-//   input float16 rows 4096                   a type: sizes are numbers, or names that the first input with them gives
+//   input float16 rows 4096                   a type: sizes are numbers, names that the first input with them gives, or expressions of names before
 //   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)/8
 //   scratch float32 rows 16                   what passes between kernels
 //   kernel rows/8 96 1 i0 i1 s0               one launch: its grid, then its arguments: inputs, outputs and scratch by number
@@ -92,6 +92,7 @@ struct Plan {
   bool cuda = false;
   std::string entry;
   std::vector<Type> inputs, outputs, scratch;
+  std::vector<std::string> names;  // of sizes, in the order in which inputs give them
   std::vector<Kernel> kernels;
   std::vector<Image> images;
 

@@ -1,0 +1,115 @@
+"""Regions whose kernels read their sizes at run time: any dims may be free.
+
+A region is searched at one instance of its free sizes, and what is found is typed again with names
+in their place (`free.py`). That is right where the labels that the search reads off the instance
+are those of every size: dims of one label have one name, and the labelled goal at other sizes is
+the region at those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.dims import Dim, evaluate
+from taso_mirage.ir.model import Model, random_array
+from taso_mirage.ir.mugraph import size_names
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.batches import EqualRegions, equal_results, region_members, resized, run_region, symbols_in
+from taso_mirage.kernels.cpu.prepared import prepared as prepared_goal
+from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
+from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.regions import RegionSite, SymbolSizes, fragments
+from taso_mirage.kernels.shrink import resized_goal
+
+OTHERS = (2, 3, 5), (7, 2, 3), (3, 4, 2)
+"""Sizes of a model's free dims, in turn, at which a goal is compared with its region."""
+FreeKnown = dict[tuple[Graph, FreeSizes], bool]
+
+
+def free_regions(
+    model: Model, sizes: SymbolSizes, lanes: int, prepared: bool
+) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
+    """The regions of a model with their places, and the free dims of those that are left out. One
+    whose kernel would hang on its sizes is at `sizes`."""
+    found: dict[EqualRegions, list[RegionSite]] = {}
+    left_out: set[str] = set()
+    known: FreeKnown = {}
+    instances = {name: instance(size) for name, size in sizes.items()}
+    for goal, spots in fragments(model, instances, lanes, False, prepared).items():
+        for spot in spots:
+            seen = symbols_in([*spot.inputs, *spot.outputs])
+            hidden = symbols_in(region_members(spot)) - seen
+            if hidden and not seen:  # nothing would tell one size from another
+                left_out |= hidden
+                continue
+            kind = free_kind(spot, goal, sizes, known) if seen and not hidden else None
+            if kind is None:
+                fixed = resized(spot, sizes) if seen else goal
+                kind = EqualRegions(fixed, fixed)
+            found.setdefault(kind, []).append(spot)
+    return found, left_out
+
+
+def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnown) -> EqualRegions | None:
+    """The kind of a region that has one kernel for all sizes; None where there is none."""
+    shapes = [n.shape for n in spot.inputs], [n.shape for n in spot.outputs]
+    free = free_sizes(*shapes)
+    if free is None:
+        return None
+    try:
+        measured = _measured(spot, free, sizes)
+        whole = resized(spot, sizes)
+        if (made := prepared_goal(whole, spot.inputs)) is not None:
+            with_free_names(Graph(whole.inputs, (made.goal(),)), free)
+            return EqualRegions(whole, whole, free=free, measured=measured)
+        if (goal, free) not in known:
+            known[goal, free] = follows(spot, label(goal), free)
+    except (LookupError, TypeError, ValueError, TasoMirageError):
+        return None
+    return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
+
+
+def fixed_kind(kind: EqualRegions) -> EqualRegions:
+    """The same regions with kernels for the sizes where they are measured."""
+    return EqualRegions(kind.whole, kind.whole)
+
+
+def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
+    """What the model calls each name."""
+    pairs = zip([x.shape for x in spot.inputs], free.inputs, strict=True)
+    known = set(size_names(free.inputs))
+    return {str(n): dim for shape, own in pairs for dim, n in zip(shape, own, strict=True) if str(n) in known}
+
+
+def _measured(spot: RegionSite, free: FreeSizes, sizes: SymbolSizes) -> tuple[tuple[str, int], ...]:
+    return tuple((name, evaluate(dim, sizes)) for name, dim in _dims(spot, free).items())
+
+
+def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
+    """Whether a labelled goal at other sizes is its region there, in float64 on random inputs."""
+    labels = free.labels(goal)
+    if labels is None:
+        return False
+    dims, rng = _dims(spot, free), np.random.default_rng(0)
+    symbols = sorted(symbols_in([*spot.inputs, *spot.outputs]))
+    for numbers in OTHERS:
+        sizes = dict(zip(symbols, cycle(numbers), strict=False))
+        own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
+        whole, made = resized(spot, sizes), resized_goal(goal, _label_sizes(goal, labels, own))[0]
+        if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
+            return False
+        inputs = [random_array(node, rng, {}) for node in whole.inputs]
+        if not all(
+            equal_results(a, b) for a, b in zip(run_region(made, inputs), run_region(whole, inputs), strict=True)
+        ):
+            return False
+    return True
+
+
+def _label_sizes(goal: Labelled, labels: Mapping[str, Dim], sizes: Mapping[str, int]) -> dict[str, int]:
+    return {x: evaluate(labels[x], sizes) if x in labels else n for x, n in goal.sizes.items()}
