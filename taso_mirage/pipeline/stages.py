@@ -16,6 +16,8 @@ from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, searc
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.growth import sized
+from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
@@ -96,6 +98,7 @@ SEARCH = (
     Stage("sizes", found_sizes, ("model", "original"), ("sized", "workloads")),
     Stage("read", pose, ("sized", "workloads"), ("problem",)),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
+    Stage("oddities", warn, ("problem", "cases")),
     Stage("passes", passes, ("problem",), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics")),
@@ -113,6 +116,7 @@ A stage that finds that the original has to be kept ends these.
 """
 FINISH = (
     Stage("kernels", fuse, ("result",), ("result",)),
+    Stage("size", sized, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
