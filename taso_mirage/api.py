@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -45,7 +45,8 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     output, target ("cpu", "cuda" or "openvino"), portable, strategy ("best-first" or "saturate"),
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
-    explain, report and certificate (paths), trust_kernels, and rules: a RuleSet, or paths of rule
+    explain, report and certificate (paths), trust_kernels, may_grow (or a function that is told how
+    much the file would grow, and answers), and rules: a RuleSet, or paths of rule
     files whose rules are added to all others.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
@@ -89,6 +90,7 @@ class Options:
     report: str | Path | None = None
     certificate: str | Path | None = None
     trust_kernels: bool = False
+    may_grow: bool | Callable[[str], bool] = False
     rules: RuleSet | Sequence[str | Path] | None = None
     progress: Progress = quiet
     stop: Stop | None = None
@@ -114,6 +116,7 @@ class Options:
             rules=None if self.rules is None else _to_be_proved(self.rules),
             kernels=self.kernels or "off",
             explain=self.explain or self.report is not None,
+            may_grow=self.may_grow,
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
 

@@ -130,6 +130,9 @@ def optimize(
         typer.Option("--certificate", metavar="OUT.json", help="Write every step with its proof; `verify` follows it."),
     ] = None,
     trust_kernels: TrustKernels = False,
+    may_grow: Annotated[
+        bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
+    ] = False,
     rules: Annotated[
         list[Path] | None,
         typer.Option(
@@ -172,6 +175,7 @@ def optimize(
             report=page,
             certificate=certified,
             trust_kernels=trust_kernels,
+            may_grow=may_grow or (stages.asked if _asking(as_json) else False),
             rules=rules,
             progress=progress,
             stop=stop,
@@ -180,6 +184,11 @@ def optimize(
     _print(result, explain, model, as_json)
     if result.failure is not None:
         raise result.failure
+
+
+def _asking(as_json: bool) -> bool:
+    """Whether somebody is there to answer."""
+    return not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:

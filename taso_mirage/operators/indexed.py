@@ -52,8 +52,8 @@ class _Indexed(Typed[InputNames]):
         result: tuple[Tensor, InputNames],
     ) -> tuple[Tensor, InputNames]:
         rows = self.shape(a)[axis]
-        for name in indices[1] if isinstance(rows, int) and rows > 0 else NO_NAMES:
-            self.rows[name] = min(rows, self.rows.get(name, rows))
+        if isinstance(rows, int) and rows > 0:
+            self.rows |= {name: min(rows, self.rows.get(name, rows)) for name in indices[1]}
         return result
 
 
@@ -64,7 +64,7 @@ def indexed_rows(graph: Graph) -> dict[str, int]:
     for node in topological(graph.outputs) if notes else ():
         if node.op == "opaque" or not any(a in notes for a in node.args):
             continue
-        args = [None if a is ABSENT else (a.type, notes.get(a, NO_NAMES)) for a in node.args]
+        args: list[Any] = [None if a is ABSENT else (a.type, notes.get(a, NO_NAMES)) for a in node.args]
         try:
             _, note = interpret_term(node, meaning, args)
         except (IllTyped, Unsupported, TypeError, ValueError):  # a tuple of parts, an unknown rank: nothing is known

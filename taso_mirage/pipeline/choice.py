@@ -3,6 +3,8 @@ it surely gains."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import ROUNDS, Session
 from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.pipeline.candidates import Start
+from taso_mirage.pipeline.payoff import Payoff
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import after_choice, comparison_seconds, load_seconds
 from taso_mirage.pipeline.stage import Job
@@ -27,6 +30,8 @@ PROMISING = 0.98
 measurement."""
 PATIENCE = 4.0
 """How many times its seconds a comparison of slow models may take."""
+OPENING = 0.02
+"""Seconds that a round takes longer by what it takes to open the models."""
 KEEP_BELOW = 1.01
 """A candidate must be measured this many times faster than the original, or the original is
 kept."""
@@ -63,7 +68,12 @@ class Choosing:
     """One choice: what its parts share."""
 
     def __init__(
-        self, job: Job, problem: Problem, passed: ModelCandidate, inputs: Arrays, feeds: Sequence[Arrays]
+        self,
+        job: Job,
+        problem: Problem,
+        passed: ModelCandidate,
+        inputs: Arrays,
+        feeds: Sequence[Arrays],
     ) -> None:
         self.job, self.problem, self.passed, self.inputs, self.feeds = job, problem, passed, inputs, feeds
 
@@ -81,18 +91,48 @@ class Choosing:
         sessions, alive = self._alive(self._in_time(candidates), original)
         if not alive:
             return Choice()
+        start = time.monotonic()
         times = self._times(sessions)
+        pace = (time.monotonic() - start) / max(len(sessions) * len(times[0][0]), 1)
         timings = self._compared(times)
         usable = (c for c, t in zip(alive, timings, strict=True) if c is self.passed and not t.slower)
         normal = next(usable, None)
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         sessions.clear()
         timing = self._sure(alive[best], timings[best], [[each[0], each[1 + best]] for each in times])
-        if timing.ratio < KEEP_BELOW or not timing.certain:
+        candidate, timing = self._what_pays(alive[best], timing, pace)
+        if not gains(timing):
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
-        return Choice(alive[best], timing, normal)
+        return Choice(candidate, timing, normal)
+
+    def _what_pays(self, best: ModelCandidate, timing: Timing, pace: float) -> tuple[ModelCandidate, Timing]:
+        """The best without the kinds of rewrites that it is faster without, and its times against
+        the original; the best itself where there are none, or where the rest does not gain.
+        `pace`: how many seconds a session took for a round."""
+        if self.job.stop.asked or not best.steps:
+            return best, timing
+        payoff = Payoff(self.problem, best, self._in_turn, self._for_parts(), pace + OPENING)
+        rest = payoff.run()
+        if rest is None:
+            return best, timing
+        again = self._confirmed(rest, [[[], []] for _ in self.feeds])
+        if not gains(again):
+            return best, timing
+        said = "; ".join(map(str, payoff.left_out))
+        self.job.remarks.append(f"left out, as the model was measured faster without: {said}")
+        return rest, again
+
+    def _in_turn(self, candidates: Sequence[ModelCandidate], rounds: int) -> list[Timing]:
+        """The first candidate against each of the others, in new sessions and so many rounds."""
+        sessions = [runtime.open_in_child(each.model, each.target) for each in candidates]
+        return self._compared([runtime.interleaved(sessions, inputs, 1e-3, rounds, math.inf) for inputs in self.feeds])
+
+    def _for_parts(self) -> float:
+        """Seconds to look for parts that do not pay: what is left but for a comparison, which
+        follows."""
+        return max(self._left() - comparison_seconds(self.job), 0.0)
 
     def _left(self) -> float:
         """Seconds that the choice may still take."""
@@ -179,3 +219,8 @@ class Choosing:
         """The first session against each of the others, over all workloads."""
         first, *others = zip(*times, strict=True)
         return [compared_times(first, other, [share for _, share in self.problem.workloads]) for other in others]
+
+
+def gains(timing: Timing) -> bool:
+    """Whether a model is faster than the original by more than chance gives."""
+    return timing.ratio >= KEEP_BELOW and timing.certain

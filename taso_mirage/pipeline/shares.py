@@ -18,6 +18,9 @@ COMPARISONS = 2
 """For so many comparisons time is kept: a gain that may be chance is measured again."""
 RUNS = 3
 """Runs in a round of a slow model: of both sessions, with those to warm up."""
+PARTS = 0.15
+"""Of the budget, to look for parts of a candidate that do not pay; what the search left is for it
+as well."""
 HALF = 0.5
 """Of the budget, for all comparisons, at most."""
 LOADS = 2
@@ -44,7 +47,8 @@ def measuring_seconds(job: Job) -> float:
     if not job.config.measure:
         return 0.0
     each = max(comparison_seconds(job), FEW * RUNS * job.running)
-    return min(COMPARISONS * each + LOADS * load_seconds(job), HALF * job.config.budget)
+    wanted = COMPARISONS * each + LOADS * load_seconds(job) + PARTS * job.config.budget
+    return min(wanted, HALF * job.config.budget)
 
 
 def after_choice(job: Job) -> float:

@@ -16,6 +16,8 @@ from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.growth import sized
+from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
@@ -103,6 +105,7 @@ SEARCH = (
     Stage("sizes", found_sizes, ("model", "original"), ("sized", "workloads")),
     Stage("read", pose, ("sized", "workloads"), ("problem",)),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
+    Stage("oddities", warn, ("problem", "cases")),
     Stage("passes", passes, ("problem",), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics")),
@@ -121,6 +124,7 @@ A stage that finds that the original has to be kept ends these.
 KERNELS = (Stage("kernels", fuse, ("result",), ("result",)),)
 """What makes more of it, in the time that is left."""
 FINISH = (
+    Stage("size", sized, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )

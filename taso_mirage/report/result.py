@@ -122,3 +122,21 @@ class Result:
             equations=dict(Counter(e for s in chosen.steps for e in s.equations).most_common()),
             target=chosen.target,
         )
+
+    def unchanged(self, why: str, target: Target) -> Result:
+        """The same with the original's graph, and why it is kept."""
+        return replace(
+            self,
+            model=self.original,
+            steps=(),
+            changed=False,
+            terms_after=self.terms_before,
+            cost_after=self.cost_before,
+            timing=None,
+            equations={},
+            differences=(),
+            kernels=(),
+            explanations=(),
+            kept=why,
+            target=target,
+        )

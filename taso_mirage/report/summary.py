@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -65,6 +66,16 @@ class Stages:
         if stage not in self.tasks:
             self.tasks[stage] = self.progress.add_task(stage, total=total or None)
         self.progress.update(self.tasks[stage], completed=done, total=total or None)
+
+    def asked(self, said: str) -> bool:
+        """What a user answers to whether that is well, with no progress in between."""
+        self.progress.stop()
+        try:
+            return typer.confirm(f"{one_line(said)}. Write it?", default=False, err=True)
+        except typer.Abort:  # no answer
+            return False
+        finally:
+            self.progress.start()
 
     def _finish(self) -> None:
         if self.current is not None:

@@ -51,6 +51,7 @@ class Config:
     measured here. `partial`: whether mutants with corrections take part in the search. `run_limit`:
     seconds that the runtime may take for one load, run or measurement. `rules`: what may be applied
     (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
+    `may_grow`: whether the file may become much larger, or what asks a user that.
     """
 
     budget: float = 60.0
@@ -70,6 +71,7 @@ class Config:
     rules: RuleSet | None = None
     kernels: str = OFF
     explain: bool = False
+    may_grow: bool | Callable[[str], bool] = False
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

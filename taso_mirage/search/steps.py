@@ -46,7 +46,19 @@ def replay(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> tuple[Node,
     return current
 
 
-def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node, ...]:
+def used(outputs: Sequence[Node], steps: Sequence[RewriteStep]) -> set[Node]:
+    """The terms that the steps of one sweep, or one step, replace in `outputs`."""
+    table = {old: new for step in steps for old, new in step.table.items()}
+    if any(step.sweep for step in steps):
+        met: set[Node] = set()
+        _sweep(tuple(outputs), table, met)
+        return met
+    return {node for node in topological(outputs) if node in table}
+
+
+def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node], met: set[Node] | None = None) -> tuple[Node, ...]:
+    """The outputs with terms replaced over operands that are already so; `met` gets the terms that
+    were."""
     done: dict[Node, Node] = {}
     for node in topological(outputs):
         current, seen = with_args(node, tuple(done[a] for a in node.args)), set[Node]()
@@ -54,4 +66,6 @@ def _sweep(outputs: tuple[Node, ...], table: Mapping[Node, Node]) -> tuple[Node,
             seen.add(current)
             current = table[current]
         done[node] = current
+        if met is not None:
+            met |= seen
     return tuple(done[o] for o in outputs)

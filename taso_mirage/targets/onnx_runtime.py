@@ -34,8 +34,9 @@ def inference_session(
     kernels: bool | None = None,
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
+    optimized: bool = True,
 ) -> Any:
-    """An `onnxruntime.InferenceSession` at the full optimization level.
+    """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
     `kernels`: None without the library of kernels, else whether those for CUDA are meant; `apart`:
     what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one.
@@ -45,7 +46,8 @@ def inference_session(
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     if dump:
         options.optimized_model_filepath = dump
     if alone:

@@ -7,7 +7,7 @@ from typing import Any
 
 from taso_mirage.targets import machine, onnx_runtime
 from taso_mirage.targets.cpu import device
-from taso_mirage.targets.cpu.options import PROVIDER
+from taso_mirage.targets.cpu.options import PROVIDER, WITHOUT_OPTIMIZATIONS
 from taso_mirage.targets.cpu.session import CpuSession
 from taso_mirage.targets.protocol import Arrays, RuntimeSession, Source
 from taso_mirage.targets.stamp import Stamp, TargetOptions
@@ -48,7 +48,7 @@ class Cpu:
         return Stamp(self.name)
 
     def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
-        return CpuSession(source, alone, library, apart)
+        return CpuSession(source, alone, library, apart, self.options != WITHOUT_OPTIMIZATIONS)
 
     def nodes(self, content: bytes) -> int:
         return onnx_runtime.runtime_nodes(content, [PROVIDER], cuda=False)
@@ -57,4 +57,5 @@ class Cpu:
         return onnx_runtime.users_session(model, stamp.providers(), False if trust_kernels else None, options)
 
 
+UNOPTIMIZED = Cpu(WITHOUT_OPTIMIZATIONS)
 CPU = Cpu()

@@ -1,0 +1,108 @@
+"""What is odd about the original itself, which its user should know: results that hang on the
+runtime's optimizations, outputs that no input changes, and weights that are stored twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import is_float, topological
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.check import CheckCase, Difference, compare
+from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
+from taso_mirage.operators.work import size
+from taso_mirage.pipeline.problem import Problem
+from taso_mirage.pipeline.stage import Job
+from taso_mirage.search.twins import twins
+
+FEW = 3
+"""Input sets of one shape, at least, on which an output that is equal may be constant."""
+WASTED = 0.01
+"""Of the bytes of all weights, at least, those that are stored once more must be."""
+LARGE = 1 << 30
+"""Bytes of weights from which the original is not loaded once more to be run without
+optimizations."""
+
+
+def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
+    """A remark about each oddity."""
+    model = problem.model
+    job.remarks += [*_optimized(model, problem.target, cases), *_constant(model, cases), *_stored_twice(model)]
+    return ()
+
+
+def _optimized(model: Model, target: Target, cases: Sequence[CheckCase]) -> Iterator[str]:
+    """Whether the runtime's own optimizations change what the original computes. Both are judged by
+    the criterion of the check, each with the other in the place of the original."""
+    if target.name != CPU.name or _bytes(model) > LARGE:
+        return
+    case = cases[0]
+    try:
+        outputs = runtime.open_in_child(model, UNOPTIMIZED, source=True).run(case.inputs)
+    except TasoMirageError:
+        return
+    full = compare(model, _Known(case.original), [replace(case, original=outputs)])
+    plain = compare(model, _Known(outputs), [case])
+    bad = next((both for both in zip(full, plain, strict=True) if not all(d.passed for d in both)), None)
+    if bad is not None:
+        yield _differs(*bad)
+
+
+def _differs(full: Difference, plain: Difference) -> str:
+    """Each is judged beside the other as the original."""
+    off = f": {plain.own:.3g} off float64 with them, {full.own:.3g} without" if max(plain.own, full.own) > 0 else ""
+    return (
+        "the original itself gives other results with ONNX Runtime's optimizations than without: output "
+        f"{full.output!r}{off} (a bug of the runtime, or of the model; no rewrite is in it)"
+    )
+
+
+class _Known(runtime.Session):
+    """A session that ran already."""
+
+    def __init__(self, outputs: list[object]) -> None:
+        self._outputs = outputs
+
+    def run(self, inputs: object) -> list[object]:
+        return self._outputs
+
+
+def _constant(model: Model, cases: Sequence[CheckCase]) -> Iterator[str]:
+    """Outputs that hang on no input, or were the same on all."""
+    for i, (name, node) in enumerate(zip(model.output_names, model.graph.outputs, strict=True)):
+        if all(n.op not in ("input", "opaque") for n in topological([node])):
+            yield f"the output {name!r} is constant: it hangs on no input"
+        elif count := _equal_outputs(cases, i):
+            yield f"the output {name!r} was the same on {count} different inputs: it may be constant"
+
+
+def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
+    """On how many different inputs an output of floats was the same, bit by bit; 0 where it was not,
+    or where these are few."""
+    found = [case.original[output] for case in cases if any(is_float(a.dtype.name) for a in case.inputs.values())]
+    first = next((each for each in found if isinstance(each, np.ndarray) and each.size), None)
+    if first is None or not is_float(first.dtype.name):
+        return 0
+    alike = [each for each in found if isinstance(each, np.ndarray) and each.shape == first.shape]
+    same = all(each.tobytes() == first.tobytes() for each in alike)
+    return len(alike) if same and len(alike) >= FEW else 0
+
+
+def _stored_twice(model: Model) -> Iterator[str]:
+    found = twins(model)
+    wasted = sum(size(node.tensor) for node in found)
+    if wasted >= WASTED * _bytes(model) and found:
+        twin, first = max(found.items(), key=lambda each: size(each[0].tensor))
+        count = f"{len(found)} weights are" if len(found) > 1 else "a weight is"
+        yield (
+            f"{count} stored once more under another name, {wasted / 1e6:.3g} MB: {twin.attr('name')!r} is {first.attr('name')!r}; "
+            "a changed model has each once"
+        )
+
+
+def _bytes(model: Model) -> int:
+    return sum(size(n.tensor) for n in model.nodes() if n.op == "weight" and n.dtype != "string")

@@ -1,0 +1,117 @@
+"""Which kinds of rewrites pay: the model runs in turn with itself without some of them, and those
+that it is measured to be faster without are left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import topological
+from taso_mirage.measure.timing import Timing
+from taso_mirage.operators.work import size
+from taso_mirage.pipeline.problem import Problem
+from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
+from taso_mirage.search.weights import fold_weights
+
+Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
+"""Of candidates that run in turn for so many rounds the times of the first against each other."""
+Bundle = tuple[ChangeKind, ...]
+FASTER = 1.01
+"""So many times as fast, in more rounds than chance gives, a model must be without what is left
+out."""
+ROUNDS, SURE = 8, 24
+"""Rounds of a first look, and of one, in new sessions, that confirms it."""
+WIDE = 6
+"""So many models are looked at beside the one that they are compared with, at most."""
+BYTES = 1 << 30
+"""Of weights, at most, of all models of one look."""
+
+
+class Payoff:
+    """The search for what does not pay in one candidate, within `seconds`; `pace` is how long one
+    model takes for one round at first, opening included."""
+
+    def __init__(self, problem: Problem, candidate: ModelCandidate, timed: Timed, seconds: float, pace: float) -> None:
+        self.problem, self.timed, self.pace = problem, timed, pace
+        self.end = time.monotonic() + seconds
+        self.current, self.left_out = candidate, list[ChangeKind]()
+        outputs = problem.model.graph.outputs
+        self.steps = single_steps(outputs, candidate.steps)
+        self.kinds = change_kinds(outputs, self.steps)
+
+    def run(self) -> ModelCandidate | None:
+        """The candidate without what does not pay; None where nothing is left out."""
+        queue: list[tuple[float, Bundle]] = [(1.0, each) for each in split(self.kinds, self._wide(WIDE))]
+        while queue and (wide := self._wide(len(queue))) > 0:
+            queue.sort(key=lambda each: -each[0])
+            look, queue = [bundle for _, bundle in queue[:wide]], queue[wide:]
+            ratios, faster = self._looked(look)
+            self._leave_out([kind for bundle in look if bundle in faster and len(bundle) == 1 for kind in bundle])
+            for bundle, ratio in zip(look, ratios, strict=True):
+                queue += [(ratio, half) for half in split(bundle, 2)] if len(bundle) > 1 else []
+        return self.current if self.left_out else None
+
+    def _looked(self, look: Sequence[Bundle]) -> tuple[list[float], list[Bundle]]:
+        """How many times as fast the model is without each bundle, and those without which it is
+        faster."""
+        tried = [self._without(bundle) for bundle in look]
+        there = [each for each in tried if each is not None]
+        timings = iter(self._timings(there, ROUNDS) or [])
+        times = [None if each is None else next(timings, None) for each in tried]
+        ratios = [0.0 if each is None else each.ratio for each in times]
+        return ratios, [bundle for bundle, t in zip(look, times, strict=True) if t is not None and faster(t)]
+
+    def _leave_out(self, kinds: Sequence[ChangeKind]) -> None:
+        """Leave kinds out for good if a second look confirms it: all together, or else the one that
+        it does so for."""
+        for each in [kinds] if len(kinds) == 1 else [kinds, *([kind] for kind in kinds)]:
+            if not each or self._wide(1) < 1:
+                return
+            without = self._without(each)
+            timings = None if without is None else self._timings([without], SURE)
+            if without is not None and timings and faster(timings[0]):
+                self.current, self.left_out = without, [*self.left_out, *each]
+                return
+
+    def _timings(self, tried: Sequence[ModelCandidate], rounds: int) -> list[Timing] | None:
+        """None where the runtime does not take one of the models."""
+        start = time.monotonic()
+        try:
+            return self.timed([self.current, *tried], rounds) if tried else None
+        except TasoMirageError:
+            return None
+        finally:
+            self.pace = (time.monotonic() - start) / (rounds * (1 + len(tried)))
+
+    def _without(self, kinds: Sequence[ChangeKind]) -> ModelCandidate | None:
+        """The candidate without what was left out, and kinds; None where that changes nothing."""
+        problem, gone = self.problem, {i for kind in (*self.left_out, *kinds) for i in kind.steps}
+        steps = steps_without(problem.model.graph.outputs, self.steps, gone)
+        model, steps = problem.after(steps)
+        model, folded = fold_weights(model, problem.weights)
+        if model.graph.outputs in (self.current.model.graph.outputs, problem.model.graph.outputs):
+            return None
+        problem.weights.update(model.weights)
+        cost = problem.cost(model.graph.outputs)
+        return replace(self.current, name="what pays", model=model, steps=(*steps, *folded), cost=cost)
+
+    def _wide(self, most: int) -> int:
+        """How many models a look may have beside the current one, for what is left of the time and
+        in memory."""
+        weights = (n for n in topological(self.current.model.graph.outputs) if n.op == "weight" and n.dtype != "string")
+        fitting = BYTES // max(sum(size(n.tensor) for n in weights), 1)
+        return min(most, WIDE, max(fitting, 1), int((self.end - time.monotonic()) / (ROUNDS * self.pace)) - 1)
+
+
+def faster(timing: Timing) -> bool:
+    """Whether the other model is faster by more than chance gives."""
+    return timing.ratio >= FASTER and timing.certain
+
+
+def split(kinds: Sequence[ChangeKind], parts: int) -> list[Bundle]:
+    """Kinds in so many bundles at most, of numbers that differ by one at most."""
+    count = max(min(parts, len(kinds)), 1)
+    return [tuple(kinds[i::count]) for i in range(count) if kinds[i::count]]

@@ -1,0 +1,231 @@
+"""What `optimize` says of the original itself, weights that are stored twice, and files that would
+grow."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from commandline import run
+from onnx import TensorProto, helper, numpy_helper
+from test_optimize import F, model, w, x
+
+from taso_mirage import optimize
+from taso_mirage.cli import commands
+from taso_mirage.ir.model import Model, StoredWeight
+from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.measure.session import Session
+from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
+from taso_mirage.onnx_io import save, serialize
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import growth, optimize_model
+from taso_mirage.search.config import Config
+from taso_mirage.search.twins import shared_weights, twins
+
+QUICK = Config(budget=0.0, measure=False)
+
+
+def notes(made: Model) -> tuple[str, ...]:
+    return optimize_model(made, QUICK).notes
+
+
+def said(made: Model, words: str) -> list[str]:
+    return [note for note in notes(made) if words in note]
+
+
+# ---------------------------------------------------------------- the runtime's optimizations
+
+
+def test_a_session_without_optimizations_has_none() -> None:
+    content = serialize(model((x(4),), (term("relu", x(4)),)))
+    levels = onnxruntime.GraphOptimizationLevel
+    for target, level in ((CPU, levels.ORT_ENABLE_ALL), (UNOPTIMIZED, levels.ORT_DISABLE_ALL)):
+        session: Any = target.open(content, False, False, {})
+        assert session._session.get_session_options().graph_optimization_level == level
+
+
+def off(monkeypatch: pytest.MonkeyPatch, wrong: Target, by: float) -> None:
+    """A runtime whose results are off with or without optimizations."""
+    ran = Session.run
+
+    def run(self: Session, inputs: Any) -> list[Any]:
+        return [o + np.float32(by * (self.target == wrong)) for o in ran(self, inputs)]
+
+    monkeypatch.setattr(Session, "run", run)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [(UNOPTIMIZED, ", 0.01 without"), (CPU, ": 0.01 off float64 with them")])
+def test_results_that_hang_on_the_optimizations_are_named(
+    monkeypatch: pytest.MonkeyPatch, wrong: Target, words: str
+) -> None:
+    off(monkeypatch, wrong, 0.01)
+    (note,) = said(model((x(4, 8),), (term("tanh", x(4, 8)),)), "gives other results")
+    assert words in note
+
+
+@pytest.mark.parametrize("by", [0.0, 1e-7])
+def test_a_rounding_is_no_other_result(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
+    off(monkeypatch, UNOPTIMIZED, by)
+    assert not said(model((x(4, 8),), (term("tanh", x(4, 8)),)), "gives other results")
+
+
+# ---------------------------------------------------------------- constant outputs
+
+
+def test_an_output_that_hangs_on_no_input_is_named() -> None:
+    fixed = term("relu", w(3))
+    assert said(model((x(4),), (term("tanh", x(4)), fixed)), "is constant: it hangs on no input")
+
+
+def test_an_output_that_no_input_changed_is_named() -> None:
+    """A softmax over one element is 1."""
+    (note,) = said(model((x(4, 1),), (term("softmax", x(4, 1), axis=1),)), "it may be constant")
+    assert "was the same on" in note
+
+
+def test_other_outputs_are_not_constant() -> None:
+    ids = variable("ids", Tensor("int64", (2,)))
+    assert not said(model((x(4),), (term("tanh", x(4)),)), "constant:")
+    assert not said(model((x(4),), (term("tanh", x(4)),)), "may be constant")
+    assert not said(model((ids,), (term("cast", ids, to=F),)), "may be constant")
+
+
+# ---------------------------------------------------------------- weights that are stored twice
+
+
+def tied(equal: bool = True, name: str = "b") -> Model:
+    """Two products with weights of the same numbers under two names."""
+    first, second = w(64, 64, name="a"), w(64, 64, name=name)
+    made = model((x(4, 64),), (term("matmul", term("relu", term("matmul", x(4, 64), first)), second),))
+    arrays: dict[str, Any] = {n: np.array(each.numpy()) for n, each in made.weights.items()}
+    if equal:
+        arrays[name] = arrays["a"].copy()
+    return Model(**{**vars(made), "weights": {n: StoredWeight(each) for n, each in arrays.items()}})
+
+
+def test_weights_that_are_stored_twice_are_named_and_become_one() -> None:
+    (note,) = said(tied(), "stored once more")
+    assert "'b' is 'a'" in note
+    assert not said(tied(equal=False), "stored once more")
+    shared = shared_weights(tied())
+    assert set(shared.weights) == {"a"}
+    inputs = {"x": np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)}
+    before, after = (Session(serialize(each)).run(inputs)[0] for each in (tied(), shared))
+    np.testing.assert_array_equal(before, after)
+    assert shared_weights(tied(equal=False)).weights.keys() == {"a", "b"}
+
+
+def test_one_bit_makes_two_weights() -> None:
+    """0 and -0 are equal numbers; and the bit lies between those that are looked at first."""
+    made = tied()
+    other = made.weights["b"].numpy().copy()
+    other.reshape(-1).view(np.uint8)[1] ^= 1
+    assert twins(made)
+    for array in (other, np.where(np.arange(64 * 64).reshape(64, 64) == 1, np.float32(-0.0), np.float32(0.0))):
+        arrays = {"a": np.zeros((64, 64), np.float32) if array is not other else made.weights["a"].numpy(), "b": array}
+        assert not twins(Model(**{**vars(made), "weights": {n: StoredWeight(a) for n, a in arrays.items()}}))
+
+
+def test_weights_that_are_inputs_stay() -> None:
+    """Before IR version 4 a user may give every weight of a model at a run."""
+    made = tied()
+    made.header.ir_version = 3
+    assert shared_weights(made) is made
+
+
+def test_a_changed_file_has_each_weight_once(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["once"]),
+        helper.make_node("Relu", ["once"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 64]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(array, n) for n in "ab"])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    made, result = optimize(proto, measure=False, budget=0.0, return_result=True)
+    assert result.changed
+    assert len(made.graph.initializer) == 1
+    assert any("stored once more" in note for note in result.notes)
+
+
+# ---------------------------------------------------------------- files that would grow
+
+
+@pytest.fixture
+def growing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A model whose result takes twice the bytes."""
+    sizes = iter([10_000_000, 20_000_000] * 4)
+    monkeypatch.setattr(growth, "stored_bytes", lambda made: next(sizes))
+    path = tmp_path / "m.onnx"
+    a = x(4, 8)
+    save(model((a,), (term("relu", term("relu", term("neg", term("neg", a)))),)), path)
+    return path
+
+
+COMMAND = ("--no-measure", "--budget", "0", "--json")
+
+
+def test_a_file_that_would_grow_is_not_written_without_a_word(growing: Path) -> None:
+    said = json.loads(run("optimize", growing, *COMMAND).stdout)
+    assert not said["changed"]
+    (note,) = (n for n in said["notes"] if "would grow" in n)
+    assert "from 10 to 20 MB (2.00 times)" in note
+    assert "--may-grow" in note
+    assert said["nodes"]["before"] == said["nodes"]["after"] == 4
+    assert len(onnx.load(growing.with_name("m.optimized.onnx")).graph.node) == 4
+
+
+def test_a_file_may_grow_where_that_is_allowed(growing: Path) -> None:
+    said = json.loads(run("optimize", growing, *COMMAND, "--may-grow").stdout)
+    assert said["changed"]
+    assert any("the file grew from 10 to 20 MB" in note for note in said["notes"])
+
+
+@pytest.mark.parametrize("answer", ["y\n", "n\n", ""])
+def test_who_is_there_is_asked(monkeypatch: pytest.MonkeyPatch, growing: Path, answer: str) -> None:
+    monkeypatch.setattr(commands, "_asking", lambda as_json: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    done = run("optimize", growing, *COMMAND)
+    assert "the file would grow from 10 to 20 MB (2.00 times). Write it? [y/N]" in done.stderr
+    assert json.loads(done.stdout)["changed"] is (answer == "y\n")
+
+
+def asks(answer: bool, heard: list[str]) -> Callable[[str], bool]:
+    def hear(said: str) -> bool:
+        heard.append(said)
+        return answer
+
+    return hear
+
+
+def test_a_program_is_asked_by_its_function(growing: Path) -> None:
+    heard: list[str] = []
+    _, result = optimize(growing, measure=False, budget=0.0, may_grow=asks(True, heard), return_result=True)
+    assert result.changed
+    assert heard == ["the file would grow from 10 to 20 MB (2.00 times)"]
+
+
+def test_what_is_stored_is_counted() -> None:
+    """Weights, and what kernels have in metadata and functions."""
+    made = tied()
+    assert growth.stored_bytes(made) == 2 * 4 * 64 * 64
+    made.header.metadata_props["taso_mirage.cpp.k"] = "x" * 1000
+    assert growth.stored_bytes(made) == 2 * 4 * 64 * 64 + 1000
+
+
+def test_a_little_more_is_no_question(tmp_path: Path) -> None:
+    small: Node = term("relu", term("relu", term("add", x(4, 8), constant(np.ones((4, 8), np.float32)))))
+    heard: list[str] = []
+    config = Config(budget=0.0, measure=False, may_grow=asks(False, heard))
+    assert optimize_model(model((x(4, 8),), (small,)), config).changed
+    assert not heard
