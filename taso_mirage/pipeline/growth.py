@@ -18,7 +18,7 @@ LITTLE = 1 << 20
 """Bytes that it may be larger in any case."""
 
 
-def sized(job: Job, result: Result) -> Result:
+def within_growth(job: Job, result: Result) -> Result:
     """The result with every weight once; the original, if that is too large and `may_grow` does not
     allow it."""
     if not result.changed:

@@ -81,8 +81,8 @@ def _constant(model: Model, cases: Sequence[CheckCase]) -> Iterator[str]:
 
 
 def _equal_outputs(cases: Sequence[CheckCase], output: int) -> int:
-    """On how many different inputs an output of floats was the same, bit by bit; 0 where it was not,
-    or where these are few."""
+    """On how many different inputs an output of floats was the same, bit by bit; 0 where it was
+    not, or where these are few."""
     found = [case.original[output] for case in cases if any(is_float(a.dtype.name) for a in case.inputs.values())]
     first = next((each for each in found if isinstance(each, np.ndarray) and each.size), None)
     if first is None or not is_float(first.dtype.name):

@@ -16,7 +16,7 @@ from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
-from taso_mirage.pipeline.growth import sized
+from taso_mirage.pipeline.growth import within_growth
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
@@ -124,7 +124,7 @@ A stage that finds that the original has to be kept ends these.
 KERNELS = (Stage("kernels", fuse, ("result",), ("result",)),)
 """What makes more of it, in the time that is left."""
 FINISH = (
-    Stage("size", sized, ("result",), ("result",)),
+    Stage("size", within_growth, ("result",), ("result",)),
     Stage("explain", explain, ("result",), ("result",)),
     Stage("write", write, ("result", "output"), ("result",)),
 )
