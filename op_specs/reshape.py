@@ -31,8 +31,8 @@ def _(call: Call):
 
 def _wanted(call: Call) -> Dims:
     """The shape that is asked for. One size of it that only a run can tell is as good as -1: it is
-    what the others leave, or the model does not run there."""
-    if known_elements(call.arg(1)) is None:
+    what the others leave, or the model does not run there. A shape that the user gives is read."""
+    if known_elements(call.arg(1)) is None and call.arg(1).op != "input":
         partly = partly_known(call.arg(1)) or []
         if partly.count(None) == 1 and -1 not in partly:
             return tuple(-1 if n is None else n for n in partly)

@@ -236,8 +236,8 @@ def _channels(start: str, end: str) -> str:
 
 
 resample.laws(f"""
-    # a kernel of one pixel before or after: the fewer pixels, the better; positions have means, whose
-    # weights add up to 1, so that a bias may come before them
+    # a kernel of one pixel before or after: the fewer pixels, the better; positions have means,
+    # whose weights add up to 1, so that a bias may come before them
     conv(resample(x, **r), w, *b, {_ONE}, **a) \
         == resample(conv(x, w, *b, {_ONE}, **a), **r) \
         where shape(w)[2:] == (1, 1) and min(r[0][1]) > 1
@@ -248,13 +248,5 @@ resample.laws(f"""
         where shape(w)[2:] == (1, 1) and min(r[0][1]) > 1 and is_weight(w)
     given x: (n, c, 4, 4), y: (n, d, 8, 6), w: (o, c + d, 1, 1), b: (o) \
         | a: {{dilations: (1, 1)}}, r: {{{_ENLARGED}}}
-    conv(concat(resample(x, **r), resample(y, **s), resample(z, **t), u, axis=1), w, *b, {_ONE}, group=1, **a) \
-        == add(resample(conv(x, {_channels("0", "dim(x, 1)")}, {_ONE}, group=1, **a), **r), \
-            add(resample(conv(y, {_channels("dim(x, 1)", "dim(x, 1) + dim(y, 1)")}, {_ONE}, group=1, **a), **s), \
-            add(resample(conv(z, {_channels("dim(x, 1) + dim(y, 1)", "dim(w, 1) - dim(u, 1)")}, {_ONE}, group=1, **a), \
-            **t), conv(u, {_channels("dim(w, 1) - dim(u, 1)", "dim(w, 1)")}, *b, {_ONE}, group=1, **a)))) \
-        where shape(w)[2:] == (1, 1) and min(r[0][1]) > 1 and min(s[0][1]) > 1 and min(t[0][1]) > 1 and is_weight(w)
-    given x: (n, c, 4, 4), y: (n, d, 4, 4), z: (n, c, 4, 4), u: (n, d, 8, 6), w: (o, c + d + c + d, 1, 1), b: (o) \
-        | a: {{dilations: (1, 1)}}, r: {{{_ENLARGED}}}, s: {{{_ENLARGED}}}, t: {{{_ENLARGED}}}
     add(resample(x, **r), resample(y, **r)) == resample(add(x, y), **r)  where shape(x) == shape(y)
 """)

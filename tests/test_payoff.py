@@ -41,8 +41,9 @@ from taso_mirage.search.steps import RewriteStep, replay
 
 
 def mixed(count: int = 2) -> Model:
-    """Layers with two fusions into the runtime's own operators each: of a norm with the sum before
-    it, and of a bias with the activation behind it; at the end is a rewrite of standard operators."""
+    """Layers with two fusions into the runtime's own operators each: of a norm with the sum
+    before it, and of a bias with the activation behind it; at the end is a rewrite of standard
+    operators."""
     x = variable("x", Tensor(F, (2, 16, 64)))
     state = x
     for i in range(count):

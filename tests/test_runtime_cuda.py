@@ -116,7 +116,7 @@ CHANGES = {
     "taso_mirage 1 cuda": ("taso_mirage 9 cuda", "has format 9, this library reads 1; update taso-mirage"),
     "taso_mirage 1": ("taso_mirage 0", "reads 1; optimize the model again"),
     "input float16 2 6": ("input float16 2*3 6", ""),
-    "input float16 2 6 5": ("input float16 a*b 6 5", "only numbers and names can be"),
+    "input float16 2 6 5": ("input float16 a*b 6 5", "but no input gives a"),
     "output float16 2 6": ("output float16 2*( 6", "has no number or name at character 3"),
     "output float16 2 6 7": ("output float16 1/0 6 7", "divides 1 by 0, which is not exact"),
     "output float16 2 6 7\n": (f"output float16 {'(' * 40}2{')' * 40} 6 7\n", "is nested too deeply"),

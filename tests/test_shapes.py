@@ -163,7 +163,9 @@ class Clock:
     def __init__(self) -> None:
         self.feeds: list[Mapping[str, Any]] = []
 
-    def __call__(self, sessions: Sequence[Any], inputs: Mapping[str, Any], seconds: float) -> list[list[float]]:
+    def __call__(
+        self, sessions: Sequence[Any], inputs: Mapping[str, Any], seconds: float, *_: float
+    ) -> list[list[float]]:
         self.feeds.append(inputs)
         rounds = 20 if len(inputs["x"]) == 256 else 15
         candidate = 0.5 if len(inputs["x"]) == 256 else 2.0

@@ -137,10 +137,11 @@ def check_cases(
     """What `draws.Draws` finds that the original runs on, with the outputs there and the float64
     reference. `skipped` gets a line about sizes that the original, or the reference, does not take;
     `fixed` names the dims whose sizes the user chose. The references take so many `seconds`, and
-    the first twice as many; what there was no time for is no case, and a line says so.
+    those that every check needs twice as many; what else there was no time for is no case, and a
+    line says so.
 
     NoReference where the original runs on the first inputs and the reference does not; OutOfTime
-    where the first reference takes too long.
+    where the references that every check needs take too long.
     """
     draws = InputDraws(model, session, base, given, others, fixed)
     taken = in_time(draws, seconds)

@@ -1,5 +1,5 @@
-"""The float64 references of several inputs, within a time: the first in any case, then those that
-fit.
+"""The float64 references of several inputs, within a time: those that every check needs in any
+case, then those that fit.
 
 They are computed in threads that nobody has to wait for: an interrupt, or the end of the time, is
 not held up by a product of large arrays.
@@ -19,7 +19,7 @@ from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import Drawn, InputDraws
+from taso_mirage.measure.draws import SEEDS, Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.targets.machine import cores
 
@@ -32,7 +32,7 @@ LOOK = 0.1
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """One evaluation: `work` says how much it is beside the others, `after` in which order they are
-    computed where there is not time for all."""
+    computed where there is not time for all (0: it is needed)."""
 
     compute: Callable[[Callable[[], None]], Any]
     work: float = 1.0
@@ -44,8 +44,8 @@ class Left(Exception):
 
 
 class Evaluations:
-    """Computes what is wanted in `threads` threads and `seconds`, of which the first evaluation may
-    take twice as many.
+    """Computes what is wanted in `threads` threads and `seconds`; what is needed may take twice as
+    many.
 
     An evaluation calls what it gets between its steps; this raises OutOfTime once nobody waits.
     """
@@ -58,17 +58,19 @@ class Evaluations:
     def __call__(self, wanted: Sequence[Evaluation]) -> list[Any]:
         """What each gives, or raised (of WRONG), or Left.
 
-        Raises OutOfTime where the first takes too long.
+        Raises OutOfTime where what is needed takes too long.
         """
         order = sorted(range(len(wanted)), key=lambda i: wanted[i].after)
+        needed = [i for i in order if wanted[i].after == 0]
         began = self.clock()
         found: list[Any] = [Left() for _ in wanted]
-        for first in order[:1]:
-            (found[first],) = self._computed([wanted[first]], began + 2 * self.seconds)
-            if isinstance(found[first], OutOfTime):
-                raise found[first]
-            self.each = (self.clock() - began) / max(wanted[first].work, 1e-9)
-        rest = self._fitting(wanted, order[1:], began + self.seconds - self.clock())
+        for each in (needed[:1], needed[1:]):  # the first alone: threads would be late together
+            for i, value in zip(each, self._computed([wanted[i] for i in each], began + 2 * self.seconds), strict=True):
+                if isinstance(value, OutOfTime):
+                    raise value
+                found[i] = value
+                self.each = self.each or (self.clock() - began) / max(wanted[i].work, 1e-9)
+        rest = self._fitting(wanted, order[len(needed) :], began + self.seconds - self.clock())
         for i, value in zip(rest, self._computed([wanted[i] for i in rest], began + self.seconds), strict=True):
             found[i] = Left() if isinstance(value, OutOfTime) else value
         return found
@@ -133,29 +135,30 @@ def _given(compute: Callable[[Callable[[], None]], Any], step: Callable[[], None
 
 def in_time(draws: InputDraws, seconds: float) -> list[Drawn]:
     """What the original runs on; of one that is slow only what was drawn in the time, and at least
-    the first inputs."""
+    what every check needs."""
     began, found = time.monotonic(), list[Drawn]()
     for each in draws:
         found.append(each)
-        if time.monotonic() - began > seconds:
+        if not each.needed and time.monotonic() - began > seconds:
             draws.late = True
             break
     return found
 
 
 def references(model: Model, taken: Sequence[Drawn], seconds: float) -> list[Any]:
-    """The float64 evaluation on every drawn input; where there is not time for all, the first
-    comes first, then other sizes, then other values.
+    """The float64 evaluation on every drawn input; where there is not time for all, those that
+    every check needs come first, then other sizes, then other values.
 
     Several are computed at the same time, though numpy's products use several cores by themselves,
     as far as there is room.
     """
     exact, peak = FloatReference(model), 1
+    needed = [each for each in taken if each.needed][: len(SEEDS)]
     wanted: list[Evaluation] = []
     for each in taken:
         made = bulk(model, each.sizes)
         peak = max(peak, made.peak)
-        after = 0 if each is taken[0] else 1 if each.sizes != taken[0].sizes else 3 if each.needed else 2
+        after = 0 if any(each is n for n in needed) else 1 if each.sizes != taken[0].sizes else 2
         wanted.append(Evaluation(partial(exact, each.inputs), made.total, after))
     return Evaluations(seconds, max(1, min(cores() // 4, ROOM // peak)))(wanted)
 
