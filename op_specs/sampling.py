@@ -41,6 +41,8 @@ def resample(
     `scales` are m / n unless given; with `inside` positions beyond the edge have no weight.
     """
     shape = xp.shape(x)
+    if xp.dtype(x) not in DTYPES:
+        raise IllTyped(f"dtype {xp.dtype(x)}; {' and '.join(DTYPES)} can be resampled")
     if not len(axes) == len(sizes) == len(scales or axes) or any(not 0 <= a < len(shape) for a in axes):
         raise IllTyped(f"axes {axes}, sizes {sizes} and scales {scales} for a tensor of rank {len(shape)}")
     for i, (axis, m) in enumerate(zip(axes, sizes, strict=True)):

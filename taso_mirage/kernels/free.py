@@ -102,7 +102,7 @@ def free_goal(
     for view, axes in goal.inputs.items():
         leaf = goal.leaves[view]
         shape = tuple([dim_product(known[x] for x in axis) for axis in axes])
-        if shape != leaf.shape and leaf.op != "input":
+        if shape != leaf.shape and leaf not in goal.graph.inputs:
             return None
         made[leaf] = leaf if shape == leaf.shape else Node(leaf.op, (), leaf.attrs, Tensor(leaf.dtype, shape))
     return tuple([made.get(x, x) for x in goal.graph.inputs]), {view: made[leaf] for view, leaf in goal.leaves.items()}
