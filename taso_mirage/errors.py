@@ -1,19 +1,5 @@
-"""Every error of the package, and the exit code that the command line gives for it.
-
-TasoMirageError                  1   anything below |-- InvalidModel                 3   the file is
-no usable ONNX model |-- InvalidOption                2   an option or an input file does not fit
-the model |-- OutputError                  4   the result could not be written |-- CheckFailed
-5   an optimized model did not pass the check (a bug: please report) |-- RuntimeUnavailable
-6   a runtime or provider that was asked for is not there |   `-- RunFailed                6   ONNX
-Runtime did not load or run a model: for time, memory, or as below |       |-- RunRefused
-6   it said why it does not; of the original, that is InvalidModel |       `-- RuntimeCrashed
-6   its process ended |-- OutOfTime                    1   the command's time is over; what was
-found before holds |-- IllTyped                     -   operands do not fit an operator (names
-op, dimension, both values) |-- Undecidable                  -   a question whose answer depends on
-a size that is not fixed |-- Unsupported                  -   an ONNX node outside an operator's
-mapping; it becomes `opaque` `-- SyntaxProblem                -   a text that is no term, graph, law
-or substitution
-"""
+"""Every error of the package. Each class has the exit code that the command line ends with, its own
+or that of its base."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from taso_mirage.onnx_io.typed_nodes import (
     window,
 )
 from taso_mirage.onnx_io.types_of_shapes import axes_of, named, of_same_rank, wanted
-from taso_mirage.onnx_io.types_onnx import matrix_product, numbered, spatial
+from taso_mirage.onnx_io.types_onnx import convolved, matrix_product, numbered, spatial
 
 REFUSED_TYPES = TypeRules()
 
@@ -113,8 +113,7 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
 
 @REFUSED_TYPES("Conv")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    w = asked.shape(1)
-    return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
+    return [(asked.dtype(0), convolved(asked, 1))]
 
 
 @REFUSED_TYPES("ConvTranspose")

@@ -217,22 +217,25 @@ def spatial(asked: AskedNode, x: int, kernel: Sequence[Dim]) -> tuple[Size, ...]
     )
 
 
+def convolved(asked: AskedNode, kernel: int) -> tuple[Size, ...]:
+    """The shape of a convolution of the first operand with that of a number."""
+    w = asked.shape(kernel)
+    return (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:]))
+
+
 @ONNX_TYPES("ConvInteger")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    w = asked.shape(1)
-    return [("int32", (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
+    return [("int32", convolved(asked, 1))]
 
 
 @ONNX_TYPES("QLinearConv")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    w = asked.shape(3)
-    return [(asked.dtype(7), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
+    return [(asked.dtype(7), convolved(asked, 3))]
 
 
 @ONNX_TYPES("DeformConv")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
-    w = asked.shape(1)
-    return [(asked.dtype(0), (asked.shape(0)[0], w[0], *spatial(asked, 0, w[2:])))]
+    return [(asked.dtype(0), convolved(asked, 1))]
 
 
 @ONNX_TYPES("Col2Im")

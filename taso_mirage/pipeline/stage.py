@@ -30,10 +30,12 @@ class Kept(Exception):
 @dataclass(slots=True)
 class Job:
     """What all stages of one optimization share: the options, progress, interrupts, the cache of
-    measurements, and the executor whose machines measure. `remarks` are for the user; `failure`
-    says which rewrite broke the model, `kept` why its graph is kept; `seconds` are those of each
-    stage, and `checking` those that a check may take, `running` those of
-    one run of the original. The `deadline` is that of the command."""
+    measurements, and the executor whose machines measure.
+
+    `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
+    is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
+    those of one run of the original. The `deadline` is that of the command.
+    """
 
     config: Config
     progress: Progress

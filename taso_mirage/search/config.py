@@ -45,8 +45,8 @@ class Config:
     """The options of `optimize`, named as on the command line.
 
     `budget`: seconds of all but reading and writing. `seconds`: of one comparison of whole models,
-    at most. `shapes`: sets
-    of named sizes, each with its weight. `inputs`: the user's own, for the check and the timing.
+    at most. `shapes`: sets of named sizes, each with its weight. `inputs`: the user's own, for the
+    check and the timing.
     `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
     measured here. `partial`: whether mutants with corrections take part in the search. `run_limit`:
     seconds that the runtime may take for one load, run or measurement. `rules`: what may be applied

@@ -1,0 +1,188 @@
+"""Time as a promise: ends of a command, references within a time, smaller sizes where there is no
+room. Clocks are made up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from test_optimize import F, model, x
+
+from taso_mirage.errors import OutOfTime
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Tensor, variable
+from taso_mirage.meanings.arrays import pairwise, pairwise_in_parts
+from taso_mirage.measure.bulk import bulk, smaller
+from taso_mirage.measure.draws import SEEDS
+from taso_mirage.measure.evaluation import Evaluation, Evaluations, Left
+from taso_mirage.operators.ops import term
+from taso_mirage.pipeline.stages import optimize_model
+from taso_mirage.search.config import Config, Stop
+from taso_mirage.system.deadline import Deadline
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_a_command_has_an_end_and_a_last_one() -> None:
+    clock = Clock()
+    deadline = Deadline(60.0, clock)
+    assert (deadline.left(), deadline.last()) == (60.0, 72.0)
+    clock.now = 65.0
+    assert (deadline.left(), deadline.last()) == (0.0, 7.0)
+    deadline.demand("work")
+    clock.now = 72.0
+    with pytest.raises(OutOfTime, match="the time is over: work"):
+        deadline.demand("work")
+
+
+def test_an_interrupt_moves_both_ends_up_and_never_back() -> None:
+    clock = Clock()
+    deadline = Deadline(60.0, clock)
+    deadline.hasten()
+    assert (deadline.left(), deadline.last()) == (1.5, 4.0)
+    clock.now = 3.0
+    deadline.hasten()
+    assert (deadline.left(), deadline.last()) == (0.0, 1.0)
+
+
+def test_an_interrupt_before_the_deadline_is_known_counts() -> None:
+    stop, clock = Stop(), Clock()
+    stop()
+    stop.deadline = deadline = Deadline(60.0, clock)
+    assert deadline.left() == 1.5
+
+
+# ---------------------------------------------------------------- references
+
+
+class Paced:
+    """Evaluations that take so many seconds of a clock each."""
+
+    def __init__(self, *takes: float) -> None:
+        self.clock, self.takes, self.done = Clock(), takes, list[int]()
+
+    def one(self, i: int) -> Callable[[Callable[[], None]], Any]:
+        def compute(step: Callable[[], None]) -> int:
+            self.clock.now += self.takes[i]
+            self.done.append(i)
+            return i
+
+        return compute
+
+    def __call__(self, seconds: float, *after: int) -> list[Any]:
+        wanted = [Evaluation(self.one(i), self.takes[i], order) for i, order in enumerate(after)]
+        return Evaluations(seconds, 1, self.clock)(wanted)
+
+
+def test_all_are_computed_where_there_is_time() -> None:
+    assert Paced(1, 1, 1, 1)(10, 0, 0, 1, 2) == [0, 1, 2, 3]
+
+
+def test_what_every_check_needs_is_computed_though_it_is_late() -> None:
+    """Three references of a second each, in a second: all, since they may take two and are there;
+    the others are left out and not even begun."""
+    paced = Paced(0.6, 0.6, 0.6, 0.6, 0.6)
+    found = paced(1, 0, 0, 0, 1, 2)
+    assert found[:3] == [0, 1, 2]
+    assert all(isinstance(each, Left) for each in found[3:])
+    assert paced.done == [0, 1, 2]
+
+
+def test_what_is_needed_and_too_slow_is_no_check() -> None:
+    """One that is left out would be a check of fewer inputs than every other has."""
+    with pytest.raises(OutOfTime):
+        Paced(1.5, 1.5, 1.5)(1, 0, 0, 0)
+
+
+def test_other_sizes_come_before_other_values() -> None:
+    paced = Paced(1, 1, 1)
+    found = paced(2.5, 0, 2, 1)
+    assert found[2] == 2
+    assert isinstance(found[1], Left)
+
+
+def test_an_evaluation_ends_when_nobody_waits() -> None:
+    ended = threading.Event()
+
+    def endless(step: Callable[[], None]) -> None:
+        try:
+            while True:
+                step()
+        finally:
+            ended.set()
+
+    with pytest.raises(OutOfTime):
+        Evaluations(0.0)([Evaluation(endless)])
+    assert ended.wait(10)
+
+
+def test_a_wrong_evaluation_is_given_back_and_an_interrupt_raised() -> None:
+    def raising(error: BaseException) -> Evaluation:
+        def compute(step: Callable[[], None]) -> None:
+            raise error
+
+        return Evaluation(compute)
+
+    (found,) = Evaluations(1.0)([raising(ValueError("no"))])
+    assert isinstance(found, ValueError)
+    with pytest.raises(KeyboardInterrupt):
+        Evaluations(1.0)([raising(KeyboardInterrupt())])
+
+
+def test_every_changed_model_was_checked_on_three_draws_however_short_the_time() -> None:
+    a = x(8, 8)
+    result = optimize_model(
+        model((a,), (term("neg", term("neg", term("relu", a))),)), Config(measure=False, budget=0.01)
+    )
+    assert result.changed
+    assert len({d.case for d in result.differences}) >= len(SEEDS)
+
+
+# ---------------------------------------------------------------- room
+
+
+def rows() -> Model:
+    """A product of rows with themselves, quadratic in their number."""
+    a = variable("x", Tensor(F, (symbol("batch"), symbol("rows"), 64)))
+    return model((a,), (term("matmul", a, term("transpose", a, perm=(0, 2, 1))),))
+
+
+def test_the_most_that_is_there_at_once_is_counted() -> None:
+    made = bulk(rows(), {"batch": 2, "rows": 100})
+    inputs, turned, product = (8 * 2 * n for n in (6400, 6400, 10000))
+    assert made.peak == inputs + turned + product
+    assert made.total == inputs + turned + product
+
+
+def test_smaller_sizes_are_a_batch_of_one_and_then_halves() -> None:
+    found = list(smaller(rows(), {"batch": 8, "rows": 256}, ()))
+    assert found[:3] == [{"batch": 1, "rows": 256}, {"batch": 1, "rows": 128}, {"batch": 1, "rows": 64}]
+    assert min(each["rows"] for each in found) >= 8
+
+
+def test_what_the_user_chose_stays() -> None:
+    assert all(each["rows"] == 256 for each in smaller(rows(), {"batch": 8, "rows": 256}, ("rows",)))
+
+
+@pytest.mark.parametrize(("left", "right", "result"), [("ij", "jk", "ik"), ("bij", "bjk", "bik"), ("ij", "ij", "")])
+def test_a_product_in_parts_is_the_product(left: str, right: str, result: str) -> None:
+    sizes, rng = {"b": 3, "i": 5, "j": 7, "k": 4}, np.random.default_rng(0)
+    a, b = (rng.normal(size=[sizes[c] for c in letters]) for letters in (left, right))
+    expected = pairwise(a, b, left, right, result)
+    for part in (8, 64, 200, 1 << 20):
+        assert np.allclose(pairwise_in_parts(a, b, left, right, result, part), expected, rtol=1e-12)
