@@ -42,41 +42,13 @@ inline void with_constant(size_t r, F f) {
   }
 }
 
-template <size_t R, size_t V, bool AHEAD, class A, class B>
-inline void free_block(size_t K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
-  vec s[R][V];
-#pragma GCC unroll 8
-  for (size_t r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (size_t v = 0; v < V; ++v) s[r][v] = load(c + r * cm + v * WIDTH);
-  for (size_t k = 0; k < K; ++k) {
-    vec x[V];
-#pragma GCC unroll 8
-    for (size_t v = 0; v < V; ++v) {
-      x[v] = load(b + k * bk + v * WIDTH);
-      if constexpr (AHEAD) __builtin_prefetch(b + k * bk + (V + v) * WIDTH);
-      hold<R>(x[v]);
-    }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < R; ++r) {
-      const float f = static_cast<float>(a[r * am + k * ak]);
-#pragma GCC unroll 8
-      for (size_t v = 0; v < V; ++v) s[r][v] += x[v] * f;
-    }
-  }
-#pragma GCC unroll 8
-  for (size_t r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (size_t v = 0; v < V; ++v) store(c + r * cm + v * WIDTH, s[r][v]);
-}
-
 template <size_t R, bool AHEAD, class A, class B>
 inline void free_rows(size_t N, size_t K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   constexpr size_t V = R >= 4 ? 4 : 8;
   size_t n = 0;
-  for (; n + V * WIDTH <= N; n += V * WIDTH) free_block<R, V, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
-  for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) free_block<R, 2, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
-  for (; n + WIDTH <= N; n += WIDTH) free_block<R, 1, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
+  for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, AHEAD>(K, a, am, ak, b + n, bk, c + n, cm);
   if (n < N)
     for (size_t r = 0; r < R; ++r)
       for (size_t k = 0; k < K; ++k) {

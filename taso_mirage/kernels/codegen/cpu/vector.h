@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace {
 
@@ -166,8 +167,9 @@ inline void totals(vec (&s)[8], float* c, size_t cm, size_t cn) {
 
 // c[R][V vectors] += sum over k of a[R][k] * b[k][V vectors], with all of c in registers. AHEAD: what stands behind these vectors of b
 // is fetched, for it comes next; from memory that takes a quarter less, from a cache 2 % more.
-template <size_t R, size_t V, size_t K, bool AHEAD, class A, class B>
-inline void columns_block(const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
+// K is a number, or an integral constant where the compiler knows it.
+template <size_t R, size_t V, bool AHEAD, class Count, class A, class B>
+inline void columns_block(Count K, const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   vec s[R][V];
 #pragma GCC unroll 8
   for (size_t r = 0; r < R; ++r)
@@ -198,11 +200,11 @@ template <size_t R, size_t N, size_t K, bool AHEAD, class A, class B>
 inline void columns_rows(const A* a, size_t am, size_t ak, const B* b, size_t bk, float* c, size_t cm) {
   constexpr size_t V = R >= 4 ? 4 : 8;
   size_t n = 0;
-  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
+  for (; n + V * WIDTH <= N; n += V * WIDTH) columns_block<R, V, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % (V * WIDTH) >= 2 * WIDTH)
-    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
+    for (; n + 2 * WIDTH <= N; n += 2 * WIDTH) columns_block<R, 2, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % (2 * WIDTH) >= WIDTH)
-    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, K, AHEAD>(a, am, ak, b + n, bk, c + n, cm);
+    for (; n + WIDTH <= N; n += WIDTH) columns_block<R, 1, AHEAD>(std::integral_constant<size_t, K>{}, a, am, ak, b + n, bk, c + n, cm);
   if constexpr (N % WIDTH != 0)
     for (size_t r = 0; r < R; ++r)
       for (size_t k = 0; k < K; ++k)
