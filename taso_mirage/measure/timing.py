@@ -15,9 +15,10 @@ AS_FAST = 0.99
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Lower quartiles in seconds over interleaved runs (a shared machine only ever adds time),
-    their ratio, and the quartiles of the ratio round by round; `wins` is the part of the rounds in
-    which the other was faster. Of several sets of sizes the weighted sums; `each` has the times of
-    every set."""
+    their ratio, and the quartiles of the ratio round by round, of which the ratio is at most the
+    upper one: few runs of one model may fall into a good moment. `wins` is the part of the rounds
+    in which the other was faster. Of several sets of sizes the weighted sums; `each` has the times
+    of every set."""
 
     original: float
     optimized: float
@@ -54,4 +55,4 @@ def compared_times(
         tuple(compared_times([a], [b], [1.0]) for a, b in zip(original, other, strict=True)) if len(shares) > 1 else ()
     )
     wins = float(np.mean(sums[1] < sums[0]))
-    return Timing(quiet, other_quiet, quiet / other_quiet, low, high, rounds, each, wins)
+    return Timing(quiet, other_quiet, min(quiet / other_quiet, high), low, high, rounds, each, wins)
