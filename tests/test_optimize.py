@@ -200,6 +200,12 @@ def test_bad_luck_does_not_end_what_is_predicted_to_gain(
     measured_again(monkeypatch, tmp_path, rounds, asked, kept)
 
 
+def test_without_time_for_another_look_the_first_one_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(choice, "PROMISING", 2.0)
+    monkeypatch.setattr(choice.Choosing, "_left", lambda self: 0.0)
+    measured_again(monkeypatch, tmp_path, [[0.9], [1.3]], 1, False)
+
+
 def test_an_interrupt_ends_the_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One more than had begun, where there would be two."""
     monkeypatch.setattr(choice, "PROMISING", 2.0)

@@ -146,7 +146,9 @@ class Choosing:
             return candidates
         kept = sorted(candidates, key=lambda c: c.cost)[: max(int(loads), 1)]
         if len(kept) < len(candidates):
-            self.job.remarks.append(f"{len(candidates) - len(kept)} candidates were not measured: no time was left")
+            left = len(candidates) - len(kept)
+            said = f"{left} candidates were" if left > 1 else "1 candidate was"
+            self.job.remarks.append(f"{said} not measured: no time was left")
         return kept
 
     def _alive(
@@ -190,8 +192,9 @@ class Choosing:
         told from chance."""
         hopeful = any(map(any, times))
         least = comparison_seconds(self.job) / 2 + 2 * load_seconds(self.job)
+        timing = self._compared(times)[0] if hopeful else None
         for _ in range(LOOKS):
-            if self._left() < least and any(map(any, (rounds for each in times for rounds in each))):
+            if timing is not None and self._left() < least:
                 break
             sessions = [
                 runtime.open_in_child(self.problem.model, self.problem.target, source=True),
@@ -206,6 +209,7 @@ class Choosing:
             hoping = hopeful and not self.job.stop.asked
             if (gain and timing.certain) or timing.slower or not (gain or hoping):
                 break
+        assert timing is not None  # LOOKS is above 0
         return timing
 
     def _times(self, sessions: Sequence[Session]) -> list[list[list[float]]]:
