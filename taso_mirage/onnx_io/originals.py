@@ -60,15 +60,18 @@ def copy_attribute(attribute: ir.Attr) -> ir.Attr:
     return attribute
 
 
-def recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> None:
+def recapture(new: ir.Node, captured: Mapping[ir.Value, ir.Value]) -> None:
     """Point the cloned bodies' uses of outer values to the values of the new model."""
-    outer = old.graph
     waiting = bodies(new)
     while waiting and captured:
-        for inner in waiting.pop():
+        body = waiting.pop()
+        for i, output in enumerate(body.outputs):
+            if output in captured:
+                body.outputs[i] = captured[output]
+        for inner in body:
             for i, value in enumerate(inner.inputs):
-                if value is not None and value.name in captured and value.graph is outer:
-                    inner.replace_input_with(i, captured[value.name])
+                if value in captured:
+                    inner.replace_input_with(i, captured[value])
             waiting += bodies(inner)
 
 

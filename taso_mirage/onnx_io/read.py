@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -36,12 +36,13 @@ mapping."""
 
 
 class OpaqueCall:
-    """The ONNX node behind an opaque term, with the names of the outer values that its bodies
-    use."""
+    """The ONNX node behind an opaque term, with the outer values that its bodies use, and the
+    domains that these need beside the model's own."""
 
-    def __init__(self, node: ir.Node, captured: tuple[str, ...]) -> None:
+    def __init__(self, node: ir.Node, captured: tuple[ir.Value, ...], opsets: Mapping[str, int] | None = None) -> None:
         self.node = node
         self.captured = captured
+        self.opsets = dict(opsets or {})
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -97,6 +98,9 @@ class _Reader:
         for value in inputs:
             self._input(value)
         self.input_sizes = set(self.known_sizes)
+        self._inside(graph)
+
+    def _inside(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
             if value not in self.terms:
                 self._initializer(value)
@@ -129,10 +133,17 @@ class _Reader:
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
             self.names.setdefault(term, name)
             return term
+        name = self._free_name(name, tensor)
         self.weights[name] = tensor
         term = weight(name, Tensor(dtype, shape))
         self.names[term] = name
         return term
+
+    def _free_name(self, name: str, tensor: ir.TensorProtocol) -> str:
+        """A weight's name that no other one has: branches beside each other may use one for
+        both."""
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        return next(n for n in names if self.weights.get(n, tensor) is tensor)
 
     def _type(self, value: ir.Value) -> Tensor:
         if not isinstance(value.type, ir.TensorType):
@@ -195,6 +206,12 @@ class _Reader:
     # ------------------------------------------------------------ nodes
 
     def _node(self, node: ir.Node) -> None:
+        branch = self._only_branch(node)
+        if branch is not None:
+            self._inside(branch)
+            for inner, output in zip(branch.outputs, node.outputs, strict=True):
+                self._bind(output, self.value(inner))
+            return
         try:
             term = self._whole(node, self._known(node))
         except (Unsupported, IllTyped, Undecidable) as error:
@@ -210,6 +227,17 @@ class _Reader:
             self._bind(node.outputs[0], term)
         metadata = dict(node.metadata_props)
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
+
+    def _only_branch(self, node: ir.Node) -> ir.Graph | None:
+        """The branch of an If whose condition is a constant: it stands in the node's place."""
+        if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
+            return None
+        condition = self.value(node.inputs[0])
+        if condition.op != "constant" or condition.dtype != "bool" or len(bodies(node)) != 2:
+            return None
+        name = "then_branch" if condition.attr("value").numpy().reshape(-1)[0] else "else_branch"
+        branch = node.attributes[name].as_graph()
+        return branch if len(branch.outputs) == len(node.outputs) else None
 
     def _bind(self, output: ir.Value, term: Node) -> None:
         self.terms[output] = term
@@ -283,7 +311,7 @@ class _Reader:
         captured = list(dict.fromkeys(_captured(node)))
         args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
         types = tuple(self._output_type(o) for o in node.outputs)
-        call = OpaqueCall(node, tuple(str(v.name) for v in captured))
+        call = OpaqueCall(node, tuple(captured))
         single = len(types) == 1
         term = Node("opaque", tuple(args), (("call", call),), lambda: types[0] if single else types)
         self.reasons[term] = reason

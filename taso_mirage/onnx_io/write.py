@@ -319,6 +319,7 @@ class _Writer:
             self._describe(value)
         inputs = [self._value(a) for a in node.args[:count]]
         captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))
+        self.domains |= {d: v for d, v in call.opsets.items() if d not in self.domains}
         origin = self.model.origins.get(node, Origin(old.name, old.doc_string, dict(old.metadata_props)))
         new = ir.Node(
             old.domain,
@@ -331,7 +332,7 @@ class _Writer:
             doc_string=origin.doc,
             metadata_props=dict(origin.metadata),
         )
-        recapture(new, old, captured)
+        recapture(new, captured)
         values = dict(zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True))
         new.device_configurations = placed_devices(old, values)
         self.nodes.append(new)
