@@ -48,7 +48,7 @@ class Origin:
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
-    scalars that choose a branch."""
+    scalars that choose a branch; `source` is what was read, where the header is not."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -60,6 +60,7 @@ class Model:
     opaque: Mapping[Node, str] = field(default_factory=dict, repr=False)
     sizes: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
+    source: Any = field(default=None, repr=False)
 
     @property
     def opset(self) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.onnx_io.walk import bodies
@@ -17,6 +18,11 @@ def in_memory(tensor: Any) -> Any:
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+
+def as_tensor(weight: Any) -> Any:
+    """A weight as a tensor of onnx-ir."""
+    return weight if isinstance(weight, ir.TensorProtocol) else ir.Tensor(np.ascontiguousarray(weight.numpy()))
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
-from taso_mirage.onnx_io.walk import bodies
+from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
 
@@ -308,7 +308,7 @@ class _Reader:
         return self._tensor(str(output.name), ir.tensor(array, name=output.name))
 
     def _opaque(self, node: ir.Node, reason: str) -> Node:
-        captured = list(dict.fromkeys(_captured(node)))
+        captured = list(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
         args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
         types = tuple(self._output_type(o) for o in node.outputs)
         call = OpaqueCall(node, tuple(captured))
@@ -349,22 +349,6 @@ def _nameless(dim: int | ir.SymbolicDim) -> bool:
 
 def _is_used(value: ir.Value) -> bool:
     return bool(value.name) and (value.is_graph_output() or bool(value.uses()))
-
-
-def _captured(node: ir.Node) -> Iterable[ir.Value]:
-    """The outer values that the bodies of a node use."""
-    waiting = bodies(node)
-    inside: set[ir.Value] = set()
-    seen: list[ir.Value] = []
-    while waiting:
-        body = waiting.pop()
-        inside.update(body.inputs, body.initializers.values())
-        seen += list(body.outputs)
-        for inner in body:
-            inside.update(inner.outputs)
-            seen += [v for v in inner.inputs if v is not None]
-            waiting += bodies(inner)
-    return [v for v in seen if v not in inside]
 
 
 def _dim_texts(value: ir.Value) -> list[str]:

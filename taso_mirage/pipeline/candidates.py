@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,25 +27,31 @@ class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of mutants and search together; the
-    passes have taken of it."""
+    passes have taken of it. `inside`: the model after what was done inside of nodes alone, if
+    something was."""
 
     normal: Model
     steps: list[RewriteStep]
     passed: ModelCandidate
     rewriters: list[Rewriter]
     budget: Budget
+    inside: tuple[ModelCandidate, ...] = ()
 
 
-def passes(job: Job, problem: Problem) -> Start:
-    """The model after the passes, from which the search starts."""
+def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
+    """The model after the passes, from which the search starts, with what was done inside of
+    nodes."""
     budget = Budget(_of_graphs(job), alpha=job.config.alpha)
     problem.rewriter.term.measure_until(budget.start + budget.seconds)
-    normal, steps, passed = problem.rewriter.passes()
+    changed, taken = problem.after(inside)
+    problem.weights.update(changed.weights)
+    alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()
+    normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
         each.term.measure_until(budget.start + budget.seconds)
-    return Start(normal, steps, passed, others or [problem.rewriter], budget)
+    return Start(normal, steps, passed, others or [problem.rewriter], budget, alone)
 
 
 def _of_graphs(job: Job) -> float:
@@ -75,7 +82,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
-    candidates, statistics = [start.passed], SearchStatistics()
+    candidates, statistics = [start.passed, *start.inside], SearchStatistics()
     for target in variants(job, problem):
         candidates += [
             replace(start.passed, target=target),

@@ -8,7 +8,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, Progress, Stop
 
 Values = Mapping[str, Any]
@@ -20,12 +23,16 @@ class Kept(Exception):
     not run."""
 
 
+def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:
+    raise TasoMirageError("no models are optimized inside of this one")
+
+
 @dataclass(slots=True)
 class Job:
     """What all stages of one optimization share: the options, progress, interrupts, the cache of
     measurements, and the executor whose machines measure. `remarks` are for the user; `failure`
     says which rewrite broke the model, `kept` why its graph is kept; `seconds` are those of each
-    stage."""
+    stage; `nested` optimizes another model with options of its own."""
 
     config: Config
     progress: Progress
@@ -36,6 +43,7 @@ class Job:
     failure: str | None = None
     kept: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
 
 
 @dataclass(frozen=True, slots=True)

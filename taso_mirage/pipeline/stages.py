@@ -12,10 +12,12 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io import save
+from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import KERNELS_SHARE, mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.stage import Job, Stage, Values, run
 from taso_mirage.report.explanations import explained
@@ -96,7 +98,8 @@ SEARCH = (
     Stage("sizes", found_sizes, ("model", "original"), ("sized", "workloads")),
     Stage("read", pose, ("sized", "workloads"), ("problem",)),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
-    Stage("passes", passes, ("problem",), ("start",)),
+    Stage("bodies", work_inside, ("problem", "original", "cases"), ("inside",)),
+    Stage("passes", passes, ("problem", "inside"), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics")),
     Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("choice",)),
@@ -129,8 +132,8 @@ def optimize_model(
     """
     child().limit = config.run_limit
     with measuring(config) as (cache, executor):
-        job = Job(config, progress, stop or Stop(), cache, executor)
-        values: Values = run(SEARCH, job, {"model": model})
+        job = Job(config, progress, stop or Stop(), cache, executor, nested=optimize_model)
+        values: Values = run(SEARCH, job, {"model": without_functions(model)})
         result = conclude(job, **{name: values[name] for name in CONCLUDED if name in values})
     given = {"result": result} | ({} if output is None else {"output": output})
     found: Result = run(FINISH, job, given)["result"]

@@ -82,16 +82,19 @@ class Rewriter:
         self.passing = 0.0
         """Seconds that the passes took: what those after the search may take."""
 
-    def passes(self) -> tuple[Model, list[RewriteStep], ModelCandidate]:
+    def passes(
+        self, model: Model | None = None, before: Sequence[RewriteStep] = ()
+    ) -> tuple[Model, list[RewriteStep], ModelCandidate]:
         """The model that the search starts from with the steps to it, and the model after all
-        passes.
+        passes; they start from another model, where steps to that are given.
 
         The search has no small fusions into the runtime's operators: they are made last, and would
         only hide large ones.
         """
         standard, large, every = self.stages
         start = time.monotonic()
-        normal, steps = self._simplified(self.model, [standard, large])
+        normal, steps = self._simplified(model or self.model, [standard, large])
+        steps = [*before, *steps]
         passed, lowered = self._simplified(normal, [every])
         self.passing = time.monotonic() - start
         return normal, steps, self.candidate("passes", passed, [*steps, *lowered])
