@@ -103,10 +103,10 @@ class _Reading:
         if any(not isinstance(each.type, Tensor) or each is ABSENT for each in carried):
             raise Unsupported("what is carried is no tensor")
         types = [each.tensor for each in carried]
-        for n in range(ROUNDS):
+        for _ in range(ROUNDS):
             found = self._read((*first, *types, *last))
             given = [o.type for o in found.model.graph.outputs[skipped : skipped + len(types)]]
-            weaker = [_common(a, b, f"carried_{n}_{i}") for i, (a, b) in enumerate(zip(types, given, strict=True))]
+            weaker = [_common(a, b, f"carried_{i}") for i, (a, b) in enumerate(zip(types, given, strict=True))]
             if weaker == types:
                 return found
             types = weaker

@@ -11,11 +11,12 @@ from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.timing import Timing, compared_times
+from taso_mirage.measure.timing import AS_FAST, Timing, compared_times
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
@@ -84,12 +85,20 @@ class Choosing:
         normal = next(usable, None)
         best = max(range(len(timings)), key=lambda i: timings[i].ratio)
         sessions.clear()
+        if self.job.config.part and timings[best].ratio >= AS_FAST and self._predicted_faster(alive[best]):
+            return Choice(alive[best], timings[best], normal)
         timing = self._sure(alive[best], timings[best], [[each[0], each[1 + best]] for each in times])
         if timing.ratio < KEEP_BELOW or not timing.certain:
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
         return Choice(alive[best], timing, normal)
+
+    def _predicted_faster(self, candidate: ModelCandidate) -> bool:
+        """Whether it costs less than the original by the prediction; what happened inside of nodes
+        has none, and was faster by itself."""
+        inside = any(step.equations == (BODIES,) for step in candidate.steps)
+        return inside or candidate.cost < self.problem.cost(self.problem.model.graph.outputs)
 
     def _alive(
         self, candidates: Sequence[ModelCandidate], original: Session

@@ -142,6 +142,7 @@ def _optimized(job: Job, place: _Place) -> Result | None:
         shapes=(({}, 1.0),),
         kernels=OFF,
         explain=False,
+        part=place.reached,
     )
     try:
         found = job.nested(place.body.model, config, partial(_progress, job, place.label), job.stop)
