@@ -13,6 +13,7 @@ from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.onnx_io.write import declare
 from taso_mirage.operators.ops import get
 
@@ -77,7 +78,10 @@ def _declare_like(value: ir.Value, node: Node) -> None:
     their tensor."""
     source, index = (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
     if source.op == "opaque":
-        value.type = source.attr("call").node.outputs[index].type
+        made: ir.Node = source.attr("call").node
+        value.type = made.outputs[index].type
+        if value.type is None and made.op_type == "If" and bodies(made):  # it may be optional
+            value.type = bodies(made)[0].outputs[index].type
     if value.type is None:
         declare(value, Tensor(node.dtype, None))
 

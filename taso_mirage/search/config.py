@@ -47,9 +47,10 @@ class Config:
     of named sizes, each with its weight. `inputs`: the user's own, for the check and the timing.
     `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
     measured here. `part`: the model is a part of another one, which is measured as a whole
-    afterwards, so what is predicted to be faster and measured no slower is taken. `partial`: whether mutants with corrections take part in the search. `run_limit`:
-    seconds that the runtime may take for one load, run or measurement. `rules`: what may be applied
-    (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
+    afterwards, so what is predicted to be faster and measured no slower is taken. `partial`:
+    whether mutants with corrections take part in the search. `run_limit`: seconds that the runtime
+    may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
+    one of KERNELS. `explain`: whether every change is explained afterwards.
     """
 
     budget: float = 60.0
