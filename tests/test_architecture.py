@@ -55,10 +55,12 @@ HEAVY = {
         "prove/rules/admitted.py",
     },
     "onnx_ir": {
+        "onnx_io/bodies.py",
         "onnx_io/build.py",
         "onnx_io/compared.py",
         "onnx_io/files.py",
         "onnx_io/inference.py",
+        "onnx_io/inlining.py",
         "onnx_io/kernels.py",
         "onnx_io/originals.py",
         "onnx_io/protos.py",

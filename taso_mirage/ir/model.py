@@ -48,7 +48,8 @@ class Origin:
 class Model:
     """`header` is the ONNX border's own; `names` are those of values; `opaque` says why a node has
     no definition here; `sizes` are what its free dims are taken to be, `integers` the values of
-    scalars that choose a branch, `rows` those of the tables that integers of an input index."""
+    scalars that choose a branch, `rows` those of the tables that integers of an input index;
+    `source` is what was read, where the header is not."""
 
     graph: Graph
     weights: Mapping[str, Weight]
@@ -61,6 +62,7 @@ class Model:
     sizes: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
+    source: Any = field(default=None, repr=False)
 
     @property
     def opset(self) -> int:

@@ -19,12 +19,12 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, topological
+from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
-from taso_mirage.onnx_io.build import standalone
+from taso_mirage.onnx_io.build import observing
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.rewriting.derived_traits import selects
 
@@ -59,8 +59,7 @@ class Decisions:
 
     def _opened(self) -> Session:
         if self.session is None:
-            part = standalone(Graph(self.model.graph.inputs, self.terms), self.model.opsets, self.model.weights)
-            self.session = Session(serialize(part))
+            self.session = Session(serialize(observing(self.model, self.terms)))
         return self.session
 
 

@@ -15,19 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused
+from taso_mirage.errors import InvalidModel, InvalidOption, RunFailed, RunRefused, TasoMirageError
 from taso_mirage.ir.dims import evaluate
 from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.terms import Node, is_float, numpy_dtype
 from taso_mirage.measure.bulk import LARGEST_TENSOR, ROOM, bulk, too_large
 from taso_mirage.measure.extremes import may_be_extreme
+from taso_mirage.measure.hints import BATCH_SIZE
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
 from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
-from taso_mirage.measure.sizes import choices
+from taso_mirage.measure.sizes import choices, settle
+from taso_mirage.onnx_io.compared import compared_numbers
 
 SEEDS = (1, 2, 3)
 LISTED = 6
@@ -267,13 +269,37 @@ class InputDraws:
         return sizes
 
     def _choices(self, kept: Arrays) -> Iterator[Drawn]:
-        """Each scalar that may choose a branch at every value that the model compares it with."""
+        """Each scalar that may choose a branch at every value that the model compares it with.
+
+        Where the original does not run so, at sizes that are found for that value.
+        """
+        compared = compared_numbers(self.model)
         for name, values in choices(self.model).items():
             for value in values if name not in kept else ():
                 if value != self.model.integers.get(name):
-                    asked = replace(self.model, integers={**self.model.integers, name: value})
-                    inputs = random_inputs(asked, SEEDS[-1] + 4, self.base, kept=kept)
-                    yield from self._tried(f"random inputs with {name}={value}", inputs, self.base, sizes=False)
+                    found = list(self._chosen(name, value, self.base, kept))
+                    if not found and value in compared.get(name, ()):
+                        found = list(self._elsewhere(name, value))
+                    yield from found
+
+    def _chosen(self, name: str, value: int, sizes: Mapping[str, int], kept: Arrays) -> Iterator[Drawn]:
+        asked = replace(self.model, integers={**self.model.integers, name: value})
+        inputs = random_inputs(asked, SEEDS[-1] + 4, sizes, kept=kept)
+        moved = shown_sizes(self._differing(sizes))
+        said = f"random inputs with {name}={value}" + (f" at {moved}" if moved else "")
+        yield from self._tried(said, inputs, sizes, sizes=False)
+
+    def _elsewhere(self, name: str, value: int) -> Iterator[Drawn]:
+        """With one value of a scalar, at the first sizes that are found for it."""
+        node = next(n for n in self.model.graph.inputs if n.attr("name") == name)
+        fixed = {name: np.full([1] * node.tensor.rank, value, numpy_dtype(node.dtype))}
+        held = {dim: size for dim, size in self.base.items() if dim in self.fixed}
+        try:
+            found = settle(self.model, self.session, [(self.base, 1.0)], held, BATCH_SIZE, fixed)
+        except TasoMirageError:
+            return
+        sizes = found.workloads[0][0]
+        yield from self._chosen(name, value, sizes, {})
 
     def _at(self, sizes: Mapping[str, int], said: bool = True) -> Iterator[Drawn]:
         """Random inputs at other sizes, as far as the original runs there."""

@@ -197,7 +197,7 @@ def _has_a_double(node: Node) -> bool:
 def _loaded(result: Any, type: Type) -> Any:
     """A result in float64, if its type is known to be a tensor; an array of rank 0 is an array,
     too."""
-    if isinstance(result, (list, dict)):
+    if result is None or isinstance(result, (list, dict)):  # None: an optional value that is not there
         return result
     array = np.asarray(result)
     return EXACT.load(array) if isinstance(type, Tensor) and is_float(type.dtype) else array
@@ -206,7 +206,7 @@ def _loaded(result: Any, type: Type) -> Any:
 def _as_declared(value: Any, node: Node) -> Any:
     """As the runtime takes it: an array of the declared dtype, also where numpy made a number of an
     array of rank 0."""
-    if isinstance(value, (list, dict)):
+    if value is None or isinstance(value, (list, dict)):
         return value
     array = np.asarray(value)
     if not isinstance(node.type, Tensor) or not is_float(node.dtype):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import onnx_ir as ir
 
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_float, variable
+from taso_mirage.onnx_io.originals import copy_model, copy_value
 from taso_mirage.onnx_io.read import OpaqueCall
+from taso_mirage.onnx_io.walk import bodies
 from taso_mirage.onnx_io.write import declare
 from taso_mirage.operators.ops import get
 
@@ -69,12 +72,29 @@ def _result(value: ir.Value, double: bool) -> ir.TypeProtocol | None:
     )
 
 
+def observing(model: Model, terms: Sequence[Node]) -> Model:
+    """A model that gives the values of some terms of another one, on the same inputs."""
+    header: ir.Model = model.header
+    inputs = [copy_value(v) for v in header.graph.inputs if str(v.name) in model.input_names]
+    names = tuple(f"observed_{i}" for i in range(len(terms)))
+    outputs = [ir.Value(name=name) for name in names]
+    for value, term in zip(outputs, terms, strict=True):
+        _declare_like(value, term)
+        value.shape = None
+    shell = ir.Graph(inputs, outputs, nodes=[], opset_imports=dict(model.opsets), name="graph")
+    graph = Graph(model.graph.inputs, tuple(terms))
+    return replace(model, graph=graph, output_names=names, header=copy_model(header, shell))
+
+
 def _declare_like(value: ir.Value, node: Node) -> None:
     """The ONNX type of a term: an opaque one has its own (it may be a sequence), others that of
     their tensor."""
     source, index = (node.args[0], node.attr("index")) if node.op == "item" else (node, 0)
     if source.op == "opaque":
-        value.type = source.attr("call").node.outputs[index].type
+        made: ir.Node = source.attr("call").node
+        value.type = made.outputs[index].type
+        if value.type is None and made.op_type == "If" and bodies(made):  # it may be optional
+            value.type = bodies(made)[0].outputs[index].type
     if value.type is None:
         declare(value, Tensor(node.dtype, None))
 

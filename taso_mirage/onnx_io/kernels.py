@@ -45,6 +45,11 @@ def without_kernels(old: ir.Model) -> ir.Model:
     return source
 
 
+def is_kernel(function: ir.Function) -> bool:
+    """Whether a function is one that a fused kernel runs in the place of."""
+    return bool(function.domain == DOMAIN)
+
+
 def without_stamp(source: ir.Model) -> None:
     """Forget where the file was measured: a result gets the stamp of its own target
     (`targets.packaging`)."""

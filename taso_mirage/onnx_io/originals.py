@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from taso_mirage.onnx_io.walk import bodies
@@ -17,6 +18,11 @@ def in_memory(tensor: Any) -> Any:
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+
+def as_tensor(weight: Any) -> Any:
+    """A weight as a tensor of onnx-ir."""
+    return weight if isinstance(weight, ir.TensorProtocol) else ir.Tensor(np.ascontiguousarray(weight.numpy()))
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:
@@ -60,15 +66,18 @@ def copy_attribute(attribute: ir.Attr) -> ir.Attr:
     return attribute
 
 
-def recapture(new: ir.Node, old: ir.Node, captured: Mapping[str, ir.Value]) -> None:
+def recapture(new: ir.Node, captured: Mapping[ir.Value, ir.Value]) -> None:
     """Point the cloned bodies' uses of outer values to the values of the new model."""
-    outer = old.graph
     waiting = bodies(new)
     while waiting and captured:
-        for inner in waiting.pop():
+        body = waiting.pop()
+        for i, output in enumerate(body.outputs):
+            if output in captured:
+                body.outputs[i] = captured[output]
+        for inner in body:
             for i, value in enumerate(inner.inputs):
-                if value is not None and value.name in captured and value.graph is outer:
-                    inner.replace_input_with(i, captured[value.name])
+                if value in captured:
+                    inner.replace_input_with(i, captured[value])
             waiting += bodies(inner)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
 from taso_mirage.onnx_io.types_of_shapes import SHAPE_TYPES
 from taso_mirage.onnx_io.types_onnx import ONNX_TYPES
-from taso_mirage.onnx_io.walk import bodies
+from taso_mirage.onnx_io.walk import bodies, outer_values
 from taso_mirage.operators.folding import fold_small
 from taso_mirage.operators.indexed import indexed_rows
 from taso_mirage.operators.ops import Call, by_onnx, get, known_elements
@@ -43,12 +43,13 @@ mapping."""
 
 
 class OpaqueCall:
-    """The ONNX node behind an opaque term, with the names of the outer values that its bodies
-    use."""
+    """The ONNX node behind an opaque term, with the outer values that its bodies use, and the
+    domains that these need beside the model's own."""
 
-    def __init__(self, node: ir.Node, captured: tuple[str, ...]) -> None:
+    def __init__(self, node: ir.Node, captured: tuple[ir.Value, ...], opsets: Mapping[str, int] | None = None) -> None:
         self.node = node
         self.captured = captured
+        self.opsets = dict(opsets or {})
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -106,6 +107,9 @@ class _Reader:
         for value in inputs:
             self._input(value)
         self.input_sizes = set(self.known_sizes)
+        self._inside(graph)
+
+    def _inside(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
             if value not in self.terms:
                 self._initializer(value)
@@ -138,10 +142,17 @@ class _Reader:
             term = constant(np.asarray(tensor.numpy()).reshape(shape))
             self.names.setdefault(term, name)
             return term
+        name = self._free_name(name, tensor)
         self.weights[name] = tensor
         term = weight(name, Tensor(dtype, shape))
         self.names[term] = name
         return term
+
+    def _free_name(self, name: str, tensor: ir.TensorProtocol) -> str:
+        """A weight's name that no other one has: branches beside each other may use one for
+        both."""
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        return next(n for n in names if self.weights.get(n, tensor) is tensor)
 
     def _type(self, value: ir.Value) -> Tensor:
         if not isinstance(value.type, ir.TensorType):
@@ -204,6 +215,12 @@ class _Reader:
     # ------------------------------------------------------------ nodes
 
     def _node(self, node: ir.Node) -> None:
+        branch = self._only_branch(node)
+        if branch is not None:
+            self._inside(branch)
+            for inner, output in zip(branch.outputs, node.outputs, strict=True):
+                self._bind(output, self.value(inner))
+            return
         try:
             term = self._whole(node, self._known(node))
         except (Unsupported, IllTyped, Undecidable) as error:
@@ -219,6 +236,17 @@ class _Reader:
             self._bind(node.outputs[0], term)
         metadata = dict(node.metadata_props)
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
+
+    def _only_branch(self, node: ir.Node) -> ir.Graph | None:
+        """The branch of an If whose condition is a constant: it stands in the node's place."""
+        if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
+            return None
+        condition = self.value(node.inputs[0])
+        if condition.op != "constant" or condition.dtype != "bool" or len(bodies(node)) != 2:
+            return None
+        name = "then_branch" if condition.attr("value").numpy().reshape(-1)[0] else "else_branch"
+        branch = node.attributes[name].as_graph()
+        return branch if len(branch.outputs) == len(node.outputs) else None
 
     def _bind(self, output: ir.Value, term: Node) -> None:
         self.terms[output] = term
@@ -293,10 +321,10 @@ class _Reader:
         return self._tensor(str(output.name), ir.tensor(array, name=output.name))
 
     def _opaque(self, node: ir.Node, reason: str) -> Node:
-        captured = list(dict.fromkeys(_captured(node)))
+        captured = list(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
         args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
         types = self._output_types(node, args[: len(node.inputs)])
-        call = OpaqueCall(node, tuple(str(v.name) for v in captured))
+        call = OpaqueCall(node, tuple(captured))
         single = len(types) == 1
         term = Node("opaque", tuple(args), (("call", call),), lambda: types[0] if single else types)
         self.reasons[term] = reason
@@ -368,22 +396,6 @@ def _nameless(dim: int | ir.SymbolicDim) -> bool:
 
 def _is_used(value: ir.Value) -> bool:
     return bool(value.name) and (value.is_graph_output() or bool(value.uses()))
-
-
-def _captured(node: ir.Node) -> Iterable[ir.Value]:
-    """The outer values that the bodies of a node use."""
-    waiting = bodies(node)
-    inside: set[ir.Value] = set()
-    seen: list[ir.Value] = []
-    while waiting:
-        body = waiting.pop()
-        inside.update(body.inputs, body.initializers.values())
-        seen += list(body.outputs)
-        for inner in body:
-            inside.update(inner.outputs)
-            seen += [v for v in inner.inputs if v is not None]
-            waiting += bodies(inner)
-    return [v for v in seen if v not in inside]
 
 
 def _dim_texts(value: ir.Value) -> list[str]:

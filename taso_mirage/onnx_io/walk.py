@@ -48,6 +48,40 @@ def graphs_of(attribute: ir.Attr) -> list[ir.Graph]:
     return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
 
 
+def bodies_below(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """A graph and the bodies of its nodes, and so on."""
+    waiting = [graph]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        for node in each:
+            waiting += bodies(node)
+
+
+def defined_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The values that a graph and the bodies below it define."""
+    for each in bodies_below(graph):
+        yield from (*each.inputs, *each.initializers.values())
+        for node in each:
+            yield from node.outputs
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """The values of a graph that have names, not those of its bodies."""
+    outputs = (o for node in graph for o in node.outputs if o.name)
+    return {str(v.name): v for v in (*graph.inputs, *graph.initializers.values(), *outputs)}
+
+
+def outer_values(graph: ir.Graph) -> list[ir.Value]:
+    """The values that a graph and the bodies below it use and do not define."""
+    inside, used = set(defined_values(graph)), dict[ir.Value, None]()
+    for each in bodies_below(graph):
+        used |= dict.fromkeys(each.outputs)
+        for node in each:
+            used |= dict.fromkeys(v for v in node.inputs if v is not None)
+    return [v for v in used if v not in inside]
+
+
 def change_tensors(source: ir.Model, change: Callable[[Any], Any], attributes_only: bool = False) -> None:
     """Put `change(t)` in the place of every tensor t: initializers and attributes, anywhere in a
     model."""

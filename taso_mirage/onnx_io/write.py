@@ -15,10 +15,18 @@ from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
-from taso_mirage.onnx_io.originals import copy_attribute, copy_model, copy_value, in_memory, placed_devices, recapture
+from taso_mirage.onnx_io.originals import (
+    as_tensor,
+    copy_attribute,
+    copy_model,
+    copy_value,
+    in_memory,
+    placed_devices,
+    recapture,
+)
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.walk import change_tensors
+from taso_mirage.onnx_io.walk import bodies, change_tensors, defined_values, values_by_name
 from taso_mirage.operators.ops import Call, get
 
 APART = frozenset(
@@ -41,7 +49,7 @@ def to_ir(model: Model) -> ir.Model:
 def source_of(model: Model) -> ir.Model:
     """The ONNX model that was read, untouched: what an optimized model is compared with, and what
     is kept when nothing helps."""
-    header: ir.Model = model.header
+    header: ir.Model = model.source or model.header
     try:
         copy = header.clone()
     except RuntimeError as error:  # values that nothing computes, in a function
@@ -102,7 +110,7 @@ class _Writer:
         self.domains: dict[str, int] = dict(model.opsets)
         self.counter = 0
         self.pinned: dict[Node, str] = {}
-        self.old = _values_by_name(self.header.graph)
+        self.old = values_by_name(self.header.graph)
 
     def write(self) -> ir.Model:
         self._reserve_names()
@@ -141,9 +149,9 @@ class _Writer:
             leaf = node.op in ("weight", "constant", "extents")
             if node.op != "input" and (not leaf or self.model.names.get(node) == name):
                 self.pinned.setdefault(node, name)
-        for graph in self.header.graph.subgraphs():
-            self.taken |= {str(o.name) for n in graph for o in n.outputs} | {str(v.name) for v in graph.inputs}
-            self.taken |= set(graph.initializers)
+        for node in self.model.nodes():
+            for body in bodies(node.attr("call").node) if node.op == "opaque" else ():
+                self.taken |= {str(value.name) for value in defined_values(body)}
 
     def _name(self, node: Node) -> str:
         if node in self.pinned:
@@ -215,10 +223,7 @@ class _Writer:
             self._operator(node)
 
     def _initializer(self, node: Node) -> ir.Value:
-        tensor = self.model.weights[node.attr("name")]
-        if not isinstance(tensor, ir.TensorProtocol):
-            tensor = ir.Tensor(np.ascontiguousarray(tensor.numpy()))
-        return self._add_initializer(tensor, self._name(node))
+        return self._add_initializer(as_tensor(self.model.weights[node.attr("name")]), self._name(node))
 
     def _constant(self, array: Any, name: str) -> ir.Value:
         return self._add_initializer(ir.Tensor(np.ascontiguousarray(array).reshape(array.shape)), name)
@@ -312,13 +317,13 @@ class _Writer:
     def _opaque(self, node: Node) -> None:
         call: OpaqueCall = node.attr("call")
         old, count = call.node, len(call.node.inputs)
-        names = self._output_names(node)
-        names = [n if o else "" for n, o in zip(names, call.outputs, strict=True)]
+        names = [n if o else "" for n, o in zip(self._output_names(node), call.outputs, strict=True)]
         outputs = [ir.Value(name=n, type=o.type, shape=o.shape) for n, o in zip(names, old.outputs, strict=True)]
         for value in outputs:
             self._describe(value)
         inputs = [self._value(a) for a in node.args[:count]]
         captured = dict(zip(call.captured, (self.values[a] for a in node.args[count:]), strict=True))
+        self.domains |= {d: v for d, v in call.opsets.items() if d not in self.domains}
         origin = self.model.origins.get(node, Origin(old.name, old.doc_string, dict(old.metadata_props)))
         new = ir.Node(
             old.domain,
@@ -331,7 +336,7 @@ class _Writer:
             doc_string=origin.doc,
             metadata_props=dict(origin.metadata),
         )
-        recapture(new, old, captured)
+        recapture(new, captured)
         values = dict(zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True))
         new.device_configurations = placed_devices(old, values)
         self.nodes.append(new)
@@ -413,11 +418,6 @@ class _Writer:
 
     def _arithmetic(self, op_type: str, a: ir.Value, b: ir.Value) -> ir.Value:
         return self._append(op_type, [a, b], {}, [self._fresh("size")], [Tensor("int64", (1,))])[0]
-
-
-def _values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    outputs = (o for node in graph for o in node.outputs if o.name)
-    return {str(v.name): v for v in (*graph.inputs, *graph.initializers.values(), *outputs)}
 
 
 def _numbers(value: Any) -> ir.AttributeType | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,25 +25,31 @@ class Start:
     """What the search starts from: the model without the small fusions into the runtime's operators
     (`normal`), the steps to it, and the model after all passes. `rewriters`: one for each set of
     the target's options that is searched. The `budget` is that of mutants and search together; the
-    passes have taken of it."""
+    passes have taken of it. `inside`: the model after what was done inside of nodes alone, if
+    something was."""
 
     normal: Model
     steps: list[RewriteStep]
     passed: ModelCandidate
     rewriters: list[Rewriter]
     budget: Budget
+    inside: tuple[ModelCandidate, ...] = ()
 
 
-def passes(job: Job, problem: Problem) -> Start:
-    """The model after the passes, from which the search starts."""
+def passes(job: Job, problem: Problem, inside: Sequence[RewriteStep] = ()) -> Start:
+    """The model after the passes, from which the search starts, with what was done inside of
+    nodes."""
     budget = Budget(search_seconds(job), alpha=job.config.alpha)
     problem.rewriter.measure_until(budget.start + budget.seconds, budget.start + DECIDING * budget.seconds)
-    normal, steps, passed = problem.rewriter.passes()
+    changed, taken = problem.after(inside)
+    problem.weights.update(changed.weights)
+    alone = (problem.rewriter.candidate("bodies", changed, taken),) if inside else ()
+    normal, steps, passed = problem.rewriter.passes(changed, taken) if inside else problem.rewriter.passes()
     others = [rewriter_for(job, problem, target) for target in variants(job, problem)]
     for each in others:
         each.passing = problem.rewriter.passing
         each.measure_until(budget.start + budget.seconds)
-    return Start(normal, steps, passed, others or [problem.rewriter], budget)
+    return Start(normal, steps, passed, others or [problem.rewriter], budget, alone)
 
 
 def mutate(job: Job, start: Start) -> Mutations:
@@ -68,7 +75,7 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
     """
-    candidates, statistics = list[ModelCandidate](), SearchStatistics()
+    candidates, statistics = list(start.inside), SearchStatistics()
     made = [m.equation for m in found.found]
     progress, strategy = partial(job.progress, "search"), STRATEGIES[job.config.strategy]
     for share, rewriter in zip(shares(start.budget, len(start.rewriters)), start.rewriters, strict=False):

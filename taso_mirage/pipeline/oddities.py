@@ -29,8 +29,10 @@ optimizations."""
 
 
 def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
-    """A remark about each oddity."""
+    """A remark about each oddity; of a part of a model, none."""
     model = problem.model
+    if job.config.part:
+        return ()
     job.remarks += [*_optimized(model, problem.target, cases), *_constant(model, cases), *_stored_twice(model)]
     return ()
 

@@ -9,8 +9,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from taso_mirage.errors import OutOfTime
+from taso_mirage.errors import OutOfTime, TasoMirageError
+from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import CostCache
+from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config, Progress, Stop
 from taso_mirage.system.deadline import UNBOUNDED, Deadline
 
@@ -27,6 +29,10 @@ class Kept(Exception):
     not run."""
 
 
+def _nothing_nested(model: Model, config: Config, progress: Progress, stop: Stop) -> Result:
+    raise TasoMirageError("no models are optimized inside of this one")
+
+
 @dataclass(slots=True)
 class Job:
     """What all stages of one optimization share: the options, progress, interrupts, the cache of
@@ -34,7 +40,8 @@ class Job:
 
     `remarks` are for the user; `failure` says which rewrite broke the model, `kept` why its graph
     is kept. `seconds` are those of each stage, `checking` those that a check may take, `running`
-    those of one run of the original. The `deadline` is that of the command.
+    those of one run of the original. The `deadline` is that of the command. `nested` optimizes
+    another model with options of its own.
     """
 
     config: Config
@@ -49,6 +56,7 @@ class Job:
     deadline: Deadline = UNBOUNDED
     checking: float = 0.0
     running: float = 0.0
+    nested: Callable[[Model, Config, Progress, Stop], Result] = _nothing_nested
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
 from taso_mirage.onnx_io import save
+from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
 from taso_mirage.pipeline.checking import check_candidates
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.fuse import fused
 from taso_mirage.pipeline.growth import within_growth
+from taso_mirage.pipeline.inside import work_inside
 from taso_mirage.pipeline.oddities import warn
 from taso_mirage.pipeline.problem import Problem, found_sizes, load_original, pose, refer
 from taso_mirage.pipeline.shares import comparison_seconds, kernel_seconds
@@ -27,7 +29,7 @@ from taso_mirage.rewriting.equation import work_terms
 from taso_mirage.search.config import OFF, Config, Progress, Stop, measuring, quiet
 from taso_mirage.search.mutations import NO_MUTATIONS, Mutations
 from taso_mirage.search.search import SearchStatistics
-from taso_mirage.system.deadline import UNBOUNDED, Deadline
+from taso_mirage.system.deadline import Deadline
 from taso_mirage.targets.packaging import stamped
 
 
@@ -106,7 +108,8 @@ SEARCH = (
     Stage("read", pose, ("sized", "workloads"), ("problem",)),
     Stage("reference", refer, ("problem", "original"), ("cases", "feeds")),
     Stage("oddities", warn, ("problem", "cases")),
-    Stage("passes", passes, ("problem",), ("start",)),
+    Stage("bodies", work_inside, ("problem", "original", "cases"), ("inside",)),
+    Stage("passes", passes, ("problem", "inside"), ("start",)),
     Stage("mutants", mutate, ("start",), ("mutations",)),
     Stage("search", search, ("problem", "start", "mutations"), ("candidates", "statistics")),
     Stage("measure", choose, ("problem", "start", "original", "cases", "feeds", "candidates"), ("choice",)),
@@ -140,17 +143,21 @@ def optimize_model(
     Every step is an equation; the result is checked.
     """
     stop = stop or Stop()
-    stop.deadline = deadline = Deadline(config.budget)
+    around, asked = child().deadline, stop.deadline
+    stop.deadline = deadline = Deadline(config.budget, within=around)
     child().limit, child().deadline = config.run_limit, deadline
+    model = without_functions(model)
     try:
         with measuring(config) as (cache, executor):
-            job = Job(config, progress, stop, cache, executor, deadline=deadline)
+            job = Job(config, progress, stop, cache, executor, deadline=deadline, nested=optimize_model)
             values: Values = run(SEARCH, job, {"model": model})
             known: Values = values if "problem" in values else {"problem": pose(job, model)}
             result = conclude(job, **{name: known[name] for name in CONCLUDED if name in known})
         result = run(KERNELS, job, {"result": result})["result"]
     finally:
-        child().deadline = UNBOUNDED
+        child().deadline = around
+        if asked is not None:
+            stop.deadline = asked
     given = {"result": result} | ({} if output is None else {"output": output})
     found: Result = run(FINISH, job, given)["result"]
     return found

@@ -13,7 +13,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.equation import Equation, apply_equation, directed, matches
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import BODIES, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.verdicts import Failure
 
@@ -105,6 +105,8 @@ def _chained(regions: Iterable[ChangedRegion]) -> Iterator[ChangedRegion]:
 
 def changed_regions(step: RewriteStep, equations: Mapping[str, Equation]) -> Iterator[ChangedRegion]:
     """What a step replaced, each region free of the context that only carries it on."""
+    if step.equations == (BODIES,):  # what happened inside is a result of its own
+        return
     pairs = tuple(step.table.items())
     if step.equations in ((FOLDING,), (HALVES,)):
         yield from (ChangedRegion(step.equations, (pair,), None) for pair in pairs)

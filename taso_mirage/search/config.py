@@ -48,10 +48,12 @@ class Config:
     at most. `shapes`: sets of named sizes, each with its weight. `inputs`: the user's own, for the
     check and the timing.
     `scheduler`: the address of a Dask scheduler whose workers measure operators; whole models are
-    measured here. `partial`: whether mutants with corrections take part in the search. `run_limit`:
-    seconds that the runtime may take for one load, run or measurement. `rules`: what may be applied
-    (None: all). `kernels`: one of KERNELS. `explain`: whether every change is explained afterwards.
-    `may_grow`: whether the file may become much larger, or what asks a user that.
+    measured here. `part`: the model is a part of another one, which is measured as a whole
+    afterwards, so what is predicted to be faster and measured no slower is taken. `partial`:
+    whether mutants with corrections take part in the search. `run_limit`: seconds that the runtime
+    may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
+    one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
+    file may become much larger, or what asks a user that.
     """
 
     budget: float = 60.0
@@ -72,6 +74,7 @@ class Config:
     kernels: str = OFF
     explain: bool = False
     may_grow: bool | Callable[[str], bool] = False
+    part: bool = False
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

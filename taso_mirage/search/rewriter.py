@@ -90,9 +90,11 @@ class Rewriter:
         self.term.measure_until(end)
         self.decided = end if decided is None else decided
 
-    def passes(self) -> tuple[Model, list[RewriteStep], ModelCandidate]:
+    def passes(
+        self, model: Model | None = None, before: Sequence[RewriteStep] = ()
+    ) -> tuple[Model, list[RewriteStep], ModelCandidate]:
         """The model that the search starts from with the steps to it, and the model after all
-        passes.
+        passes; they start from another model, where steps to that are given.
 
         The search has no small fusions into the runtime's operators: they are made last, and would
         only hide large ones. What the model after all passes costs is asked later: to measure it is
@@ -100,7 +102,8 @@ class Rewriter:
         """
         standard, large, every = self.stages
         start = time.monotonic()
-        normal, steps = self._simplified(self.model, [standard, large])
+        normal, steps = self._simplified(model or self.model, [standard, large])
+        steps = [*before, *steps]
         passed, lowered = self._simplified(normal, [every])
         self.passing = time.monotonic() - start
         return normal, steps, ModelCandidate("passes", passed, (*steps, *lowered), math.inf, self.target)

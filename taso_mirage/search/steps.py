@@ -9,6 +9,10 @@ from itertools import groupby
 
 from taso_mirage.ir.terms import Node, substitute, topological, with_args
 
+BODIES = "bodies of a node"
+"""The name of a step that puts other bodies into an If, a Loop or a Scan: these were optimized as
+models of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewriteStep:

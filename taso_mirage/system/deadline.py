@@ -23,17 +23,20 @@ class Deadline:
     """The end of `seconds` from now on, and a later, last one.
 
     At the first no work begins that is not needed, at the last all work is given up. An interrupt
-    moves both up (`hasten`).
+    moves both up (`hasten`). Neither is later than that of the deadline that it is `within`.
     """
 
     seconds: float = math.inf
     clock: Callable[[], float] = time.monotonic
+    within: Deadline | None = None
     began: float = field(init=False)
     _ends: tuple[float, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        self._ends = self.began + self.seconds, self.began + max(OVERTIME * self.seconds, SHORTEST)
+        ends = self.began + self.seconds, self.began + max(OVERTIME * self.seconds, SHORTEST)
+        around = ends if self.within is None else self.within._ends
+        self._ends = min(ends[0], around[0]), min(ends[1], around[1])
 
     @property
     def spent(self) -> float:

@@ -1,0 +1,36 @@
+"""Functions of a model in the place of their calls: what they compute is then terms like any
+other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+from onnx_ir.passes import PassError
+from onnx_ir.passes.common import InlinePass
+
+from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io.kernels import is_kernel
+from taso_mirage.onnx_io.read import from_ir
+
+
+def without_functions(model: Model) -> Model:
+    """The model read again with its functions in the place of their calls; itself where it has
+    none, or where that cannot be done (a function of another opset). What was read stays its
+    `source`."""
+    source: ir.Model = model.header
+    if not any(map(_may_go, source.functions.values())):
+        return model
+    copy = source.clone()
+    copy.meta.update(source.meta)
+    try:
+        InlinePass(criteria=_may_go)(copy)
+    except (PassError, ValueError, LookupError, RuntimeError):
+        return model
+    read = from_ir(copy, trust_kernels=True)
+    return replace(read, sizes=model.sizes, integers=model.integers, source=source)
+
+
+def _may_go(function: ir.Function) -> bool:
+    """Not a kernel, and not what stands for one of the standard's operators."""
+    return function.domain not in ("", "ai.onnx") and not is_kernel(function)
