@@ -60,6 +60,26 @@ def test_an_interrupt_moves_both_ends_up_and_never_back() -> None:
     assert (deadline.left(), deadline.last()) == (0.0, 1.0)
 
 
+def test_a_command_within_another_ends_with_it() -> None:
+    """A body of a node is optimized as a model of its own, in a part of the time."""
+    clock = Clock()
+    outer = Deadline(60.0, clock)
+    clock.now = 58.0
+    inner = Deadline(10.0, clock, within=outer)
+    assert (inner.left(), inner.last()) == (2.0, 14.0)
+    assert Deadline(1.0, clock, within=outer).left() == 1.0
+
+
+def test_an_interrupt_inside_hastens_the_command_around_it() -> None:
+    stop, clock = Stop(), Clock()
+    stop.deadline = outer = Deadline(60.0, clock)
+    stop.deadline = Deadline(10.0, clock, within=outer)
+    stop()
+    assert outer.left() == 60.0
+    stop.deadline = outer  # the part is done
+    assert outer.left() == 1.5
+
+
 def test_an_interrupt_before_the_deadline_is_known_counts() -> None:
     stop, clock = Stop(), Clock()
     stop()

@@ -51,8 +51,8 @@ class _Place:
 
 
 def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase]) -> tuple[RewriteStep, ...]:
-    """The steps that put optimized bodies in the place of others; what is left of the searches' time
-    is that of the rest."""
+    """The steps that put optimized bodies in the place of others; what is left of the searches'
+    time is that of the rest."""
     terms = [t for t in problem.model.nodes() if has_bodies(t)]
     if not terms:
         return ()
