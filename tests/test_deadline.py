@@ -17,8 +17,8 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.meanings.arrays import pairwise, pairwise_in_parts
 from taso_mirage.measure.bulk import bulk, smaller
-from taso_mirage.measure.draws import SEEDS
 from taso_mirage.measure.evaluation import Evaluation, Evaluations, Left
+from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline.stages import optimize_model
 from taso_mirage.search.config import Config, Stop

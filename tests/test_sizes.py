@@ -13,10 +13,11 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from taso_mirage.errors import InvalidOption
+from taso_mirage.ir.model import random_inputs
 from taso_mirage.measure.hints import hints
 from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
-from taso_mirage.measure.sizes import choices
+from taso_mirage.measure.sizes import SEEDS, TIMED, choices
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report.result import Result
 from taso_mirage.search.config import Config
@@ -155,6 +156,25 @@ def test_one_dim_is_moved_after_the_other() -> None:
     ]
     made = proto(nodes, [V("x", F, ["n"]), V("z", F, ["m"])], [V("y", F, None)], s=[211], t=[307])
     assert sizes(run(made)) == {"n": 211, "m": 307}
+
+
+def test_sizes_run_on_every_draw_that_the_check_needs() -> None:
+    """Places are sums of a mask: how far they reach into the table hangs on what is drawn. 70 rows
+    hold what the first draw of 128 asks for, and not that of another."""
+    made = proto(
+        [
+            h.make_node("CumSum", ["mask", "last"], ["count"]),
+            h.make_node("Gather", ["table", "count"], ["y"]),
+        ],
+        [V("mask", T.INT64, ["batch", "sequence"])],
+        [V("y", F, ["batch", "sequence", 4])],
+        last=np.array(1),
+        table=np.zeros((70, 4), np.float32),
+    )
+    found = sizes(run(made))
+    reached = [random_inputs(read(made), seed, {"batch": 1, "sequence": 128})["mask"].sum() for seed in (*SEEDS, TIMED)]
+    assert reached[0] < 70 <= max(reached)
+    assert found["sequence"] < 128
 
 
 def test_what_the_user_gave_stays() -> None:

@@ -45,12 +45,13 @@ from numpy.typing import NDArray
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
-from taso_mirage.measure.draws import SEEDS, InputDraws
+from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
 from taso_mirage.measure.session import Session, check_source, open_in_child
+from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.measure.target import CPU, Target
 
 __all__ = [

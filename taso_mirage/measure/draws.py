@@ -28,10 +28,9 @@ from taso_mirage.measure.refusals import made_up, refusal, shown_sizes
 from taso_mirage.measure.relations import agreed, relations
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import learned
-from taso_mirage.measure.sizes import choices, settle
+from taso_mirage.measure.sizes import SEEDS, TIMED, choices, settle
 from taso_mirage.onnx_io.compared import compared_numbers
 
-SEEDS = (1, 2, 3)
 LISTED = 6
 """Sizes that a note lists."""
 
@@ -75,7 +74,7 @@ def feed(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arr
     """The inputs to time: the user's first ones of these sizes, or random ones with the user's
     integers."""
     found = fitting(model, given, sizes)
-    return random_inputs(model, 0, sizes, kept=_kept(model, given, sizes)) if found is None else found
+    return random_inputs(model, TIMED, sizes, kept=_kept(model, given, sizes)) if found is None else found
 
 
 def _kept(model: Model, given: Sequence[Arrays], sizes: Mapping[str, int]) -> Arrays:

@@ -19,8 +19,9 @@ from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.bulk import ROOM, bulk
 from taso_mirage.measure.child import child
-from taso_mirage.measure.draws import SEEDS, Drawn, InputDraws
+from taso_mirage.measure.draws import Drawn, InputDraws
 from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.targets.machine import cores
 
 WRONG = (TasoMirageError, ValueError, IndexError, TypeError, ArithmeticError)
