@@ -30,7 +30,7 @@ from taso_mirage.search.rewriter import Rewriter
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
 
-SHORTEST_REFERENCE = 10.0
+SHORTEST_REFERENCE = 16.0
 """The budget below which the references' share of it shrinks no more."""
 LEAST_CHECK = 0.2
 """Seconds that are kept for a check at least."""
