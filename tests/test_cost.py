@@ -99,6 +99,14 @@ def convolved(operand: Node, channels: int = 16) -> Node:
 # ---------------------------------------------------------------- settings
 
 
+def test_after_its_time_a_cost_asks_nobody() -> None:
+    """Not even which machine it is: a process that has to be started again would be waited for."""
+    costs = weighted(where := Here())
+    costs.measure_until(0.0)
+    assert Cost(costs)((term("tanh", x(8, 8)),)) > 0
+    assert where.calls == []
+
+
 def test_the_runtime_says_what_it_runs_as_one() -> None:
     cost = measured()
     conv, product = convolved(image()), term("matmul", x(64, 64), w(64, 64))

@@ -188,8 +188,11 @@ class MeasuredCost:
         key = f"{what} {copies} {described}"
         if key not in self._seconds:
             target = placed(self.context.target, [n.op for n in setting.terms])
+            late = time.monotonic() > self.deadline
+            if late and target not in self._keys:  # not even the device is asked for
+                return None
             found = self.cache.get(self.device(target), key)
-            if found is None and time.monotonic() > self.deadline:
+            if found is None and late:
                 return None
             if found is None:
                 found = self._now(what, setting, copies, target)
