@@ -285,7 +285,7 @@ def test_the_page_has_everything_and_needs_nothing(written: tuple[dict[str, Any]
 def test_the_search_is_reported(mini: Result, capsys: pytest.CaptureFixture[str]) -> None:
     a = x(2, 3)
     small = model((a,), (term("relu", term("relu", term("tanh", a))),))
-    exact = optimize_model(small, Config(budget=5, measure=False, strategy="saturate"))
+    exact = optimize_model(small, Config(budget=60, measure=False, strategy="saturate"))
     assert exact.statistics.ended == {"saturated": 1}
     statistics = replace(exact.statistics, ended={"saturated": 2, "time": 1}, gaps=(0.0, 0.25, 0.0))
     saturated = replace(exact, statistics=statistics)
