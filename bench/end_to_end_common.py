@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 import models  # noqa: E402
 from models.__main__ import write as write_model  # noqa: E402
+from models.real import fixed  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
@@ -39,6 +40,7 @@ from taso_mirage.search.config import Config  # noqa: E402
 
 ALONE, SUBSTITUTIONS, KERNELS = "onnxruntime", "substitutions", "kernels"
 COMPILED = "torch.compile"
+CORPUS = "real:"
 WARM = 3
 
 
@@ -76,7 +78,19 @@ def proto(case: Case, folder: Path | None, small: bool) -> onnx.ModelProto:
     file = None if folder is None else folder / case.file
     if file is not None and file.exists():
         return onnx.load(file)
-    return models.build(case.builder, **case.chosen(small))
+    return built(case, small)
+
+
+def built(case: Case, small: bool) -> onnx.ModelProto:
+    """The model; a builder `real:NAME` is of the corpus."""
+    name = case.builder.removeprefix(CORPUS)
+    return (models.build if name == case.builder else fixed.build)(name, **case.chosen(small))
+
+
+def torch_module(case: Case, small: bool) -> Any:
+    """The torch module that it was exported from."""
+    name = case.builder.removeprefix(CORPUS)
+    return (models.module if name == case.builder else fixed.module)(name, **case.chosen(small))[0]
 
 
 def halved(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -95,7 +109,7 @@ def build(cases: Iterable[Case], folder: Path, small: bool) -> None:
     """Write every model to a folder, for a machine that cannot build them."""
     folder.mkdir(parents=True, exist_ok=True)
     for case in cases:
-        written = write_model(models.build(case.builder, **case.chosen(small)), folder / case.file)
+        written = write_model(built(case, small), folder / case.file)
         print(f"{folder / case.file}: {written / 1e6:.0f} MB", flush=True)
 
 
@@ -155,7 +169,7 @@ class Compiled:
 
             self.torch, self.device, self.dtype = torch, device, getattr(torch, dtype)
             torch._dynamo.reset()
-            module, _ = models.module(case.builder, **case.chosen(small))
+            module = torch_module(case, small)
         except ImportError as error:
             raise Absent(f"{type(error).__name__}: {native.first_line(error)}") from None
         self.call = torch.compile(module.to(device, self.dtype), mode=mode)

@@ -57,6 +57,16 @@ MODELS = {
     "lora": ("llama_lora", {"past": 512, "configuration": DECODER}),
 }
 """Our names, and the builders behind them with their options in the full size."""
+REAL = {
+    name: (f"{common.CORPUS}{name}", {})
+    for name in (
+        *("minilm", "t5_encoder", "clip", "whisper_encoder", "wav2vec2"),
+        *("dinov2", "segformer", "swin", "convnext", "efficientnet", "mobilenetv3", "resnext"),
+        *("unet", "dit", "vae_decoder"),
+    )
+}
+"""Of the corpus (`python -m models.real --list`), at their real sizes; only those that are named
+run."""
 TENSORRT = "tensorrt"
 COPIED, PRODUCT = 1 << 30, 8192
 """Bytes of the copy, and rows of the product, that say what the machine can do."""
@@ -209,11 +219,11 @@ def main(given: list[str] | None = None, target: Target = CUDA) -> None:
 
     On another target than CUDA it shows that all works, and measures nothing of interest.
     """
-    parser = common.arguments(__doc__ or "", list(MODELS), list(MODELS))
+    parser = common.arguments(__doc__ or "", list(MODELS | REAL), list(MODELS))
     parser.add_argument("--no-tensorrt", action="store_true", help="without TensorRT")
     parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
     options = parser.parse_args(given)
-    cases = common.chosen(parser, options, MODELS)
+    cases = common.chosen(parser, options, MODELS | REAL)
     if options.build is not None:
         return common.build(cases, options.build, options.small)
     if target.gpu:

@@ -46,6 +46,12 @@ def intercept() -> Iterator[None]:
         _intercepting.reset(token)
 
 
+def hand_over(module: "nn.Module", arguments: Mapping[str, "torch.Tensor"]) -> None:
+    """To those who intercept exports; to others nothing happens."""
+    if _intercepting.get():
+        raise Intercepted(module.eval(), arguments)
+
+
 def require(name: str) -> Any:
     """Import a package that only the builders need."""
     try:
@@ -70,8 +76,7 @@ def export(
     clean-up without that step.
     """
     torch = require("torch")
-    if _intercepting.get():
-        raise Intercepted(module.eval(), arguments)
+    hand_over(module, arguments)
     require("onnxscript")
     with quiet():
         program = torch.onnx.export(

@@ -11,11 +11,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from scripts import ROOT, script
 
-from models.real import KNOWN, build, fetch, known
+from models.real import KNOWN, build, fetch, fixed, known
 from models.real.__main__ import main
 from models.real.exported import EXPORTED
 from models.real.known import Export, Known, Member, Wheel
@@ -185,3 +187,25 @@ def test_the_module_runs_as_a_command() -> None:
     done = subprocess.run([sys.executable, "-m", "models.real", "--list"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == len(KNOWN)
+
+
+def test_an_export_at_one_size_equals_its_torch_module() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    module, inputs = fixed.module("lstm", batch=3)
+    built = fixed.build("lstm", batch=3)
+    assert [d.dim_value for d in built.graph.input[0].type.tensor_type.shape.dim] == list(
+        next(iter(inputs.values())).shape
+    )
+    drawn = {name: torch.rand(value.shape, generator=torch.manual_seed(0)) for name, value in inputs.items()}
+    session = onnxruntime.InferenceSession(built.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {name: value.numpy() for name, value in drawn.items()})
+    with torch.inference_mode():
+        expected = module(**drawn)
+    first = expected[0] if isinstance(expected, tuple) else expected
+    np.testing.assert_allclose(found[0], first.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_trained_model_has_no_torch_module() -> None:
+    with pytest.raises(ValueError, match="comes out of a wheel"):
+        fixed.module("magika")

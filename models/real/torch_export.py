@@ -37,6 +37,7 @@ def to_onnx(subject: Subject, which: str, seed: int = 0) -> onnx.ModelProto:
 
 def exported(subject: Subject, which: str) -> onnx.ModelProto:
     """The subject with the weights that it has."""
+    exporter.hand_over(_module(subject), subject.arguments)
     with exporter.quiet():
         model = EXPORTERS[which](subject)
     exporter.forget_places(model)
@@ -87,7 +88,7 @@ def _module(subject: Subject) -> Any:
             super().__init__()
             self.module = subject.module
 
-        def forward(self, *tensors: Any) -> Any:
-            return subject.call(self.module, **dict(zip(subject.arguments, tensors, strict=True)))
+        def forward(self, *tensors: Any, **named: Any) -> Any:
+            return subject.call(self.module, **dict(zip(subject.arguments, tensors, strict=not named)), **named)
 
     return Called().eval()
