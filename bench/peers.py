@@ -34,6 +34,9 @@ ALONE, OURS, PLAIN = "onnxruntime", "ours", "substitutions"
 CASES = 2
 """Input sets on which a peer's result is checked: float64 evaluations of a large model take their
 time."""
+GPU_ONLY = ("nhwc_conv", "group_norm", "skip_group_norm", "bias_splitgelu", "bias_add")
+"""Fusions of onnxruntime.transformers.optimizer into operators that the CPU provider does not
+have."""
 KIND = "bert"
 """The model type that onnxruntime.transformers.optimizer takes where nobody says one."""
 
@@ -66,9 +69,13 @@ def fused(file: str, kind: str) -> onnx.ModelProto:
 
 
 def transformed(file: str, kind: str) -> onnx.ModelProto:
-    from onnxruntime.transformers import optimizer
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
 
-    return optimizer.optimize_model(file, model_type=kind).model
+    options = FusionOptions(kind)
+    for fusion in GPU_ONLY:
+        setattr(options, f"enable_{fusion}", False)
+    return optimize_model(file, model_type=kind, optimization_options=options).model
 
 
 TOOLS: Mapping[str, Callable[[str, str], onnx.ModelProto]] = {

@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of each model beside its peers")
     parser.add_argument("--sessions", type=int, default=2, help="times that all are opened for that timing")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "real-cpu2.json")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.names) - set(KNOWN)):
         parser.error(f"no model is named {unknown[0]!r}; `python -m models.real --list` prints the names")
     chosen = [k for k in KNOWN.values() if k.name in options.names or not (options.names or (options.small > k.small))]
