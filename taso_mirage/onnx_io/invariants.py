@@ -6,9 +6,12 @@ from __future__ import annotations
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, substitute
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, kind_of, with_bodies
-from taso_mirage.operators.ops import load_specs, traits
-from taso_mirage.rewriting.derived_traits import elementwise, multiplies
+from taso_mirage.rewriting.derived_traits import EACH, primitives
 from taso_mirage.rewriting.equation import work_terms
+
+AT_ANY_SIZE = EACH | {"contract", "transpose"}
+OF_ANY_NUMBER = frozenset({"cast", "choice", "transpose"})
+"""Primitives of definitions that fail at no size, and on no number of any dtype."""
 
 
 def without_invariants(model: Model) -> list[tuple[Node, Node]]:
@@ -66,12 +69,12 @@ def _cannot_fail(node: Node) -> bool:
     inside of it is then computed for the first time.
 
     Floats are no indices, and have every quotient. What a type with named sizes lets pass may still
-    be too small for a window.
+    be too small for a window, or an empty maximum.
     """
+    used = primitives(node.op)
     types = [node.type, *(a.type for a in node.args if a is not ABSENT)]
-    shapes = [t.shape for t in types if isinstance(t, Tensor) and is_float(t.dtype)]
-    if node.op not in load_specs() or len(shapes) < len(types) or None in shapes:
+    tensors = [t for t in types if isinstance(t, Tensor) and t.shape is not None and t.dtype != "string"]
+    if used is None or len(tensors) < len(types):
         return False
-    if all(isinstance(dim, int) for shape in shapes for dim in shape or ()):
-        return True
-    return elementwise(node.op) or (multiplies(node.op) and not traits(node).windowed)
+    fixed = all(isinstance(dim, int) for t in tensors for dim in t.shape or ())
+    return (fixed or used <= AT_ANY_SIZE) and (used <= OF_ANY_NUMBER or all(is_float(t.dtype) for t in tensors))
