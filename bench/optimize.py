@@ -17,17 +17,14 @@ that were searched on this machine before are not searched again.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
-import importlib.metadata
-import io
 import json
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -39,7 +36,9 @@ import onnx
 import onnx_ir as ir
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from peers import ALONE, CASES, OURS, PLAIN, figures, opened, peer_versions, right, timed  # noqa: E402
 
 import models  # noqa: E402
 from taso_mirage import __version__, register  # noqa: E402
@@ -47,7 +46,7 @@ from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
 from taso_mirage.kernels.packaging.embed import DOMAIN  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
-from taso_mirage.measure.check import CheckCase, check_cases, compare  # noqa: E402
+from taso_mirage.measure.check import check_cases  # noqa: E402
 from taso_mirage.onnx_io import from_ir, serialize  # noqa: E402
 from taso_mirage.pipeline import fuse, optimize_model  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
@@ -70,62 +69,10 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Our names, and the builders behind them with their options."""
 SEQUENCE = {False: 128, True: 16}
 """Tokens at which a dynamic model is timed, by whether it is small: those of the static one."""
-ALONE, OURS, PLAIN = "onnxruntime", "ours", "substitutions"
+PEERS = {"onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "optimize_for_ort"}
+"""Our names of the tools."""
 RATIOS = ("ratio", "median_ratio", "ratio_best_peer", "median_ratio_best_peer")
-PEER_CASES = 2
-"""Input sets on which a peer's result is checked: float64 evaluations of a large model take their
-time."""
 PROFILED_RUNS, PROFILED_KINDS = 5, 6
-
-
-# ---------------------------------------------------------------- peers
-
-
-def slimmed(content: bytes) -> bytes:
-    import onnxslim
-
-    result: bytes = onnxslim.slim(onnx.load_from_string(content)).SerializeToString()
-    return result
-
-
-def simplified(content: bytes) -> bytes:
-    import onnxsim
-
-    model, _ = onnxsim.simplify(onnx.load_from_string(content))
-    result: bytes = model.SerializeToString()
-    return result
-
-
-def fused(content: bytes) -> bytes:
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    model, _ = optimize_for_ort(ir.from_proto(onnx.load_from_string(content)))
-    result: bytes = ir.to_proto(model).SerializeToString()
-    return result
-
-
-PEERS: Mapping[str, Callable[[bytes], bytes]] = {"onnxslim": slimmed, "onnxsim": simplified, "onnxscript": fused}
-
-
-def peers(content: bytes, model: Model, prepared: Sequence[CheckCase], notes: list[str]) -> dict[str, bytes]:
-    """The results of the peers that load and pass the check; the notes say why another has none."""
-    found: dict[str, bytes] = {}
-    for name, transform in PEERS.items():
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                made = transform(content)
-                session = runtime.Session(made)
-            wrong = next((d for d in compare(model, session, prepared) if not d.passed), None)
-            del session
-        except Exception as error:  # a peer that fails has no figure, whatever it failed by
-            notes.append(f"{name} failed: {type(error).__name__}: {native.first_line(error)[:160]}")
-            continue
-        if wrong is None:
-            found[name] = made
-        else:
-            notes.append(f"{name} is wrong: {wrong}")
-        gc.collect()
-    return found
 
 
 # ---------------------------------------------------------------- one model
@@ -152,24 +99,19 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain, searches = searched(model, config, options.again)
     result = fuse.fused(plain, replace(config, budget=options.kernel_budget), options.kernels)
     notes: list[str] = list(result.notes)
-    prepared = list(islice(check_cases(model, runtime.Session(content), model.sizes), PEER_CASES))
-    there = {ALONE: content, **peers(content, model, prepared, notes)}
-    opening = {whose: partial(runtime.Session, each) for whose, each in there.items()}
+    prepared = list(islice(check_cases(model, runtime.Session(content), model.sizes), CASES))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "model.onnx"
+        source.write_bytes(content)
+        there = {ALONE: source, **right(PEERS, source, model, prepared, Path(folder), notes)}
+        opening = opened({whose: file.read_bytes() for whose, file in there.items()})
     ours = serialize(result.model, source=not result.changed)
     # the original timed against itself would show noise as a gain or a loss
     for whose, each in ((PLAIN, plain), (OURS, result)):
         if each.changed and (whose == PLAIN or result.model is not plain.model):
             opening[whose] = partial(runtime.open_in_child, each.model)
     inputs = random_inputs(model, 0)
-    times: dict[str, list[float]] = {whose: [] for whose in opening}
-    for _ in range(options.sessions):
-        sessions = [opened() for opened in opening.values()]
-        share = options.seconds / options.sessions
-        for taken, more in zip(
-            times.values(), runtime.interleaved(sessions, inputs, share, patience=np.inf), strict=True
-        ):
-            taken += more
-        sessions.clear()
+    times = timed(opening, inputs, options.seconds, options.sessions)
     return {
         "case": name,
         **figures(times),
@@ -199,31 +141,6 @@ def searched(model: Model, config: Config, again: float) -> tuple[Result, dict[s
             whole.append(round(time.perf_counter() - start, 2))
             search.append(round(results[-1].searched, 2))
     return results[0], {"search_seconds": search, "whole_seconds": whole}
-
-
-def figures(times: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Lower quartiles and medians in microseconds, and the ratios: over ONNX Runtime alone, and
-    over the best peer."""
-    quiet, median = ({k: float(np.percentile(t, q)) * 1e6 for k, t in times.items()} for q in (25, 50))
-    own = next(k for k in (OURS, PLAIN, ALONE) if k in times)
-    rounds = np.asarray(times[ALONE]) / np.asarray(times[own])
-    low, high = (float(v) for v in np.percentile(rounds, (25, 75)))
-    others = [k for k in times if k not in (OURS, PLAIN)]
-    best = min(others, key=lambda k: quiet[k])
-    return {
-        "ours": quiet[own],
-        PLAIN: quiet[PLAIN if PLAIN in times else ALONE],
-        "baselines": {k: quiet[k] for k in others},
-        "medians": {OURS: median[own], **{k: median[k] for k in others}},
-        "ratio": round(quiet[ALONE] / quiet[own], 4),
-        "median_ratio": round(median[ALONE] / median[own], 4),
-        "quartiles": [round(low, 4), round(high, 4)],
-        "spread": round(high - low, 4),
-        "best_peer": best,
-        "ratio_best_peer": round(quiet[best] / quiet[own], 4),
-        "median_ratio_best_peer": round(min(median[k] for k in others) / median[own], 4),
-        "runs": len(rounds),
-    }
 
 
 def shares(content: bytes, inputs: native.Arrays) -> dict[str, float]:
@@ -271,10 +188,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def versions() -> dict[str, str]:
     found = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), "numpy": np.__version__}
-    for name in PEERS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {**found, **peer_versions(PEERS)}
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:

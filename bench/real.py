@@ -2,12 +2,17 @@
 as a user would call it: no `--shape`, no `--inputs`.
 
     python bench/real.py FOLDER [NAME ...] [--small] [--budget 10] [--limit 120] [--kernels off]
+    [--no-peers] [--seconds 3] [--sessions 2]
 
 Prints a table and writes bench/results/real-cpu2.json after each row (rows of models that are not
 named stay). A row says how the run ended, how many outputs passed the check, seconds against the
 budget (of the wall, and of the processor, which other load does not lengthen), the peak memory of
 the largest process against the size of the model, the ratio original / ours, or why the original
 was kept. A run over `--limit` is interrupted, then killed; the row says how long it took to end.
+
+Then the original, ours and what the peers (`bench/peers.py`) make of it are timed in turn, at the
+sizes that the optimizer settled on. A peer's file goes through the check first; the row's note says
+why one has no time.
 """
 
 from __future__ import annotations
@@ -24,24 +29,55 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+from peers import ALONE, CASES, KIND, OURS, figures, opened, peer_versions, right, timed  # noqa: E402
 from rows import Rows  # noqa: E402
 
 from models.real import KNOWN  # noqa: E402
 from models.real.known import Known  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
+from taso_mirage.errors import TasoMirageError  # noqa: E402
+from taso_mirage.ir.model import random_inputs  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.measure.check import check_cases  # noqa: E402
+from taso_mirage.onnx_io import load  # noqa: E402
 
 STOPS = ((signal.SIGINT, 0.0), (signal.SIGKILL, 15.0))
 """What a run over the limit gets, and how many seconds later."""
 TOO_SLOW = "over the limit"
+PEERS = ("onnxslim", "onnxsim", "onnxscript", "onnxruntime.transformers")
+LARGEST = 1e9
+"""Bytes of a model that is loaded once for each peer, at most."""
+KINDS = {
+    "clip": "clip",
+    "dinov2": "vit",
+    "dit": "mmdit",
+    "llama_decode": "gpt2",
+    "llama_prefill": "gpt2",
+    "moe_decode": "gpt2",
+    "moe_prefill": "gpt2",
+    "qwen3_decode": "qwen3",
+    "qwen3_prefill": "qwen3",
+    "sam_encoder": "vit",
+    "segformer": "vit",
+    "swin": "swin",
+    "t5_decoder": "t5",
+    "t5_encoder": "t5",
+    "unet": "unet",
+    "vae_decoder": "vae",
+    "whisper_decoder": "bart",
+    "whisper_encoder": "bart",
+}
+"""What onnxruntime.transformers.optimizer is told of an architecture, where it is not its usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +138,44 @@ def row(known: Known, options: argparse.Namespace) -> dict[str, Any]:
     """One model, optimized."""
     file = options.folder / f"{known.name}.onnx"
     with tempfile.TemporaryDirectory() as place:
-        wanted = ["-o", f"{place}/out.onnx", "--budget", str(options.budget), "--kernels", options.kernels, "--json"]
+        ours = Path(place) / "out.onnx"
+        wanted = ["-o", str(ours), "--budget", str(options.budget), "--kernels", options.kernels, "--json"]
         done = run(["optimize", str(file.resolve()), *wanted], options.limit)
-    return {
-        "case": known.name,
-        "origin": known.origin,
-        **told(done),
-        "seconds": round(done.seconds, 1),
-        "processor_seconds": round(done.processor, 1),
-        "budget": options.budget,
-        "peak_mb": round(done.peak / 1e6, 1),
-        "model_mb": round(size(file) / 1e6, 3),
-    }
+        found = {
+            "case": known.name,
+            "origin": known.origin,
+            **told(done),
+            "seconds": round(done.seconds, 1),
+            "processor_seconds": round(done.processor, 1),
+            "budget": options.budget,
+            "peak_mb": round(done.peak / 1e6, 1),
+            "model_mb": round(size(file) / 1e6, 3),
+        }
+        if options.peers and done.code == 0:
+            found |= beside(known, file, ours, json.loads(done.output), options)
+    return found
+
+
+def beside(
+    known: Known, file: Path, ours: Path, said: Mapping[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    """The times of the original, of ours if it is another, and of what the peers make of it."""
+    if size(file) > LARGEST:
+        return {"peers": "too large for a session of each"}
+    notes: list[str] = []
+    model = replace(load(file), sizes=said["sizes"][0]["sizes"], integers=said["integers"])
+    try:
+        cases = list(islice(check_cases(model, runtime.Session(str(file)), model.sizes), CASES))
+        kind = KINDS.get(re.sub("_(torchscript|real)$", "", known.name), KIND)
+        names = dict(zip(PEERS, PEERS, strict=True))
+        there = {ALONE: file, **right(names, file, model, cases, ours.parent, notes, kind, options.limit)}
+        opening = opened({whose: str(each) for whose, each in there.items()})
+        if said["changed"]:
+            opening[OURS] = partial(runtime.Session, str(ours), library=options.kernels != "off")
+        times = timed(opening, random_inputs(model, 0), options.seconds, options.sessions)
+    except TasoMirageError as error:
+        return {"peers": str(error)[:400]}
+    return {"times": figures(times), "peers": "; ".join(notes)}
 
 
 def told(done: Run) -> dict[str, Any]:
@@ -143,10 +205,18 @@ def show(r: dict[str, Any]) -> None:
         f"({r['processor_seconds']:.1f} s) {r['peak_mb']:7.0f} MB of {r['model_mb']:.1f} ratio {ratio} {r['note']}",
         flush=True,
     )
+    if "times" in r:
+        own, alone = r["times"], r["times"]["baselines"][ALONE]
+        peers = ", ".join(f"{k} {alone / us:.3f}" for k, us in own["baselines"].items() if k != ALONE)
+        print(
+            f"{'':24} in turn: ours {own['ratio']:.3f}, {peers}; {own['ratio_best_peer']:.3f} over the best", flush=True
+        )
+    if r.get("peers"):
+        print(f"{'':24} {r['peers']}", flush=True)
 
 
 def versions() -> dict[str, str]:
-    found = {"taso-mirage": __version__, "onnxruntime": runtime.child_version()}
+    found = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), **peer_versions(PEERS)}
     return {name: re.sub(r"\s.*", "", version) for name, version in found.items()}
 
 
@@ -158,8 +228,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of search")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a run is stopped")
     parser.add_argument("--kernels", choices=("off", "search", "cached"), default="off")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="without other tools")
+    parser.add_argument("--seconds", type=float, default=3.0, help="timing of each model beside its peers")
+    parser.add_argument("--sessions", type=int, default=2, help="times that all are opened for that timing")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "real-cpu2.json")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.names) - set(KNOWN)):
         parser.error(f"no model is named {unknown[0]!r}; `python -m models.real --list` prints the names")
     chosen = [k for k in KNOWN.values() if k.name in options.names or not (options.names or (options.small > k.small))]

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
 
+from real_table import real  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
 
@@ -359,6 +361,7 @@ TABLES = {
     "openvino-cpu2": openvino,
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,
+    "real-cpu2": real,
 }
 
 

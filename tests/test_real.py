@@ -22,6 +22,7 @@ from models.real.__main__ import main
 from models.real.exported import EXPORTED
 from models.real.known import Export, Known, Member, Wheel
 from models.real.trained import TRAINED
+from taso_mirage.system.deadline import OVERTIME, SHORTEST
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 EXACT = re.compile(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.+]*")
@@ -161,19 +162,25 @@ def test_the_benchmark_tells_how_a_run_ended() -> None:
     assert (failed["ended"], failed["note"]) == ("exit 2", "first / taso-mirage: no")
 
 
+AROUND = 15.0
+"""Seconds that starting Python, reading and writing take on a busy machine, at most: the budget
+does not bound them."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [each.name for each in TRAINED])
 def test_optimize_gets_through_a_trained_model(name: str, tmp_path: Path) -> None:
-    """No internal error: done, or a sentence that says what is asked of the user."""
+    """Done in its time, with exit code 0: nothing was asked of the user, no rewrite failed the
+    check, and what was changed passed it."""
     assert main([str(tmp_path), name]) == 0
     bench = script("real")
-    options = argparse.Namespace(folder=tmp_path, budget=10.0, limit=300.0, kernels="off")
+    options = argparse.Namespace(folder=tmp_path, budget=10.0, limit=300.0, kernels="off", peers=False)
     row = bench.row(KNOWN[name], options)
-    assert row["ended"] in ("changed", "kept", "exit 2"), row
-    if row["ended"] == "changed":
-        passed, of, total = row["checked"].split()
-        assert (of, passed) == ("of", total)
-        assert int(total) > 0
+    assert row["ended"] in ("changed", "kept"), row
+    passed, of, total = row["checked"].split()
+    assert (of, passed) == ("of", total), row
+    assert (int(total) > 0) == (row["ended"] == "changed"), row
+    assert row["seconds"] <= max(OVERTIME * options.budget, SHORTEST) + AROUND, row
 
 
 def made_wheel(path: Path, member: str, content: bytes) -> Path:

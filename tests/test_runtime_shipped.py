@@ -90,9 +90,12 @@ int main(int, char** words) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows of
-    five."""
-    folder = tmp_path_factory.mktemp("shipped")
+    return with_kernel(tmp_path_factory.mktemp("shipped"))
+
+
+def with_kernel(folder: Path) -> Path:
+    """The folder with `model.optimized.onnx`: gelu(X * X) by a kernel, of one input with six rows
+    of five."""
     x = mugraphs.leaf("X", "float32", 6, 5)
     rows = mugraphs.kernel([(x, (0,), -1)], lambda x: term("gelu", term("mul", x, x)), (3,), 1, (0,))
     goal = term("gelu", term("mul", x, x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -213,11 +213,12 @@ def _unique(name: str, taken: set[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class ChangedBody:
     """A body and the model that takes its place. `outside`: the outer terms of those of its weights
-    that are outside from now on, by their names in it."""
+    that are outside from now on, by their names in it; `moved`: those of other terms."""
 
     body: Body
     model: Model
     outside: Mapping[str, Node]
+    moved: Mapping[Node, Node] = field(default_factory=dict)
 
 
 def with_bodies(model: Model, term: Node, changed: Sequence[ChangedBody]) -> Node:
@@ -296,15 +297,18 @@ def _shared(model: Model, changed: ChangedBody) -> dict[str, Node]:
 
 
 def _with_inputs(changed: ChangedBody, shared: Mapping[str, Node]) -> tuple[Model, dict[str, Node]]:
-    """The model with inputs in the place of shared weights, and the outer terms of these inputs."""
+    """The model with inputs in the place of shared weights and of what moved, and the outer terms
+    of these inputs."""
     model = changed.model
     leaves = {n: shared[n.attr("name")] for n in model.nodes() if n.op == "weight" and n.attr("name") in shared}
+    leaves |= changed.moved
     taken = {str(v.name) for v in defined_values(model.header.graph)} | set(model.names.values())
     table, outside = dict[Node, Node](), dict[str, Node]()
     header: ir.Model = model.header
     inputs = [copy_value(v) for v in header.graph.inputs]
     for leaf, term in leaves.items():
-        name = _unique(f"{leaf.attr('name')}_outside", taken)
+        stem = leaf.attr("name") if leaf.op == "weight" else model.names.get(leaf, "invariant")
+        name = _unique(f"{stem}_outside", taken)
         table[leaf] = variable(name, leaf.tensor)
         outside[name] = term
         value = ir.Value(name=name)
@@ -317,7 +321,7 @@ def _with_inputs(changed: ChangedBody, shared: Mapping[str, Node]) -> tuple[Mode
     )
     graph = Graph((*model.graph.inputs, *table.values()), substitute(model.graph.outputs, table))
     moved = dict(zip(model.nodes(), substitute(model.nodes(), table), strict=True))
-    names = {moved.get(n, n): name for n, name in model.names.items()}
+    names = {moved.get(n, n): name for n, name in model.names.items() if n not in changed.moved}
     origins = {moved.get(n, n): origin for n, origin in model.origins.items()}
     return replace(model, graph=graph, header=copy_model(header, shell), names=names, origins=origins), outside
 

@@ -1,5 +1,6 @@
-"""The stage that works inside of nodes: every body of an If, Loop or Scan is a model of its own,
-which is optimized and checked as such, on inputs that were observed when the whole model ran."""
+"""The stage that works inside of nodes: what no iteration of a loop changes moves out of its body,
+then every body of an If, Loop or Scan is a model of its own, which is optimized and checked as
+such, on inputs that were observed when the whole model ran."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from taso_mirage.measure.observed import BodyRun, Operands, body_runs, operands
 from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.bodies import Body, ChangedBody, bodies_of, has_bodies, label_of, own_weights, with_bodies
+from taso_mirage.onnx_io.invariants import without_invariants
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.shares import search_seconds
 from taso_mirage.pipeline.stage import Job
@@ -53,11 +55,12 @@ class _Place:
 def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase]) -> tuple[RewriteStep, ...]:
     """The steps that put optimized bodies in the place of others; what is left of the searches'
     time is that of the rest."""
-    terms = [t for t in problem.model.nodes() if has_bodies(t)]
+    model, moved = _moved_out(job, problem.model)
+    terms = [t for t in model.nodes() if has_bodies(t)]
     if not terms:
         return ()
     seconds = search_seconds(job)
-    places = _shared_out(job, problem, original, cases, _places(job, problem.model, terms, cases))
+    places = _shared_out(job, original, cases, _places(job, model, terms, cases))
     changed: dict[Node, list[ChangedBody]] = {}
     for place in places:
         if job.stop.asked:
@@ -65,7 +68,22 @@ def work_inside(job: Job, problem: Problem, original: Session, cases: Sequence[C
         found = _optimized(job, place, place.share * seconds)
         if found is not None and found.changed:
             changed.setdefault(place.term, []).append(ChangedBody(place.body, found.model, {}))
-    return _steps(problem, changed)
+    return (*moved, *_steps(problem, changed))
+
+
+def _moved_out(job: Job, model: Model) -> tuple[Model, list[RewriteStep]]:
+    """The model after what loops need to compute once has moved out of them, and the steps; the
+    roofline knows no iterations, so that only a measurement can say whether this pays."""
+    if not job.config.measure:
+        return model, []
+    outputs, origins, steps = model.graph.outputs, dict(model.origins), list[RewriteStep]()
+    for old, new in without_invariants(model):
+        outputs = substitute(outputs, {old: new})
+        origins |= {new: origins[old]} if old in origins else {}
+        steps.append(RewriteStep((BODIES,), (old,), (new,)))
+    found = replace(model.with_graph(outputs), origins=origins)
+    job.remarks += [f"{label_of(found, step.new[0])}: what no iteration changes is computed once" for step in steps]
+    return found, steps
 
 
 def _places(job: Job, model: Model, terms: Sequence[Node], cases: Sequence[CheckCase]) -> list[_Place]:
@@ -105,9 +123,7 @@ def _that_run(job: Job, model: Model, term: Node, body: Body, seen: Sequence[Ope
     return good
 
 
-def _shared_out(
-    job: Job, problem: Problem, original: Session, cases: Sequence[CheckCase], places: Sequence[_Place]
-) -> list[_Place]:
+def _shared_out(job: Job, original: Session, cases: Sequence[CheckCase], places: Sequence[_Place]) -> list[_Place]:
     """The bodies that take enough of a run, each with its share of the time."""
     if not job.config.measure:
         return [replace(place, share=MOST / len(places)) for place in places]

@@ -103,6 +103,7 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[s
             {"sizes": dict(sizes), "share": share, "time": None if each is None else _timing_data(each)}
             for sizes, share, each in by_sizes(result)
         ],
+        "integers": dict(result.original.integers),
         "equations": dict(result.equations),
         "check": [
             {
