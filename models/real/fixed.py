@@ -15,8 +15,7 @@ from models.real.torch_export import EXPORTERS, Subject
 
 
 def module(name: str, *, batch: int = 1, small: bool = True) -> tuple[Any, dict[str, Any]]:
-    """The module behind the export `name`, and zeros for its inputs by name, `batch` along the first
-    dim of each."""
+    """The module behind the export `name`, and its inputs by name: `batch` along each first dim."""
     known = KNOWN[name if small else f"{name}_real"]
     if not isinstance(known.source, Export):
         raise ValueError(f"{name!r} comes out of a wheel: it has no torch module")
