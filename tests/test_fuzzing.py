@@ -27,8 +27,8 @@ def test_a_seed_gives_the_same_model() -> None:
     assert len({hostile(seed) for seed in range(50)}) > 45
 
 
-COUNTS = {"model": 250, "graph": 24, "interrupt": 4, "cache": 8, "text": 60}
-"""Cases of a run of the tests; caches are warmed first, by searches."""
+COUNTS = {"model": 100, "graph": 12, "interrupt": 4, "cache": 8, "text": 60}
+"""Cases of a run of the tests (`bench/soak.py` runs more); caches are warmed first, by searches."""
 
 
 @pytest.mark.parametrize("kind", ["model", "graph", "interrupt", "text", pytest.param("cache", marks=pytest.mark.slow)])
