@@ -178,6 +178,8 @@ def shares(events: list[tuple[str, float, int]], taken: float) -> dict[str, Any]
     spent: Counter[str] = Counter()
     for name, microseconds, _ in events:
         spent[named(name)] += microseconds
+    if not spent.total():
+        return {"absent": "the profiler saw no kernel"}
     whole = taken * PROFILED
     launches = sum(count for _, microseconds, count in events if microseconds) / PROFILED
     kinds = {kind: round(t / whole, 3) for kind, t in spent.most_common(KINDS) if t}
@@ -201,7 +203,8 @@ def row(case: Case, options: argparse.Namespace, known: Machine, target: Target)
     model = common.imported(common.halved(proto) if target.gpu else proto)
     del proto
     config = Config(budget=options.budget, target=target, seconds=min(2.0, options.seconds))
-    return common.measured(model, config, options, peers(case, model, options, target), known, left)
+    found = common.measured(model, config, options, peers(case, model, options, target), known, left)
+    return {**found, "mode": options.mode, "budgets": [options.budget, options.kernel_budget]}
 
 
 def peers(case: Case, model: Model, options: argparse.Namespace, target: Target) -> dict[str, common.Peer]:

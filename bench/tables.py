@@ -350,6 +350,7 @@ TABLES = {
     "partial-H100": partial,
     "end_to_end_cpu-cpu2": end_to_end,
     "end_to_end_h100-H100": end_to_end,
+    "end_to_end_real-H100": end_to_end,
     "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
     "kernels_h100-H100 timeline": timeline,
