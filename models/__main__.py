@@ -34,12 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
 def write(model: onnx.ModelProto, path: Path) -> int:
     """Write the model, its weights in a second file where one file would be too large; the result
     is its bytes."""
-    size = int(model.ByteSize())
+    size = weight_bytes(model)
     if size <= EXTERNAL_DATA_BYTES:
-        path.write_bytes(model.SerializeToString(deterministic=True))
-    else:
-        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+        return path.write_bytes(model.SerializeToString(deterministic=True))
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
     return size
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of the initializers: protobuf itself cannot tell the size of what is above 2 GB."""
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -216,3 +216,16 @@ def test_an_export_at_one_size_equals_its_torch_module() -> None:
 def test_a_trained_model_has_no_torch_module() -> None:
     with pytest.raises(ValueError, match="comes out of a wheel"):
         fixed.module("magika")
+
+
+def test_a_model_above_the_limit_of_one_file_has_its_weights_in_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.real.recurrent.WIDE", 32)
+    monkeypatch.setattr(build, "EXTERNAL_DATA_BYTES", 100)
+    path, there = build.put(KNOWN["wide"], tmp_path)
+    assert not there
+    assert (tmp_path / "wide.onnx.data").stat().st_size >= 2 * 4 * 32 * 32
+    assert [each.version for each in onnx.load(path, load_external_data=False).opset_import] == [KNOWN["wide"].opset]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((3, 32), np.float32)})[0].shape == (3, 32)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from models.__main__ import EXTERNAL_DATA_BYTES
+from models.__main__ import EXTERNAL_DATA_BYTES, weight_bytes
 from models.real.fetch import Unavailable, digest, fetch
 from models.real.known import Export, Known, Member
 
@@ -54,7 +54,7 @@ def missing(packages: Iterable[str]) -> list[str]:
 def _save(model: onnx.ModelProto, path: Path) -> None:
     """Weights lie in a second file where one would be too large; the model's file comes last, so
     that it is whole once it is there."""
-    if model.ByteSize() > EXTERNAL_DATA_BYTES:
+    if weight_bytes(model) > EXTERNAL_DATA_BYTES:
         data = path.with_suffix(".onnx.data")
         data.unlink(missing_ok=True)
         onnx.external_data_helper.convert_model_to_external_data(model, location=data.name)

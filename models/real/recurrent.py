@@ -12,7 +12,7 @@ from models import exporter, weights
 from models.real.torch_export import Subject, exported, to_onnx
 
 FREE = {"x": {0: "batch", 1: "steps"}}
-WIDE = 16384
+WIDE, WIDE_OPSET = 16384, 22
 """Two matrices of this width in float32 have 2.1 GB."""
 
 
@@ -56,7 +56,8 @@ def wide(which: str) -> onnx.ModelProto:
     ]
     shape: list[Any] = ["batch", WIDE]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
-    return helper.make_model(helper.make_graph(nodes, "wide", [x], [y], matrices), ir_version=10)
+    graph = helper.make_graph(nodes, "wide", [x], [y], matrices)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", WIDE_OPSET)], ir_version=10)
 
 
 def _matrix(generator: np.random.Generator, name: str) -> onnx.TensorProto:
