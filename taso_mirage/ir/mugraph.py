@@ -107,12 +107,16 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
     return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, counts, strict=True)))
 
 
-_PART = re.compile(r"(\w+)_by_(\d+)")
+_PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
 
 
-def tile_part(whole: str, most: int) -> Dim:
-    """The size of a part of a free size, at most `most`: that of the last part is what is left."""
-    return symbol(f"{whole}_by_{most}")
+def tile_part(whole: str, most: int, number: int = 1) -> Dim:
+    """The size of a part of a free size, at most `most`: that of the last part is what is left.
+
+    `number` tells apart what a kernel cuts alike, twice: at the end of the one, the other may still
+    be whole.
+    """
+    return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
 
 
 def part_of(dim: Dim) -> tuple[Dim, int] | None:

@@ -7,6 +7,7 @@ so whatever its size is, and the last tile is what is left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,11 +113,16 @@ def free_tiles(tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim]) -> 
     """The tiles of a kernel where some labels have names for their sizes: those that it does not
     cut stay whole, of those that it cuts the last is what is left."""
 
+    alike: Counter[tuple[str, int]] = Counter()
+
     def tile(label: str, size: int) -> Dim:
         whole = names.get(label)
         if whole is None or size == 1 < sizes[label]:
             return size
-        return whole if size == sizes[label] else tile_part(str(whole), size)
+        if size == sizes[label]:
+            return whole
+        alike[str(whole), size] += 1
+        return tile_part(str(whole), size, alike[str(whole), size])
 
     return {label: tile(label, size) for label, size in tiles.items()}
 
