@@ -142,6 +142,12 @@ def usual_size(dim: Dim) -> int:
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
 
 
+def parts_in(body: Graph) -> dict[str, tuple[Dim, int]]:
+    """The names of a body that are parts, each with what it is a part of and its largest size."""
+    dims = {dim for x in body.inputs for dim in x.shape}
+    return {str(dim): found for dim in dims if (found := part_of(dim)) is not None}
+
+
 def product_factor(dim: Dim) -> str:
     """A size as code writes it in a product."""
     return f"({dim})" if isinstance(dim, Symbolic) and len(dim.terms) > 1 else str(dim)
@@ -294,11 +300,11 @@ def _shape(type: Tensor) -> Shape:
     return type.shape
 
 
-def stitched(type: Tensor, grid: Shape, omap: _Ints) -> Tensor:
+def stitched(type: Tensor, grid: Shape, omap: _Ints, overlapping: Sequence[Overlap | None]) -> Tensor:
     """The type of a kernel's output whose tile has this type."""
     shape: list[Dim] = list(_shape(type))
-    for count, axis in zip(grid, omap, strict=True):
+    for count, axis, overlap in zip(grid, omap, overlapping, strict=True):
         if axis >= 0:
-            found = part_of(shape[axis])
+            found = overlap or part_of(shape[axis])
             shape[axis] = shape[axis] * count if found is None else found[0]
     return Tensor(type.dtype, tuple(shape))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from taso_mirage.errors import TasoMirageError, Unsupported
 from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, symbol, symbols
@@ -109,9 +110,14 @@ def free_goal(
     return tuple([made.get(x, x) for x in goal.graph.inputs]), {view: made[leaf] for view, leaf in goal.leaves.items()}
 
 
-def free_tiles(tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim]) -> dict[str, Dim]:
+def free_tiles(
+    tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim], open: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Dim]:
     """The tiles of a kernel where some labels have names for their sizes: those that it does not
-    cut stay whole, of those that it cuts the last is what is left."""
+    cut stay whole, of those that it cuts the last is what is left.
+
+    What is `open` is cut in any case, into tiles of at least so many.
+    """
 
     alike: Counter[tuple[str, int]] = Counter()
 
@@ -119,8 +125,9 @@ def free_tiles(tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim]) -> 
         whole = names.get(label)
         if whole is None or size == 1 < sizes[label]:
             return size
-        if size == sizes[label]:
+        if size == sizes[label] and label not in open:
             return whole
+        size = max(size, open.get(label, 1))
         alike[str(whole), size] += 1
         return tile_part(str(whole), size, alike[str(whole), size])
 
