@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_free_sizes import FREE, K, N, S, attention, norm
+from test_free_sizes import FREE, N, S, attention, norm
 
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import kernels as kernels_of
@@ -106,7 +105,9 @@ def programs(name: str) -> list[Any]:
     for each in search.candidates():
         made = each.free(search.free)
         if made is not None and search.accepted(each) is not None:
-            key = tuple((len(k.attr("grid")), k.attr("loop") != 1, str(k.attr("loop"))) for k in kernels_of(made.outputs))
+            key = tuple(
+                (len(k.attr("grid")), k.attr("loop") != 1, str(k.attr("loop"))) for k in kernels_of(made.outputs)
+            )
             found.setdefault(key, triton.program(made))
         if len(found) == FORMS:
             break

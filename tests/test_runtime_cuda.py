@@ -104,7 +104,7 @@ CHANGES = {
     "kernel 2 3 4": ("kernel 0 3 4", "dimension 0 of the grid is 0; 1 to 2147483647 blocks"),
     "kernel 2 3 4 i0": ("kernel 2 70000 4 i0", "dimension 1 of the grid is 70000; 1 to 65535 blocks"),
     "i0 i1 i2 s0": ("i0 i1 i9 s0", "a kernel takes number 9 of 3 inputs"),
-    "i1 i2 s0 s1": ("i1 x2 s0 s1", "the argument 'x2' is no input, output or scratch memory"),
+    "i1 i2 s0 s1": ("i1 x2 s0 s1", "the argument 'x2' is no input, output, scratch memory or size"),
     " 4 60000 ": (" 4 60000000 ", "the shared memory is 60000000, more than 1048576"),
     " 4 1024 ": (" 64 1024 ", "the number of warps is 64, more than 32"),
     "1024 2 0": ("1024 99 0", "the number of hidden arguments is 99, more than 8"),
@@ -546,9 +546,9 @@ def test_what_the_device_cannot_do_is_said(driver: Path, tmp_path: Path) -> None
     assert "has 4 warps in the plan, its code takes 64 threads" in launched(driver, tmp_path, kernel, THREADS=64)[-1]
     assert "cannot be launched: CUDA error 700, illegal address" in launched(driver, tmp_path, kernel, FAILS=1)[-1]
     more = cuda_kernel(SPLIT, [replace(x, hidden=3) for x in split_images()])
-    assert "takes 8 arguments, not the 9 pointers of the plan" in launched(driver, tmp_path, more)[-1]
+    assert "takes 8 arguments, not the 9 arguments of the plan" in launched(driver, tmp_path, more)[-1]
     less = cuda_kernel(SPLIT, [replace(x, hidden=1) for x in split_images()])
-    assert "takes more or other arguments than the 7 pointers of the plan" in launched(driver, tmp_path, less)[-1]
+    assert "takes more or other arguments than the 7 arguments of the plan" in launched(driver, tmp_path, less)[-1]
     large = cuda_kernel(SPLIT, [replace(x, shared=200_000) for x in split_images()])
     assert "needs 200000 bytes of shared memory, this GPU has 100000" in launched(driver, tmp_path, large)[-1]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, symbol, symbols
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
 from taso_mirage.ir.mugraph import part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 from taso_mirage.kernels.goal import Labelled
@@ -32,6 +32,25 @@ class FreeSizes:
 
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+
+    @staticmethod
+    def of(graph: Graph) -> FreeSizes:
+        """The shapes of a graph."""
+        return FreeSizes(tuple([x.shape for x in graph.inputs]), tuple([o.shape for o in graph.outputs]))
+
+    def of_lane(self, inputs: Sequence[int], outputs: Sequence[int]) -> FreeSizes:
+        """Those of some inputs and outputs, by their places."""
+        return FreeSizes(tuple([self.inputs[i] for i in inputs]), tuple([self.outputs[i] for i in outputs]))
+
+    def as_json(self) -> list[list[list[str]]]:
+        """A value from which `of_json` makes the same."""
+        return [[list(map(str, shape)) for shape in shapes] for shapes in (self.inputs, self.outputs)]
+
+    @staticmethod
+    def of_json(value: Sequence[Sequence[Sequence[str]]]) -> FreeSizes:
+        """The sizes of `as_json`."""
+        inputs, outputs = (tuple([tuple(map(parse_dim, shape)) for shape in shapes]) for shapes in value)
+        return FreeSizes(inputs, outputs)
 
     def labels(self, goal: Labelled) -> dict[str, Dim] | None:
         """The free labels of the goal with their sizes; None where dims of one label have different

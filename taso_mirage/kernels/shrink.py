@@ -33,7 +33,17 @@ def cuts(tiled: Tiled, sizes: TileSizes, open: Collection[str] = ()) -> dict[str
     """How the kernel cuts each of its labels; one that is `open` has any number of tiles, though
     here it may have one."""
     return {
-        x: ONE if n == 1 < sizes[x] else PART if x in open else WHOLE if n == sizes[x] else UNEVEN if sizes[x] % n else PART if n > 1 else ONE
+        x: ONE
+        if n == 1 < sizes[x]
+        else PART
+        if x in open
+        else WHOLE
+        if n == sizes[x]
+        else UNEVEN
+        if sizes[x] % n
+        else PART
+        if n > 1
+        else ONE
         for x, n in tiled.tiles.items()
     }
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import symbols
 from taso_mirage.ir.mugraph import Batch, size_names
 from taso_mirage.ir.terms import Graph, is_float
 from taso_mirage.kernels.codegen.gpu.block import TritonBlock
@@ -37,6 +39,8 @@ def program(
     Raises Unsupported with the reason where a body has no form in Triton.
     """
     buffers, sizes = tensor_buffers(graph, batch), size_names([x.shape for x in graph.inputs])
+    if unnamed := {n for b in buffers.values() for dim in b.shape for n in symbols(dim)}.difference(sizes):
+        raise Unsupported(f"the size {min(unnamed)}, which no input has as a dim")
     blocks = [
         TritonBlock(node, f"kernel_{i}", [buffers[a] for a in node.args], list(output_buffers(node, buffers)), sizes)
         for i, node in enumerate(kernel_terms(graph))

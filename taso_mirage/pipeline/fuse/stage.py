@@ -26,7 +26,8 @@ from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
-from taso_mirage.kernels.free_regions import fixed_kind, free_regions
+from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.free_regions import free_regions, other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
@@ -42,7 +43,7 @@ from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
 from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.searches import Searches
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, trials
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
@@ -115,6 +116,14 @@ def fused(
         stop.budget = None
 
 
+Measured = tuple[tuple[str, int], ...]
+
+
+def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
+    """Those of a lane's sizes."""
+    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
+
+
 class _Ended(Exception):
     """An interrupt, in the middle of a search."""
 
@@ -171,7 +180,7 @@ class _Stage:
                 self.base = replace(self.base, model=decomposed(self.before, self.sizes))
             model, backend = self.base.model, self.backend
             if backend.free:
-                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.prepared)
+                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.batched, backend.prepared)
             else:
                 found, self.left_out = equal_regions(
                     model, self.sizes, backend.lanes, backend.batched, backend.prepared
@@ -235,7 +244,7 @@ class _Stage:
                 raise
             chosen = None
         if chosen is None:
-            return None if kind.free is None else self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+            return self._otherwise(kind, spots, operators, seconds)
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
         before, after = times or (1.0, 1.0)
@@ -243,13 +252,21 @@ class _Stage:
             return None
         place = spots[0], chosen[1], opsets, self.target, made is not None
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
-            return self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+            return self._otherwise(kind, spots, operators, seconds)
         prepares = None if made is None else type(made)
         return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
 
+    def _otherwise(
+        self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
+    ) -> Fused | None:
+        """The kind with another kernel than one of free sizes, which is none or is slower."""
+        other = None if kind.free is None else other_kind(kind, spots[0], self.backend.batched)
+        return None if other is None else self._tried(other, spots, operators, seconds / 2)
+
     def _searches(self) -> Searches:
-        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
-        wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
+        lanes = [(kind, lane) for kind in self.kinds for lane in self._lanes(kind.goal)]
+        goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
+        wanted = [each[:2] for each in goals if CUT in (self._record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
@@ -258,9 +275,9 @@ class _Stage:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
         parts = self._lanes(kind.goal)
         for anew in (False, True):
-            goals = dict.fromkeys(lane.graph for lane in parts)
+            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
-            choices = [known[lane.graph] for lane in parts]
+            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
             records = [choice[0] for choice in choices if choice is not None]
             if len(records) < len(parts):
                 return None
@@ -273,42 +290,42 @@ class _Stage:
                     raise
         return None  # from damaged files, where nothing is searched
 
-    def _choice(self, graph: Graph, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
+    def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
         """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
         where it was found before, in a time that was enough, or no less than half of that of now.
         """
-        known = self._record(graph, kind)
+        known = self._record(*goal, kind.measured)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if self.mode != SEARCH or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
-        searched = self._searched(graph, share, kind)
+        searched = self._searched(goal, share, kind)
         return None if searched is None else (searched, True)
 
-    def _searched(self, graph: Graph, share: float, kind: EqualRegions) -> Record | None:
+    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
         end = time.monotonic() + share
-        found = self.searches(graph, share / 2, self._searching, kind.free)
+        found = self.searches(goal[0], share / 2, self._searching, goal[1])
         if not found:
             return None
-        record = dict(self.backend.fastest(graph, found, end, kind.sizes))
+        record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
         if time.monotonic() > end:
             record[CUT] = share
-        write_file(self._path(graph, kind), json.dumps(record))
+        write_file(self._path(*goal, kind.measured), json.dumps(record))
         return record
 
-    def _record(self, graph: Graph, kind: EqualRegions | None = None) -> Record | None:
+    def _record(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
         """What lies on disk; None where nothing does, or nothing that can be read."""
         try:
-            found = read_json(self._path(graph, kind))
+            found = read_json(self._path(graph, free, measured))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
-    def _path(self, graph: Graph, kind: EqualRegions | None = None) -> Path:
+    def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
         """The file of a choice; its name is what it hangs on: the region's structure and shapes,
         the machine, and this version."""
         program = "\n".join(to_json(graph)["program"])
-        free = [] if kind is None or kind.free is None else [str(kind.free), str(kind.measured)]
-        said = "\0".join([program, self.target.name, self.backend.key, __version__, *free])
+        names = [] if free is None else [str(free), str(measured)]
+        said = "\0".join([program, self.target.name, self.backend.key, __version__, *names])
         return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
 
     def _searching(self, stage: str, done: int, total: int) -> None:

@@ -22,8 +22,8 @@ from taso_mirage.ir.mugraph import (
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
-from taso_mirage.kernels.codegen.gpu.names import FreeNames
 from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.names import FreeNames
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,

@@ -183,7 +183,9 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
         role = "output" if node in graph.outputs else "scratch"
         found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
         if role == "scratch":
-            order = best_order(usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize)
+            order = best_order(
+                usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize
+            )
             found[node] = replace(found[node], order=order)
     if batch is None:
         return found

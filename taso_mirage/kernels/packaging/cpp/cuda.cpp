@@ -178,7 +178,7 @@ void check_arguments(const Function& made, const plan::Kernel& kernel) {
     const size_t wanted = i < given && kernel.arguments[i].role == plan::Role::size ? sizeof(int32_t) : sizeof(void*);
     if (has != (i < count) || (has && size != wanted))
       throw Problem("the kernel " + made.image->symbol + " takes " + (has ? "more or other arguments than" : std::to_string(i) + " arguments, not") + " the " +
-                    std::to_string(count) + " pointers and sizes of the plan");
+                    std::to_string(count) + " arguments of the plan");
   }
 }
 
