@@ -94,7 +94,7 @@ def test_parts_of_a_free_size() -> None:
 
 
 def test_two_labels_of_one_size_that_are_cut_alike() -> None:
-    """As many queries as keys, in tiles of 64: the last tile of one meets whole ones of the other."""
+    """As many queries as keys, in tiles of 64: the last of one meets whole ones of the other."""
     free = FreeSizes(((N, 4, S, 16), (N, 4, 16, S), (N, 4, S, 16), (N, 1, 1, S)), ((N, 4, S, 16),))
     search = Search(attention(2, 256, 256), SearchOptions(), CPU_DEVICE, free=free)
     assert search.free is not None

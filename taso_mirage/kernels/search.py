@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import kernels
-from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.free import FreeSizes, free_goal, free_tiles
+from taso_mirage.kernels.goal import refuse
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
@@ -237,21 +238,6 @@ def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
     return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
 
 
-REALS = ("float16", "bfloat16", "float32")
-
-
-def _refuse(goal: Graph) -> None:
-    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
-    nothing is computed."""
-    order = topological([*goal.inputs, *goal.outputs])
-    for node in order:
-        if node.op in LEAVES and node.dtype not in (*REALS, "bool"):
-            raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(REALS)}")
-    for i, output in enumerate(goal.outputs):
-        if not any(node.op in LEAVES for node in topological([output])):
-            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
-
-
 class _Late(Exception):
     """The time for enumerating is over."""
 
@@ -269,7 +255,7 @@ class Search:
     ) -> None:
         if options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
-        _refuse(goal)
+        refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""

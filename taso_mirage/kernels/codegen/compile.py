@@ -29,7 +29,8 @@ class CompiledKernel:
 
     A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared memory, and
     as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
-    `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before it (programmatic dependent launch).
+    `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
+    it (programmatic dependent launch).
     `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
     of sm_90 and newer ones is for one architecture alone.
     """

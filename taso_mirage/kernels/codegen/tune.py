@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,18 +21,16 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Protocol
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
-from taso_mirage.ir.dims import dim_product, evaluate, fixed
-from taso_mirage.ir.mugraph import USUAL, usual_size
-from taso_mirage.ir.terms import numpy_dtype
+from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
+from taso_mirage.kernels.codegen.estimates import buffer_bytes, ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 
-RESIDENT = 32
-"""Blocks of a processor at a time, at most."""
 FINALISTS = 4
 """So many programs, of different grids or loops, get other schedules."""
 DEEPEST = 8
@@ -63,16 +61,6 @@ def compilers(count: int) -> Workers:
     return Workers(f"{__name__}:{warmed.__name__}", count, LIMIT, ("torch", "triton"))
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves
-    they run."""
-
-    seconds: float
-    resident: int
-    waves: int
-
-
 class Cache(Protocol):
     """What keeps measurements (`optimize.cache.CostCache` is one)."""
 
@@ -100,52 +88,6 @@ class TunedProgram:
     seconds: float
     measured: bool
     trials: tuple[Trial, ...] = ()
-
-
-def estimated(
-    program: TritonProgram,
-    launch: TritonLaunch,
-    device: Device = H100,
-    shared: int | None = None,
-    sizes: Mapping[str, int] = MappingProxyType({}),
-) -> Estimate:
-    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start.
-
-    `shared`: as compiled, if known; `sizes`: those that a run gives.
-    """
-    schedule, traffic = launch.schedule, launch.traffic
-    blocks, loop = (evaluate(n, sizes) for n in (dim_product(launch.grid), launch.loop))
-    more = blocks * loop / (launch.blocks * usual_size(launch.loop))  # than the traffic is of
-    needed = (
-        traffic.in_flight * schedule.stages if launch.loop != 1 else 0
-    )  # what a loop does not load stays in registers
-    needed = needed if shared is None else shared
-    resident = max(1, min(device.shared // max(needed, 1), device.threads // (32 * schedule.warps), RESIDENT))
-    waves = math.ceil(blocks / (device.processors * resident))
-    busy = min(1.0, blocks / device.processors)
-    flying = min(blocks, device.processors * resident) * traffic.in_flight * schedule.stages
-    fed = min(1.0, flying / (device.bandwidth * device.latency))  # Little's law: bytes in flight = bandwidth * latency
-    unique = sum(_bytes(program.buffer(name), sizes) for name in launch.buffers)
-    tail = waves * min(blocks, device.processors * resident) / blocks
-    longest = max(
-        unique / (device.bandwidth * fed),
-        more * traffic.moved / (device.cache * busy) * tail,
-        more * traffic.flops / (device.flops * busy) * tail,
-        device.latency * loop / schedule.stages,
-    )
-    return Estimate(longest + device.launch, resident, waves)
-
-
-def _bytes(buffer: TritonBuffer, sizes: Mapping[str, int]) -> int:
-    return evaluate(buffer.elements, sizes) * numpy_dtype(buffer.dtype).itemsize
-
-
-def ranked(
-    programs: Iterable[TritonProgram], device: Device = H100, sizes: Mapping[str, int] = MappingProxyType({})
-) -> list[tuple[float, TritonProgram]]:
-    """Programs with the model's seconds, the fastest first."""
-    found = [(sum(estimated(p, x, device, sizes=sizes).seconds for x in p.launches), p) for p in programs]
-    return sorted(found, key=lambda pair: pair[0])
 
 
 def tuned_program(
@@ -458,7 +400,7 @@ def input_sets(program: TritonProgram, sizes: Mapping[str, int] = MappingProxyTy
     1024."""
     import torch
 
-    each = sum(_bytes(b, sizes) for b in program.buffers if b.role == "input")
+    each = sum(buffer_bytes(b, sizes) for b in program.buffers if b.role == "input")
     cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     count = max(2, min(1024, math.ceil(3 * cache / max(each, 1))))
     generator = torch.Generator(device="cuda").manual_seed(0)

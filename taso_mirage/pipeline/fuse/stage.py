@@ -11,20 +11,16 @@ convolutions, say.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
-from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.free_regions import free_regions, other_kind
@@ -35,24 +31,21 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker, shown_sizes
-from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
+from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.decomposed import decomposed
 from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, trials
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
-from taso_mirage.system.files import write_file
-from taso_mirage.system.toml import read_json
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
-from taso_mirage.version import __version__
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
@@ -116,9 +109,6 @@ def fused(
         stop.budget = None
 
 
-Measured = tuple[tuple[str, int], ...]
-
-
 def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
     """Those of a lane's sizes."""
     return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
@@ -138,7 +128,7 @@ class _Stage:
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
-        self.cache = cache_path().parent / "kernels"
+        self.choices = Choices(self.target.name, backend.key)
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
@@ -266,7 +256,7 @@ class _Stage:
     def _searches(self) -> Searches:
         lanes = [(kind, lane) for kind in self.kinds for lane in self._lanes(kind.goal)]
         goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
-        wanted = [each[:2] for each in goals if CUT in (self._record(*each) or (CUT,))]
+        wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
@@ -294,7 +284,7 @@ class _Stage:
         """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
         where it was found before, in a time that was enough, or no less than half of that of now.
         """
-        known = self._record(*goal, kind.measured)
+        known = self.choices.record(*goal, kind.measured)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if self.mode != SEARCH or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
@@ -309,24 +299,8 @@ class _Stage:
         record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
         if time.monotonic() > end:
             record[CUT] = share
-        write_file(self._path(*goal, kind.measured), json.dumps(record))
+        self.choices.keep(record, *goal, kind.measured)
         return record
-
-    def _record(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Record | None:
-        """What lies on disk; None where nothing does, or nothing that can be read."""
-        try:
-            found = read_json(self._path(graph, free, measured))
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
-    def _path(self, graph: Graph, free: FreeSizes | None, measured: Measured) -> Path:
-        """The file of a choice; its name is what it hangs on: the region's structure and shapes,
-        the machine, and this version."""
-        program = "\n".join(to_json(graph)["program"])
-        names = [] if free is None else [str(free), str(measured)]
-        said = "\0".join([program, self.target.name, self.backend.key, __version__, *names])
-        return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
 
     def _searching(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:

@@ -8,15 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape, bind, symbol, symbols
 from taso_mirage.ir.mugraph import (
     LoopPhase,
     Lowering,
-    Overlap,
     is_free_kernel,
     loop_phases,
     overlaps,
-    part_of,
     parts_in,
     usual_size,
 )
@@ -24,6 +21,7 @@ from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames
+from taso_mirage.kernels.codegen.gpu.offsets import Groups, inner, place
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
@@ -42,7 +40,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
     guessed,
 )
 from taso_mirage.kernels.codegen.gpu.threads import chain
-from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded, known_count
+from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -70,7 +68,6 @@ EARLY = (
 
 All generated kernels wait, so the end of each is that of all before it.
 """
-Groups = Sequence[Sequence[int]]
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -317,10 +314,10 @@ class TritonBlock:
             (self.node.attr("fmap")[i], self.loop, None, "t"),
         ]
         tile = self.body.inputs[i].shape
-        place = self._place(argument.buffer, tile, _inner(groups, shape, axes), present, cuts)
+        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
-        code = f"tl.load({argument.name}{place}{mask}{hint})"
+        code = f"tl.load({argument.name}{at}{mask}{hint})"
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
@@ -340,7 +337,7 @@ class TritonBlock:
         )
         present = [a for a in axes if a is not None]
         cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
-        place = self._place(argument.buffer, self.body.outputs[o].shape, _inner(groups, x.shape, axes), present, cuts)
+        at = place(self.tiles, argument.buffer, self.body.outputs[o].shape, inner(groups, x.shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
         code = self.tiles.spread(x, axes)
@@ -349,56 +346,7 @@ class TritonBlock:
             self.lines.write(
                 LoopPhase.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
             )
-        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
-
-    def _place(
-        self,
-        buffer: TritonBuffer,
-        tile: Shape,
-        axes: Sequence[Sequence[tuple[int, int]]],
-        present: Sequence[int],
-        cuts: Sequence[tuple[int, Dim, Overlap | None, str]],
-    ) -> str:
-        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes,
-        times the stride. `axes` are those of each dim in memory, each with how many elements of the
-        dim one step along it is."""
-        found: list[str] = []
-        for dim in buffer.order:
-            share, starts = buffer.shape[dim], list[str]()
-            for cut, count, overlap, variable in cuts:
-                if cut == dim and count != 1:
-                    share = _share(share, tile[dim], count) if overlap is None else overlap[1]
-                    start = variable if share == 1 else f"{variable} * {self._wide(share)}"
-                    starts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
-            lanes = [_times([self.tiles.index(present, axis)], step) for axis, step in axes[dim]]
-            found += self._offsets(buffer, dim, starts, lanes, tile[dim])
-        return "".join(f" + {each}" for each in found)
-
-    def _offsets(
-        self, buffer: TritonBuffer, dim: int, starts: Sequence[str], lanes: Sequence[str], tile: Dim
-    ) -> list[str]:
-        """Those along a dim. Where a run gives sizes they are 64 bits wide, but those of lanes that
-        stay below."""
-        size, stride = buffer.shape[dim], buffer.strides[dim]
-        if isinstance(stride, int) and (isinstance(size, int) or stride == 1):
-            return [_times([*starts, *lanes], stride)] if starts or lanes else []
-        wide = self._wide(stride)
-        if isinstance(stride, int):
-            wide = self.lines.let(LoopPhase.INVARIANT, f"wide_{stride}", f"tl.full([], {stride}, tl.int64)")
-        near = isinstance(stride, int) and usual_size(tile) * stride < 2**31
-        parts = [(starts, wide), (lanes, str(stride) if near else wide)]
-        return [_product(each, factor) for each, factor in parts if each]
-
-    def _wide(self, dim: Dim) -> str:
-        """A size as code has it in an offset: what a run gives in 64 bits."""
-        if isinstance(dim, int):
-            return str(dim)
-        names = {
-            n: symbol(self.lines.let(LoopPhase.INVARIANT, f"{n}_wide", f"{n}.to(tl.int64)"))
-            for n in sorted(symbols(dim))
-        }
-        shown = str(bind(dim, names))
-        return shown if shown.isidentifier() else f"({shown})"
+        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{at}, {code}{mask})")
 
     # ------------------------------------------------------------ the text
 
@@ -477,37 +425,3 @@ class TritonBlock:
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
         return [*said, *self.tiles.notes, *self.notes]
-
-
-def _times(parts: Sequence[str], stride: int) -> str:
-    """(a + b) * stride, with no more parentheses and factors than it needs."""
-    total = " + ".join(parts)
-    if stride == 1:
-        return total
-    single = len(parts) == 1 and " * " not in total
-    return f"{total} * {stride}" if single else f"({total}) * {stride}"
-
-
-def _product(parts: Sequence[str], factor: str) -> str:
-    """As `_times`, by a factor that is text."""
-    total = " + ".join(parts)
-    single = len(parts) == 1 and " * " not in total
-    return f"{total if single else f'({total})'} * {factor}"
-
-
-def _share(whole: Dim, tile: Dim, count: Dim) -> Dim:
-    """How far apart the equal parts of a dim begin, or tiles of which the last is what is left."""
-    found = part_of(tile)
-    return whole // count if found is None else found[1]
-
-
-def _inner(groups: Groups, shape: Shape, axes: Sequence[int | None]) -> list[list[tuple[int, int]]]:
-    """For each group of dims in row order their axes, each with the elements that one step is."""
-    return [
-        [
-            (axis, known_count([shape[e] for e in group[i + 1 :]]))
-            for i, d in enumerate(group)
-            if (axis := axes[d]) is not None
-        ]
-        for group in groups
-    ]
