@@ -3,10 +3,10 @@ one kind of region after the other.
 
 What is faster than the runtime on the region alone goes into the model, and stays where the whole
 model was measured faster; the result passes the check of every other rewrite. A model with free
-dims gets kernels of any number of samples, or, where the target has none, for its most important
-sizes, and keeps its operators for all others. Where no rewrite was faster, kernels are tried in the
-model after the passes, in which more of it is in a region: batch normalizations in the weights of
-convolutions, say.
+dims gets kernels of any sizes. What has no such form gets one of any number of samples, or, where
+the target tells sizes apart, for the most important sizes, and keeps its operators for all others.
+Where no rewrite was faster, kernels are tried in the model after the passes, in which more of it is
+in a region: batch normalizations in the weights of convolutions, say.
 """
 
 from __future__ import annotations
@@ -142,8 +142,7 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             self.notes.append(
-                f"regions with the free dims {names} were left out: a kernel runs at every size where these are the leading dims of all "
-                "results, no sample hangs on another, and all share no more than each has; fix what can be fixed: "
+                f"regions with the free dims {names} were left out: no kernel runs them at every size; fix what can be fixed: "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
         if self.budget.stop:
