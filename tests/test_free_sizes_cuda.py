@@ -9,15 +9,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from fused_models import CONFIG, fresh_cache, kernels, on_the_cpu, quick, run
 from test_free_sizes import FREE, N, S, attention, model, norm
 from test_fuse_cuda import accepted
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, symbol
+from taso_mirage.ir.model import Model, random_inputs
 from taso_mirage.ir.mugraph import kernels as kernels_of
 from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.batches import EqualRegions, resized
@@ -31,7 +36,15 @@ from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.plan import sealed
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.kernels.search import Search, SearchOptions
+from taso_mirage.measure import session as runtime
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.report.result import Result
+from taso_mirage.targets.cuda import lowering as cuda
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.cuda.lowering import CudaLowering, _program
 from taso_mirage.targets.lowering import Record
@@ -315,3 +328,45 @@ def test_lanes_with_free_sizes_become_one_record() -> None:
     assert [each["most"] for each in record["before"]] == [5, 7, 9]
     assert len(_program(record).results) == 2
     assert GPU.kernel(record).free
+
+
+def on_a_stand_in(made: Model, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[Result, Result]:
+    """A model before, and with the kernels that the stage gives it for a GPU whose clock says that
+    every kernel is twice as fast."""
+    fresh_cache(monkeypatch, folder)
+    quick(monkeypatch)
+    monkeypatch.setattr(stage, "here", lambda target: GPU)
+    monkeypatch.setattr(cuda, "SHIPPED", (90,))
+    monkeypatch.setattr(runtime, "open_in_child", on_the_cpu)
+    sizes = replace(CONFIG, default_size=8)
+    plain = optimize_model(made, replace(sizes, measure=False, budget=0.0))
+    plain = replace(plain, model=plain.original, steps=(), changed=False, target=CUDA)
+    return plain, fused(plain, sizes, "search")
+
+
+def test_a_model_with_free_dims_gets_kernels_without_an_if(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before, found = on_a_stand_in(model(), monkeypatch, tmp_path)
+    assert kernels(found) >= 2
+    assert len({d.case for d in found.differences}) > 3
+    assert all(d.passed for d in found.differences)
+    content = serialize(found.model)
+    proto = onnx.load_from_string(content)
+    assert not any(n.op_type == "If" for f in proto.functions for n in f.node)
+    plans = [a.s.decode() for f in proto.functions for n in f.node for a in n.attribute if a.name == "plan"]
+    assert len(plans) >= 2
+    assert all(" n0 n1\n" in plan for plan in plans)
+    for b, s in ((1, 1), (2, 7), (1, 33)):
+        inputs = dict(random_inputs(before.original, s, {"batch": b, "sequence": s}))
+        (wanted,), (got,) = run(serialize(before.original), inputs), run(content, inputs)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_program_for_all_sizes_keeps_its_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    h = x("h", 2, 3, symbol("s"))
+    goal = Graph((h,), (term("softmax", term("gelu", h), axis=2),))
+    before, found = on_a_stand_in(
+        from_ir(from_proto(onnx.load_from_string(serialize(standalone(goal, {"": 20}))))), monkeypatch, tmp_path
+    )
+    assert kernels(found) == 0
+    assert found.model == before.model
+    assert any("no kernels: one part" in note for note in found.notes)
