@@ -29,6 +29,7 @@ from taso_mirage.kernels.batches import EqualRegions, resized
 from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.block import TritonBlock
 from taso_mirage.kernels.free import FreeSizes
 from taso_mirage.kernels.free_regions import free_kind, free_regions
 from taso_mirage.kernels.horizontal import fused_goals
@@ -218,6 +219,19 @@ def test_sizes_are_arguments_of_a_cubin(name: str, capability: int) -> None:
         assert each.hidden == 2
         assert each.ptx.count(".param .u32") == len(program.sizes) == 2
     assert "do_not_specialize" in program.source
+
+
+def test_what_is_left_of_an_iteration_is_not_read_after_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mask before a sum that waits for the end of the loop there is no program."""
+    goal, free, at = CASES["one_query"]
+    search = Search(goal(*at), SearchOptions(), H100, free=free)
+    made = next(graph for each in search.candidates() if (graph := each.free(search.free or {})) is not None)
+    source = triton.program(made).source
+    masked = [line for line in source.splitlines() if "_m = tl.where" in line and "n1_by" in line]
+    assert len(masked) >= 3  # of the maximum, of the denominator and of what is mixed
+    monkeypatch.setattr(TritonBlock, "_whole", lambda self, y, over, neutral: (y, over))
+    with pytest.raises(Unsupported, match="of an iteration, outside of the loop"):
+        triton.program(made)
 
 
 def test_offsets_are_64_bits_wide_where_a_run_gives_sizes() -> None:

@@ -379,6 +379,7 @@ class TritonBlock:
         pointers = [a.name for a in (*self.arguments, *self.results)]
         names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False"]
         sections, last = self.lines.swept()
+        self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY
         found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
         if looped := (*sections[LoopPhase.LOOP], *last):

@@ -3,12 +3,14 @@ tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, Shape, dim_product, symbols
 from taso_mirage.ir.mugraph import parts_in
 from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen.gpu.lines import WORD
 
 
 @dataclass
@@ -59,6 +61,14 @@ class FreeNames:
         for name, (own, most) in sorted(self.rest_of.items()):
             if (own == variable) or (not variable and own != "t"):
                 yield f"{name} = tl.minimum({self.parts[name][0]} - {own} * {most}, {most})"
+
+    def check(self, outside: Iterable[str]) -> None:
+        """Raise Unsupported where a line outside of the loop reads what an iteration has: after it
+        that is of the last one alone."""
+        own = {name for name, (variable, _) in self.rest_of.items() if variable == "t"}
+        for line in outside:
+            if found := own.intersection(WORD.findall(line)):
+                raise Unsupported(f"the size {min(found)} of an iteration, outside of the loop: {line}")
 
 
 def _factor(dim: Dim) -> str:
