@@ -64,7 +64,8 @@ def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: 
     if xp is SHAPES:
         check(operands, body, grid, loop, imap, fmap, omap)
         if is_free_kernel(body, grid, loop):
-            made = [stitched(o.tensor, grid, axes) for o, axes in zip(body.outputs, omap, strict=True)]
+            uneven = overlaps([xp.shape(x) for x in operands], body, grid, imap)
+            made = [stitched(o.tensor, grid, axes, uneven) for o, axes in zip(body.outputs, omap, strict=True)]
             return made[0] if len(made) == 1 else tuple(made)
     run_block = partial(_block, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)

@@ -715,7 +715,7 @@ def test_a_program_is_measured_while_others_compile(monkeypatch: pytest.MonkeyPa
     programs = [codegen.program(mugraphs.ntrans(dtype=d)[0]) for d in ("float16", "bfloat16", "float32")]
     last, measured = Event(), list[TritonProgram]()
     monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
-    monkeypatch.setattr(tune, "input_sets", lambda program: [])
+    monkeypatch.setattr(tune, "input_sets", lambda program, sizes: [])
     monkeypatch.setattr(tune, "_seconds", seconds)
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: False)
     with ThreadPoolExecutor(3) as pool:
@@ -736,7 +736,7 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
         return 1.0 + sum(abs(s.warps - 2) + abs(s.stages - 2) - s.early / 2 for s in schedules)
 
     monkeypatch.setattr(tune, "gpu_and_versions", lambda: "a GPU")
-    monkeypatch.setattr(tune, "input_sets", lambda program: [])
+    monkeypatch.setattr(tune, "input_sets", lambda program, sizes: [])
     monkeypatch.setattr(tune, "_seconds", seconds)
     monkeypatch.setattr(tune._Bench, "overlaps", lambda self: True)
     cache = CostCache(tmp_path / "costs.sqlite")

@@ -89,6 +89,26 @@ def test_parts_of_a_free_size() -> None:
     assert [evaluate(tile_count(N, tile), {"n0": n}) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
     assert tile_count(N, 1) == N
     assert tile_count(N, N) == 1
+    assert part_of(tile_part("n0", 8, 2)) == (N, 8)
+    assert tile_part("n0", 8, 2) != tile
+
+
+def test_two_labels_of_one_size_that_are_cut_alike() -> None:
+    """As many queries as keys, in tiles of 64: the last of one meets whole ones of the other."""
+    free = FreeSizes(((N, 4, S, 16), (N, 4, 16, S), (N, 4, S, 16), (N, 1, 1, S)), ((N, 4, S, 16),))
+    search = Search(attention(2, 256, 256), SearchOptions(), CPU_DEVICE, free=free)
+    assert search.free is not None
+    same = [label for label, name in search.free.items() if name == S]
+
+    def alike(each: Any) -> bool:
+        return any([kernel.tiles.get(label) for label in same] == [64, 64] for kernel in each.plan)
+
+    found = (each.free(search.free) for each in search.candidates() if alike(each))
+    made = next(graph for graph in found if graph is not None)
+    assert "n1_by_64_2" in str(to_json(made))
+    kernel = NativeKernel(made, flags=STRICT)
+    for b, s in ((1, 1), (2, 67), (1, 129), (1, 64)):
+        check(kernel, lambda *n: attention(n[0], n[1], n[1]), b, s)
 
 
 @pytest.mark.parametrize(("size", "searched"), [(1, 2), (2, 2), (3, 4), (11, 16), (17, 32), (100, 128), (128, 128)])

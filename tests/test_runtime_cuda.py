@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph
+from taso_mirage.ir.dims import symbol
+from taso_mirage.ir.mugraph import Batch, tile_count, tile_part
+from taso_mirage.ir.terms import Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen import triton
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
 from taso_mirage.kernels.packaging import library
-from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, cuda_kernel, images, sealed
+from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images, sealed
 from taso_mirage.operators.ops import term
 from taso_mirage.targets.cpu.compiler import compiler
 
@@ -104,7 +105,7 @@ CHANGES = {
     "kernel 2 3 4": ("kernel 0 3 4", "dimension 0 of the grid is 0; 1 to 2147483647 blocks"),
     "kernel 2 3 4 i0": ("kernel 2 70000 4 i0", "dimension 1 of the grid is 70000; 1 to 65535 blocks"),
     "i0 i1 i2 s0": ("i0 i1 i9 s0", "a kernel takes number 9 of 3 inputs"),
-    "i1 i2 s0 s1": ("i1 x2 s0 s1", "the argument 'x2' is no input, output or scratch memory"),
+    "i1 i2 s0 s1": ("i1 x2 s0 s1", "the argument 'x2' is no input, output, scratch memory or size"),
     " 4 60000 ": (" 4 60000000 ", "the shared memory is 60000000, more than 1048576"),
     " 4 1024 ": (" 64 1024 ", "the number of warps is 64, more than 32"),
     "1024 2 0": ("1024 99 0", "the number of hidden arguments is 99, more than 8"),
@@ -232,11 +233,13 @@ struct Attribute { int id; char pad[4]; int allowed; char rest[60]; };
 struct Config { unsigned grid[3], block[3], shared; void* stream; Attribute* attributes; unsigned count; };
 void* context = reinterpret_cast<void*>(strtoul(getenv("CONTEXT"), nullptr, 10));
 std::vector<std::string>& names() { static std::vector<std::string> found; return found; }
+bool is_size(size_t i) { return getenv("SIZES") != nullptr && i >= strtoul(getenv("SIZES"), nullptr, 10); }
 void show(void* function, const unsigned* grid, unsigned threads, unsigned shared, void* stream, void** arguments, int overlap) {
   const std::string& name = names()[reinterpret_cast<size_t>(function) - 1];
   printf("launch %s %u %u %u threads %u shared %u stream %p overlap %d:", name.c_str(), grid[0], grid[1], grid[2], threads, shared, stream,
          overlap);
-  for (size_t i = 0; i < strtoul(getenv("ARGUMENTS"), nullptr, 10); ++i) printf(" %zx", *static_cast<size_t*>(arguments[i]));
+  for (size_t i = 0; i < strtoul(getenv("ARGUMENTS"), nullptr, 10); ++i)
+    is_size(i) ? printf(" n=%d", *static_cast<int*>(arguments[i])) : printf(" %zx", *static_cast<size_t*>(arguments[i]));
   printf("\n");
 }
 }
@@ -265,7 +268,7 @@ int cuModuleGetFunction(void** found, void*, const char* name) {
 int cuFuncGetAttribute(int* found, int, void*) { *found = atoi(getenv("THREADS")); return 0; }
 int cuFuncSetAttribute(void*, int which, int value) { printf("set %d %d\n", which, value); return 0; }
 int cuFuncGetParamInfo(void* function, size_t i, size_t*, size_t* size) {
-  *size = 8;
+  *size = is_size(i) ? 4 : 8;
   return i < strtoul(getenv(names()[reinterpret_cast<size_t>(function) - 1].c_str()), nullptr, 10) ? 0 : 1;
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared,
@@ -454,6 +457,79 @@ def test_kernels_are_launched_in_order_on_the_stream_with_scratch_between(driver
     ]
 
 
+def free_kernel() -> PlannedNode:
+    """A program for up to 100 elements of the free dims, in tiles of 1 and 4, and one for more, in
+    tiles of 1 and 16, whose first kernel gives the second one what it reads."""
+    n, s = symbol("n0"), symbol("n1")
+    x = variable("x", Tensor("float16", (n, s, 8)))
+
+    def each(y: Node, size: int) -> Node:
+        part = tile_part("n1", size)
+        leaf = variable("t", Tensor("float16", (1, part, 8)))
+        body = Graph((leaf,), (term("exp", leaf),))
+        grid, cuts = (n, tile_count(s, part)), ((0, 1),)
+        return term("kernel", y, body=body, grid=grid, loop=1, imap=cuts, fmap=(-1,), omap=cuts)
+
+    few, many = Graph((x,), (each(x, 4),)), Graph((x,), (each(each(x, 16), 16),))
+    codes = [
+        [KernelImage(i, 90, cubin(body=f"kernel_{i}".encode()), f"kernel_{i}", 4, 1024, 0, False) for i in range(count)]
+        for count in (1, 2)
+    ]
+    return cuda_kernel(triton.program(many), codes[1], [ProgramRange(triton.program(few), codes[0], 100)])
+
+
+FEW = ["launch kernel_0 {} 1 1 threads 128 shared 1024 stream 0x55 overlap 0: 100 200 n={} n={}"]
+MANY = [
+    "launch kernel_0 {} 1 1 threads 128 shared 1024 stream 0x55 overlap 0: 100 300 n={} n={}",
+    "launch kernel_1 {} 1 1 threads 128 shared 1024 stream 0x55 overlap 0: 300 200 n={} n={}",
+]
+
+
+@pytest.mark.parametrize(
+    ("n", "s", "lines", "blocks"),
+    [(1, 1, FEW, 1), (3, 5, FEW, 6), (4, 25, FEW, 28), (4, 26, MANY, 8), (2, 1000, MANY, 126), (0, 5, [], 0)],
+)
+def test_sizes_of_a_run_are_arguments_and_choose_the_program(
+    driver: Path, tmp_path: Path, n: int, s: int, lines: list[str], blocks: int
+) -> None:
+    kernel = free_kernel()
+    assert check(kernel.plan, encoded(kernel)) == ""
+    assert [x for x in kernel.plan.splitlines() if x[:6] in ("input ", "scratc", "kernel", "range ")] == [
+        "input float16 n0 n1 8",
+        "scratch float32 n0 n1 8",
+        "kernel ((n1+3)//(4))*n0 1 1 i0 o0 n0 n1",
+        "range 100",
+        "kernel ((n1+15)//(16))*n0 1 1 i0 s0 n0 n1",
+        "kernel ((n1+15)//(16))*n0 1 1 s0 o0 n0 n1",
+    ]
+    given = {"kernel_0": 4, "kernel_1": 4, "ARGUMENTS": 4, "SIZES": 2}
+    found = launched(driver, tmp_path, kernel, sizes=(n, s, 8), **given)
+    assert [x for x in found if x.startswith("launch")] == [each.format(blocks, n, s) for each in lines]
+
+
+def test_a_size_that_kernels_cannot_count_is_refused(driver: Path, tmp_path: Path) -> None:
+    given = {"kernel_0": 4, "kernel_1": 4, "ARGUMENTS": 4, "SIZES": 2}
+    found = launched(driver, tmp_path, free_kernel(), sizes=(1, 2**31 - 1, 8), **given)
+    assert any("the size n1 is 2147483647, kernels take up to 2146435072" in line for line in found)
+    wide = launched(driver, tmp_path, free_kernel(), sizes=(1, 1, 8), **{**given, "SIZES": 9})
+    assert any("takes more or other arguments than the 4 arguments of the plan" in line for line in wide)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["range 5", "kernel 1 1 1 i0 o0"], "has no kernel, or is not above the one before"),
+        (["kernel 1 1 1 i0 o0", "range 5"], "no kernel behind its last range"),
+        (["kernel 1 1 1 i0 o0", "range 5", "kernel 1 1 1 i0 o0", "range 5", "kernel 1 1 1 i0 o0"], "not above the one"),
+        (["kernel 1 1 1 i0 o0 n1"], "takes number 1 of 1 named sizes"),
+        (["kernel n0///2 1 1 i0 o0"], "has no number or name"),
+    ],
+)
+def test_ranges_and_sizes_that_cannot_be_are_refused(lines: list[str], said: str) -> None:
+    plan = sealed(["taso_mirage 1 cuda", "input float16 n0", "output float16 n0", *lines])
+    assert said in check(plan, [])
+
+
 @pytest.mark.parametrize("samples", [5, 1, 0])
 def test_every_sample_has_its_blocks(driver: Path, tmp_path: Path, samples: int) -> None:
     x = mugraphs.leaf("x", "float16", 1, 6, 4)
@@ -546,9 +622,9 @@ def test_what_the_device_cannot_do_is_said(driver: Path, tmp_path: Path) -> None
     assert "has 4 warps in the plan, its code takes 64 threads" in launched(driver, tmp_path, kernel, THREADS=64)[-1]
     assert "cannot be launched: CUDA error 700, illegal address" in launched(driver, tmp_path, kernel, FAILS=1)[-1]
     more = cuda_kernel(SPLIT, [replace(x, hidden=3) for x in split_images()])
-    assert "takes 8 arguments, not the 9 pointers of the plan" in launched(driver, tmp_path, more)[-1]
+    assert "takes 8 arguments, not the 9 arguments of the plan" in launched(driver, tmp_path, more)[-1]
     less = cuda_kernel(SPLIT, [replace(x, hidden=1) for x in split_images()])
-    assert "takes more or other arguments than the 7 pointers of the plan" in launched(driver, tmp_path, less)[-1]
+    assert "takes more or other arguments than the 7 arguments of the plan" in launched(driver, tmp_path, less)[-1]
     large = cuda_kernel(SPLIT, [replace(x, shared=200_000) for x in split_images()])
     assert "needs 200000 bytes of shared memory, this GPU has 100000" in launched(driver, tmp_path, large)[-1]
 

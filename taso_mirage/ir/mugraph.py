@@ -107,12 +107,16 @@ def tile(type: Tensor, grid: _Ints, imap: _Ints, fmap: int = -1, loop: int = 1) 
     return Tensor(type.dtype, tuple(n // count for n, count in zip(shape, counts, strict=True)))
 
 
-_PART = re.compile(r"(\w+)_by_(\d+)")
+_PART = re.compile(r"(\w+?)_by_(\d+)(?:_\d+)?")
 
 
-def tile_part(whole: str, most: int) -> Dim:
-    """The size of a part of a free size, at most `most`: that of the last part is what is left."""
-    return symbol(f"{whole}_by_{most}")
+def tile_part(whole: str, most: int, number: int = 1) -> Dim:
+    """The size of a part of a free size, at most `most`: that of the last part is what is left.
+
+    `number` tells apart what a kernel cuts alike, twice: at the end of the one, the other may still
+    be whole.
+    """
+    return symbol(f"{whole}_by_{most}{f'_{number}' if number > 1 else ''}")
 
 
 def part_of(dim: Dim) -> tuple[Dim, int] | None:
@@ -136,6 +140,12 @@ def usual_size(dim: Dim) -> int:
     """A size for what only a run knows, where code is chosen by it."""
     largest = largest_size(dim)
     return evaluate(largest, dict.fromkeys(symbols(largest), USUAL))
+
+
+def parts_in(body: Graph) -> dict[str, tuple[Dim, int]]:
+    """The names of a body that are parts, each with what it is a part of and its largest size."""
+    dims = {dim for x in body.inputs for dim in x.shape}
+    return {str(dim): found for dim in dims if (found := part_of(dim)) is not None}
 
 
 def product_factor(dim: Dim) -> str:
@@ -290,11 +300,11 @@ def _shape(type: Tensor) -> Shape:
     return type.shape
 
 
-def stitched(type: Tensor, grid: Shape, omap: _Ints) -> Tensor:
+def stitched(type: Tensor, grid: Shape, omap: _Ints, overlapping: Sequence[Overlap | None]) -> Tensor:
     """The type of a kernel's output whose tile has this type."""
     shape: list[Dim] = list(_shape(type))
-    for count, axis in zip(grid, omap, strict=True):
+    for count, axis, overlap in zip(grid, omap, overlapping, strict=True):
         if axis >= 0:
-            found = part_of(shape[axis])
+            found = overlap or part_of(shape[axis])
             shape[axis] = shape[axis] * count if found is None else found[0]
     return Tensor(type.dtype, tuple(shape))

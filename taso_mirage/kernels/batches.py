@@ -81,7 +81,7 @@ def equal_regions(
             if hidden and (batched or not seen):  # nothing would tell one size from another
                 kind = None
             elif batched and seen:
-                kind = _batched(spot, whole, seen, known)
+                kind = batched_kind(spot, whole, seen, known)
             if kind is not None:
                 found.setdefault(kind, []).append(spot)
             else:
@@ -104,7 +104,7 @@ def symbols_in(nodes: Iterable[Node]) -> set[str]:
     return found
 
 
-def _batched(spot: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
+def batched_kind(spot: RegionSite, whole: Graph, free: set[str], known: Known) -> EqualRegions | None:
     """The kind of a region with free dims, if those are leading ones and its samples have nothing
     to do with each other."""
     batch = batch_of(spot)

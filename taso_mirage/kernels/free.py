@@ -7,11 +7,13 @@ so whatever its size is, and the last tile is what is left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from taso_mirage.errors import TasoMirageError, Unsupported
-from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, symbol, symbols
+from taso_mirage.ir.dims import Dim, Shape, Symbolic, dim_product, evaluate, fixed, parse_dim, symbol, symbols
 from taso_mirage.ir.mugraph import part_of, tile_part
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological
 from taso_mirage.kernels.goal import Labelled
@@ -30,6 +32,25 @@ class FreeSizes:
 
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+
+    @staticmethod
+    def of(graph: Graph) -> FreeSizes:
+        """The shapes of a graph."""
+        return FreeSizes(tuple([x.shape for x in graph.inputs]), tuple([o.shape for o in graph.outputs]))
+
+    def of_lane(self, inputs: Sequence[int], outputs: Sequence[int]) -> FreeSizes:
+        """Those of some inputs and outputs, by their places."""
+        return FreeSizes(tuple([self.inputs[i] for i in inputs]), tuple([self.outputs[i] for i in outputs]))
+
+    def as_json(self) -> list[list[list[str]]]:
+        """A value from which `of_json` makes the same."""
+        return [[list(map(str, shape)) for shape in shapes] for shapes in (self.inputs, self.outputs)]
+
+    @staticmethod
+    def of_json(value: Sequence[Sequence[Sequence[str]]]) -> FreeSizes:
+        """The sizes of `as_json`."""
+        inputs, outputs = (tuple([tuple(map(parse_dim, shape)) for shape in shapes]) for shapes in value)
+        return FreeSizes(inputs, outputs)
 
     def labels(self, goal: Labelled) -> dict[str, Dim] | None:
         """The free labels of the goal with their sizes; None where dims of one label have different
@@ -108,15 +129,26 @@ def free_goal(
     return tuple([made.get(x, x) for x in goal.graph.inputs]), {view: made[leaf] for view, leaf in goal.leaves.items()}
 
 
-def free_tiles(tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim]) -> dict[str, Dim]:
+def free_tiles(
+    tiles: TileSizes, sizes: TileSizes, names: Mapping[str, Dim], open: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Dim]:
     """The tiles of a kernel where some labels have names for their sizes: those that it does not
-    cut stay whole, of those that it cuts the last is what is left."""
+    cut stay whole, of those that it cuts the last is what is left.
+
+    What is `open` is cut in any case, into tiles of at least so many.
+    """
+
+    alike: Counter[tuple[str, int]] = Counter()
 
     def tile(label: str, size: int) -> Dim:
         whole = names.get(label)
         if whole is None or size == 1 < sizes[label]:
             return size
-        return whole if size == sizes[label] else tile_part(str(whole), size)
+        if size == sizes[label] and label not in open:
+            return whole
+        size = max(size, open.get(label, 1))
+        alike[str(whole), size] += 1
+        return tile_part(str(whole), size, alike[str(whole), size])
 
     return {label: tile(label, size) for label, size in tiles.items()}
 

@@ -18,7 +18,15 @@ from taso_mirage.ir.dims import Dim, evaluate
 from taso_mirage.ir.model import Model, random_array
 from taso_mirage.ir.mugraph import size_names
 from taso_mirage.ir.terms import Graph
-from taso_mirage.kernels.batches import EqualRegions, equal_results, region_members, resized, run_region, symbols_in
+from taso_mirage.kernels.batches import (
+    EqualRegions,
+    batched_kind,
+    equal_results,
+    region_members,
+    resized,
+    run_region,
+    symbols_in,
+)
 from taso_mirage.kernels.cpu.prepared import prepared as prepared_goal
 from taso_mirage.kernels.free import FreeSizes, free_sizes, instance, with_free_names
 from taso_mirage.kernels.goal import Labelled
@@ -32,26 +40,26 @@ FreeKnown = dict[tuple[Graph, FreeSizes], bool]
 
 
 def free_regions(
-    model: Model, sizes: SymbolSizes, lanes: int, prepared: bool
+    model: Model, sizes: SymbolSizes, lanes: int, batched: bool, prepared: bool
 ) -> tuple[dict[EqualRegions, list[RegionSite]], set[str]]:
     """The regions of a model with their places, and the free dims of those that are left out. One
-    whose kernel would hang on its sizes is at `sizes`."""
+    whose kernel would hang on its sizes is at `sizes`, or with `batched` one of a single sample."""
     found: dict[EqualRegions, list[RegionSite]] = {}
     left_out: set[str] = set()
     known: FreeKnown = {}
     instances = {name: instance(size) for name, size in sizes.items()}
-    for goal, spots in fragments(model, instances, lanes, False, prepared).items():
+    for goal, spots in fragments(model, instances, lanes, batched, prepared).items():
         for spot in spots:
             seen = symbols_in([*spot.inputs, *spot.outputs])
             hidden = symbols_in(region_members(spot)) - seen
-            if hidden and not seen:  # nothing would tell one size from another
-                left_out |= hidden
-                continue
             kind = free_kind(spot, goal, sizes, known) if seen and not hidden else None
-            if kind is None:
+            if kind is None and not (hidden and (batched or not seen)):  # nothing would tell one size from another
                 fixed = resized(spot, sizes) if seen else goal
-                kind = EqualRegions(fixed, fixed)
-            found.setdefault(kind, []).append(spot)
+                kind = _other(spot, fixed, batched and bool(seen))
+            if kind is None:
+                left_out |= seen | hidden
+            else:
+                found.setdefault(kind, []).append(spot)
     return found, left_out
 
 
@@ -74,9 +82,16 @@ def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnow
     return EqualRegions(goal, whole, free=free, measured=measured) if known[goal, free] else None
 
 
-def fixed_kind(kind: EqualRegions) -> EqualRegions:
-    """The same regions with kernels for the sizes where they are measured."""
-    return EqualRegions(kind.whole, kind.whole)
+def other_kind(kind: EqualRegions, spot: RegionSite, batched: bool) -> EqualRegions | None:
+    """The same regions with kernels for the sizes where they are measured; with `batched` with one
+    for any number of samples, or None."""
+    return _other(spot, kind.whole, batched)
+
+
+def _other(spot: RegionSite, whole: Graph, batched: bool) -> EqualRegions | None:
+    if not batched:
+        return EqualRegions(whole, whole)
+    return batched_kind(spot, whole, symbols_in([*spot.inputs, *spot.outputs]), {})
 
 
 def _dims(spot: RegionSite, free: FreeSizes) -> dict[str, Dim]:
@@ -100,7 +115,7 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
     for numbers in OTHERS:
         sizes = dict(zip(symbols, cycle(numbers), strict=False))
         own = {name: evaluate(dim, sizes) for name, dim in dims.items()}
-        whole, made = resized(spot, sizes), resized_goal(goal, _label_sizes(goal, labels, own))[0]
+        whole, made = resized(spot, sizes), goal_at(goal, labels, own)
         if [x.type for x in whole.inputs] != [x.type for x in made.inputs]:
             return False
         inputs = [random_array(node, rng, {}) for node in whole.inputs]
@@ -111,5 +126,7 @@ def follows(spot: RegionSite, goal: Labelled, free: FreeSizes) -> bool:
     return True
 
 
-def _label_sizes(goal: Labelled, labels: Mapping[str, Dim], sizes: Mapping[str, int]) -> dict[str, int]:
-    return {x: evaluate(labels[x], sizes) if x in labels else n for x, n in goal.sizes.items()}
+def goal_at(goal: Labelled, labels: Mapping[str, Dim], sizes: Mapping[str, int]) -> Graph:
+    """A labelled goal, of whose `labels` the sizes have names, at sizes of those."""
+    found = {x: evaluate(labels[x], sizes) if x in labels else n for x, n in goal.sizes.items()}
+    return resized_goal(goal, found)[0]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from taso_mirage.ir.terms import Graph, Node
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
@@ -64,3 +65,19 @@ class Labelled:
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
         return next((pair for pair in self.split.values() if pair[0] == label), (label,))
+
+
+COMPUTED = ("float16", "bfloat16", "float32")
+"""The dtypes that kernels compute with."""
+
+
+def refuse(goal: Graph) -> None:
+    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
+    nothing is computed."""
+    order = topological([*goal.inputs, *goal.outputs])
+    for node in order:
+        if node.op in LEAVES and node.dtype not in (*COMPUTED, "bool"):
+            raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
+    for i, output in enumerate(goal.outputs):
+        if not any(node.op in LEAVES for node in topological([output])):
+            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 from taso_mirage.errors import IllTyped, InvalidOption, Undecidable, Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.mugraph import kernels
-from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
+from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.assemble import assembled
 from taso_mirage.kernels.checkpoint import Checkpoint, from_json, to_json
 from taso_mirage.kernels.closure import Closure, close
 from taso_mirage.kernels.free import FreeSizes, free_goal, free_tiles
+from taso_mirage.kernels.goal import refuse
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.shrink import cuts, resized_goal, shrunk, shrunk_sizes
 from taso_mirage.kernels.stabilised import Stabilisation, stabilisation, storable
 from taso_mirage.kernels.structures import KernelBody, Limits, Plan, plans
-from taso_mirage.kernels.tiles import NEAR, Tiled, TileSizes, fastest, predicted, rank
+from taso_mirage.kernels.tiles import ITERATION, NEAR, Tiled, TileSizes, fastest, predicted, rank
 from taso_mirage.kernels.verify import read_tests, tests_json, verified_mugraph
 from taso_mirage.system.files import write_file
 from taso_mirage.targets.cuda.device import H100
@@ -164,6 +165,8 @@ class TiledPlan:
     closure: Closure
     safe: tuple[Stabilisation, ...]
     sizes: TileSizes
+    tiled: frozenset[str] = frozenset()
+    """Labels of which a kernel has no tile as long as they are, whatever their size."""
 
     @property
     def seconds(self) -> float:
@@ -178,7 +181,9 @@ class TiledPlan:
         """The muGraph with these sizes of some labels, which only a run knows, cut alike; None
         where it hangs on the sizes that the search had."""
         found = free_goal(self.closure.goal, self.sizes, names)
-        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names)) for each in self.plan]
+        plan = [(each.kernel, free_tiles(each.tiles, self.sizes, names, self._open(each))) for each in self.plan]
+        if any(tiles.get(label) == names[label] for _, tiles in plan for label in self.tiled):
+            return None
         varied = any(e.kind.one_pass and e.label in names for each in self.plan for _, e in each.kernel.body.chosen)
         if found is None or varied or not names.keys().isdisjoint(self.closure.goal.split):
             return None
@@ -199,7 +204,7 @@ class TiledPlan:
 
     def shrunk(self) -> tuple[Graph | None, Graph]:
         """The muGraph with the same roles, and the goal, at small sizes that tell labels apart."""
-        kernels = [cuts(tiled, self.sizes) for tiled in self.plan]
+        kernels = self._cuts()
         sizes = shrunk_sizes(self.closure.goal, kernels)
         goal, leaves = resized_goal(self.closure.goal, sizes)
         plan = shrunk(self.plan, kernels, sizes)
@@ -207,8 +212,16 @@ class TiledPlan:
 
     def roles(self) -> tuple[object, ...]:
         """What the muGraph is but for its sizes: bodies, loops, and how labels are cut."""
-        plan = tuple((t.kernel, tuple(sorted(cuts(t, self.sizes).items()))) for t in self.plan)
-        return tuple(self.closure.goal.split), plan
+        kernels = zip(self.plan, self._cuts(), strict=True)
+        return tuple(self.closure.goal.split), tuple((t.kernel, tuple(sorted(own.items()))) for t, own in kernels)
+
+    def _cuts(self) -> list[dict[str, int]]:
+        return [cuts(each, self.sizes, self._open(each)) for each in self.plan]
+
+    def _open(self, each: Tiled) -> dict[str, int]:
+        """The least tiles of such labels that the kernel cuts."""
+        found = {label: 1 for label in each.kernel.body.grid if label in self.tiled}
+        return found | {label: ITERATION[0] for label in self.tiled if label == each.kernel.loop}
 
 
 def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
@@ -223,21 +236,6 @@ def varied(candidates: Sequence[TiledPlan]) -> list[TiledPlan]:
         times.append(seen[main])
         seen[main] += 1
     return [candidates[i] for i in sorted(range(len(candidates)), key=lambda i: times[i])]
-
-
-REALS = ("float16", "bfloat16", "float32")
-
-
-def _refuse(goal: Graph) -> None:
-    """Raise Unsupported where a goal is of numbers that kernels do not compute with, or where
-    nothing is computed."""
-    order = topological([*goal.inputs, *goal.outputs])
-    for node in order:
-        if node.op in LEAVES and node.dtype not in (*REALS, "bool"):
-            raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(REALS)}")
-    for i, output in enumerate(goal.outputs):
-        if not any(node.op in LEAVES for node in topological([output])):
-            raise Unsupported(f"output {i} hangs on no input; leave it out of the graph")
 
 
 class _Late(Exception):
@@ -257,7 +255,7 @@ class Search:
     ) -> None:
         if options.max_kernels < 1:
             raise InvalidOption(f"max_kernels is {options.max_kernels}; a muGraph has at least one kernel")
-        _refuse(goal)
+        refuse(goal)
         self.goal, self.options, self.device, self.seed = goal, options, device, seed
         self.statistics = KernelSearchStatistics()
         self.unsafe = self.refused = ""
@@ -338,7 +336,8 @@ class Search:
         """What is found if the candidate is within the restrictions and verified; equal roles are
         verified once."""
         graph = candidate.graph()
-        if graph is None or not self.options.allows(graph):
+        free = None if self.free is None else candidate.free(self.free)
+        if graph is None or not self.options.allows(graph) or (self.free is not None and free is None):
             return None
         roles = candidate.roles()
         if roles not in self.known:
@@ -349,9 +348,6 @@ class Search:
         evidence = self.known[roles]
         if not isinstance(evidence, Evidence):
             self.refused = evidence.reason
-            return None
-        free = None if self.free is None else candidate.free(self.free)
-        if self.free is not None and free is None:
             return None
         self.statistics.verified += 1
         warps = tuple(max(prod(threads) // 32, 1) for threads in self.options.blockdims or ())
@@ -376,12 +372,13 @@ class Search:
         self.statistics.edges += sum(map(len, closure.edges))
         self.statistics.wrong_edges += int(closure.statistics["wrong"])
         memo: dict[tuple[object, ...], list[Tiled]] = {}
+        tiled_labels = frozenset(self.free or ()) if not self.device.general else frozenset[str]()
         width = 2 if self.goal.outputs[0].dtype in ("float16", "bfloat16") else 4
         for plan, stable in self._stable(closure, end):
             for sizes in self._sizes(closure, split):
                 for tiled in fastest(plan, closure, sizes, width, self.device, TILINGS, self.options.counts(), memo):
                     self.statistics.tilings += 1
-                    yield TiledPlan(tiled, closure, stable, sizes)
+                    yield TiledPlan(tiled, closure, stable, sizes, tiled_labels)
 
     def _stable(self, closure: Closure, end: float) -> Iterator[tuple[Plan, tuple[Stabilisation, ...]]]:
         """The plans that can be stabilised; of the kernels before the last one only those are

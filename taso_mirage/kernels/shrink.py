@@ -8,7 +8,7 @@ section 5, tests at the real sizes).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
@@ -29,10 +29,21 @@ ODD = (9, 15, 21, 25, 27, 33, 35, 39)
 kernel may cut them into equal ones."""
 
 
-def cuts(tiled: Tiled, sizes: TileSizes) -> dict[str, int]:
-    """How the kernel cuts each of its labels."""
+def cuts(tiled: Tiled, sizes: TileSizes, open: Collection[str] = ()) -> dict[str, int]:
+    """How the kernel cuts each of its labels; one that is `open` has any number of tiles, though
+    here it may have one."""
     return {
-        x: WHOLE if n == sizes[x] else UNEVEN if sizes[x] % n else PART if n > 1 else ONE
+        x: ONE
+        if n == 1 < sizes[x]
+        else PART
+        if x in open
+        else WHOLE
+        if n == sizes[x]
+        else UNEVEN
+        if sizes[x] % n
+        else PART
+        if n > 1
+        else ONE
         for x, n in tiled.tiles.items()
     }
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.ir.dims import Dim
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import pointer
 
@@ -27,8 +28,9 @@ class CompiledKernel:
     """One kernel for one architecture.
 
     A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared memory, and
-    as arguments one pointer for each of `buffers`, then `hidden` null pointers (Triton's own
-    scratch). `overlap`: it waits itself for the kernel before it (programmatic dependent launch).
+    as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
+    `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
+    it (programmatic dependent launch).
     `ptx`: the text that the cubin was assembled from; later GPUs take that of sm_80 and sm_89, that
     of sm_90 and newer ones is for one architecture alone.
     """
@@ -36,7 +38,7 @@ class CompiledKernel:
     symbol: str
     cubin: bytes
     ptx: str
-    grid: tuple[int, int, int]
+    grid: tuple[Dim, Dim, Dim]
     warps: int
     shared: int
     buffers: tuple[str, ...]
@@ -93,25 +95,23 @@ def _compiled(
 
     function: Any = getattr(module, launch.name)
     launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
-    types = [pointer(program.buffer(b).dtype) for b in launch.buffers]
+    types = [pointer(program.buffer(b).dtype) for b in launch.buffers] + ["i32"] * len(launch.sizes)
     names = list(function.arg_names)
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(names[len(types) :], "constexpr")
     constants = dict.fromkeys(names[len(types) :], False) | launch.constants
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.buffers))}
     source = ASTSource(function, signature, constants, aligned)
     options = {k: v for k, v in launch.options.items() if k not in constants}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    x, y, z = (*launch.grid, 1, 1, 1)[:3]
     metadata = made.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise Unsupported(f"{launch.name} wants scratch memory of the runtime")
     hidden = made.asm["ptx"].count(".param .u64") - len(launch.buffers)
-    grid = (x, y, z)
     return CompiledKernel(
         metadata.name,
         made.asm["cubin"],
         made.asm["ptx"],
-        grid,
+        launch.launched,
         schedule.warps,
         metadata.shared,
         launch.buffers,

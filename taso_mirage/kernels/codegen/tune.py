@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +17,24 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Protocol
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.ir.dims import fixed
+from taso_mirage.ir.mugraph import USUAL
 from taso_mirage.kernels.codegen.compile import OVERLAPPING, load_source
+from taso_mirage.kernels.codegen.estimates import buffer_bytes, ranked
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import options_text
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.cuda.device import H100
 from taso_mirage.targets.device import Device
 
-RESIDENT = 32
-"""Blocks of a processor at a time, at most."""
 FINALISTS = 4
 """So many programs, of different grids or loops, get other schedules."""
+DEEPEST = 8
+"""Iterations whose loads are in flight, at most."""
 DEPTHS = 5
 """So many numbers of stages are tried for a launch, the deepest that fit."""
 CALLS, SPAN = 64, 5e-3
@@ -56,16 +59,6 @@ LIMIT = 10.0
 def compilers(count: int) -> Workers:
     """Processes that compile programs into Triton's cache."""
     return Workers(f"{__name__}:{warmed.__name__}", count, LIMIT, ("torch", "triton"))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of a launch by the model; how many blocks a processor holds, and in how many waves
-    they run."""
-
-    seconds: float
-    resident: int
-    waves: int
 
 
 class Cache(Protocol):
@@ -97,40 +90,6 @@ class TunedProgram:
     trials: tuple[Trial, ...] = ()
 
 
-def estimated(
-    program: TritonProgram, launch: TritonLaunch, device: Device = H100, shared: int | None = None
-) -> Estimate:
-    """The longest of memory, L2 cache and arithmetic, in whole waves, and the start.
-
-    `shared`: as compiled, if known.
-    """
-    schedule, traffic = launch.schedule, launch.traffic
-    needed = (
-        traffic.in_flight * schedule.stages if launch.loop > 1 else 0
-    )  # what a loop does not load stays in registers
-    needed = needed if shared is None else shared
-    resident = max(1, min(device.shared // max(needed, 1), device.threads // (32 * schedule.warps), RESIDENT))
-    waves = math.ceil(launch.blocks / (device.processors * resident))
-    busy = min(1.0, launch.blocks / device.processors)
-    flying = min(launch.blocks, device.processors * resident) * traffic.in_flight * schedule.stages
-    fed = min(1.0, flying / (device.bandwidth * device.latency))  # Little's law: bytes in flight = bandwidth * latency
-    unique = sum(program.buffer(name).bytes for name in launch.buffers)
-    tail = waves * min(launch.blocks, device.processors * resident) / launch.blocks
-    longest = max(
-        unique / (device.bandwidth * fed),
-        traffic.moved / (device.cache * busy) * tail,
-        traffic.flops / (device.flops * busy) * tail,
-        device.latency * launch.loop / schedule.stages,
-    )
-    return Estimate(longest + device.launch, resident, waves)
-
-
-def ranked(programs: Iterable[TritonProgram], device: Device = H100) -> list[tuple[float, TritonProgram]]:
-    """Programs with the model's seconds, the fastest first."""
-    found = [(sum(estimated(p, each, device).seconds for each in p.launches), p) for p in programs]
-    return sorted(found, key=lambda pair: pair[0])
-
-
 def tuned_program(
     programs: Sequence[TritonProgram],
     cache: Cache | None = None,
@@ -138,6 +97,7 @@ def tuned_program(
     compiler: Compiler | None = None,
     check: Check | None = None,
     late: Callable[[], bool] = lambda: False,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> TunedProgram:
     """The fastest of some programs for one goal, with the best schedule for each of its launches:
     measured where there is a GPU, else by the model. What does not compile or fit, or whose results
@@ -145,14 +105,14 @@ def tuned_program(
 
     All are measured with the schedule that the generator guessed; the best FINALISTS are tuned
     together, one launch after the other, until it is `late`. Without a `compiler` this process
-    compiles, one program after the other.
+    compiles, one program after the other. `sizes` are those that a run gives.
     """
     try:
         target = gpu_and_versions()
     except RuntimeUnavailable:
-        return _tuned(programs, lambda each: [ranked([p], device)[0][0] for p in each], device, False, late)
+        return _tuned(programs, lambda each: [ranked([p], device, sizes)[0][0] for p in each], device, False, late)
     with TemporaryDirectory() as folder:
-        bench = _Bench(target, Path(folder), cache, compiler, check)
+        bench = _Bench(target, Path(folder), cache, compiler, check, sizes)
         overlapping = [overlapped(p) for p in programs] if bench.overlaps() else programs
         return _tuned(overlapping, bench.seconds, device, True, late)
 
@@ -214,10 +174,17 @@ class _Bench:
     """The GPU: programs in, seconds out."""
 
     def __init__(
-        self, target: str, folder: Path, cache: Cache | None, compiler: Compiler | None, check: Check | None
+        self,
+        target: str,
+        folder: Path,
+        cache: Cache | None,
+        compiler: Compiler | None,
+        check: Check | None,
+        sizes: Mapping[str, int],
     ) -> None:
-        self.target, self.folder, self.cache = f"{target} graphs of {CALLS} calls", folder, cache
-        self.compiler, self.check = compiler, check
+        at = "".join(f" {name}={size}" for name, size in sizes.items())
+        self.target, self.folder, self.cache = f"{target} graphs of {CALLS} calls{at}", folder, cache
+        self.compiler, self.check, self.sizes = compiler, check, sizes
         self.modules: dict[str, ModuleType] = {}
         self.sets: list[list[Any]] = []
 
@@ -255,14 +222,14 @@ class _Bench:
         functions = program.source[: program.source.index(OPTIONS)]
         if functions not in self.modules:
             self.modules[functions] = load_source(program.source, self.folder, f"generated_{len(self.modules)}")
-        self.sets = self.sets or input_sets(program)
+        self.sets = self.sets or input_sets(program, self.sizes)
         return _seconds(self.modules[functions], program, self.sets, self.check)
 
 
 def job(program: TritonProgram) -> dict[str, Any]:
     """What compiling a program takes, as JSON has it."""
     launches = [
-        [x.name, [program.buffer(b).dtype for b in x.buffers], list(x.grid), x.options] for x in program.launches
+        [x.name, [program.buffer(b).dtype for b in x.buffers], len(x.sizes), x.options] for x in program.launches
     ]
     return {"source": program.source, "launches": launches}
 
@@ -274,10 +241,10 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
     with TemporaryDirectory() as folder:
         module = load_source(job["source"], Path(folder))
-        for name, dtypes, grid, options in job["launches"]:
+        for name, dtypes, sizes, options in job["launches"]:
             types = [getattr(torch, dtype) for dtype in dtypes]
-            try:
-                getattr(module, name).warmup(*types, grid=tuple(grid), **options)
+            try:  # a grid is no part of what is compiled
+                getattr(module, name).warmup(*types, *[USUAL] * sizes, grid=(1,), **options)
             except Exception as error:
                 if not _is_triton(error):
                     raise
@@ -287,10 +254,11 @@ def warmed(job: Mapping[str, Any]) -> bool:
 
 def schedules(launch: TritonLaunch, device: Device = H100) -> list[LaunchSchedule]:
     """What is tried for a launch: its own first."""
-    most = min(launch.loop, device.shared // max(launch.traffic.in_flight, 1))
-    depths = [s for s in (2, 3, 4, 5, 6, 8) if s <= most] or [1]
+    loop = launch.loop if isinstance(launch.loop, int) else DEEPEST
+    most = min(loop, device.shared // max(launch.traffic.in_flight, 1))
+    depths = [s for s in (2, 3, 4, 5, 6, DEEPEST) if s <= most] or [1]
     overlap = launch.schedule.overlap
-    if launch.loop > 1:
+    if launch.loop != 1:
         pairs = [(warps, stages) for warps in (1, 2, 4, 8) for stages in depths[-DEPTHS:]]
     else:
         pairs = [(warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
@@ -427,22 +395,23 @@ def _replayed(graph: Any) -> float:
     return float(start.elapsed_time(stop) / 1000)
 
 
-def input_sets(program: TritonProgram) -> list[list[Any]]:
+def input_sets(program: TritonProgram, sizes: Mapping[str, int] = MappingProxyType({})) -> list[list[Any]]:
     """Random inputs on the current GPU, as many sets as take three times its L2 cache, from 2 to
     1024."""
     import torch
 
-    each = sum(b.bytes for b in program.buffers if b.role == "input")
+    each = sum(buffer_bytes(b, sizes) for b in program.buffers if b.role == "input")
     cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     count = max(2, min(1024, math.ceil(3 * cache / max(each, 1))))
     generator = torch.Generator(device="cuda").manual_seed(0)
-    return [[_drawn(b, generator) for b in program.buffers if b.role == "input"] for _ in range(count)]
+    return [[_drawn(b, generator, sizes) for b in program.buffers if b.role == "input"] for _ in range(count)]
 
 
-def _drawn(buffer: TritonBuffer, generator: Any) -> Any:
+def _drawn(buffer: TritonBuffer, generator: Any, sizes: Mapping[str, int]) -> Any:
     import torch
 
-    values = torch.randn(buffer.shape, generator=generator, device="cuda")
-    if len(buffer.shape) > 1 and buffer.shape[-2] > LONG:  # a sum over that many stays in the range of half precision
-        values *= buffer.shape[-2] ** -0.5
+    shape = fixed(buffer.shape, sizes)
+    values = torch.randn(shape, generator=generator, device="cuda")
+    if len(shape) > 1 and shape[-2] > LONG:  # a sum over that many stays in the range of half precision
+        values *= shape[-2] ** -0.5
     return (values > 0 if buffer.dtype == "bool" else values).to(getattr(torch, buffer.dtype))

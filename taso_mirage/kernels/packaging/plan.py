@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import Unsupported
@@ -16,7 +16,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.kernels.codegen.compile import CompiledKernel
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
 from taso_mirage.kernels.codegen.cpu.prepared import prepares
-from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonProgram
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer, TritonLaunch, TritonProgram
 from taso_mirage.kernels.packaging.register import PLAN_FORMAT
 
 DTYPES = frozenset("float32 uint8 int8 uint16 int16 int32 int64 bool float16 float64 uint32 uint64 bfloat16".split())
@@ -105,32 +105,64 @@ def images(compiled: Sequence[CompiledKernel]) -> list[KernelImage]:
     ]
 
 
-def cuda_kernel(program: TritonProgram, images: Sequence[KernelImage]) -> PlannedNode:
-    """A Triton program with its kernels' images: at least one for every launch.
+@dataclass(frozen=True, slots=True)
+class ProgramRange:
+    """The program for runs whose named sizes have a product of at most `most`, with its images."""
+
+    program: TritonProgram
+    images: Sequence[KernelImage]
+    most: int
+
+
+def cuda_kernel(
+    program: TritonProgram, images: Sequence[KernelImage], before: Sequence[ProgramRange] = ()
+) -> PlannedNode:
+    """A Triton program with its kernels' images: at least one for every launch. `before` has others
+    of the same goal, for smaller runs.
 
     The free dims of a batch are named n0, n1, ...
 
     Raises Unsupported where a result is no kernel's.
     """
+    ranges = [*[(each.program, each.images, each.most) for each in before], (program, images, None)]
     inputs = [b for b in program.buffers if b.role == "input"]
     outputs = [program.buffer(name) for name in program.results]
-    scratch = [b for b in program.buffers if b.role == "scratch"]
+    free = tuple(f"n{i}" for i in range(program.batch.dims)) if program.batch is not None else ()
+    types = [tuple([_type(b, free) for b in buffers]) for buffers in (inputs, outputs)]
+    scratch: list[Tensor] = []
+    launches: list[str] = []
+    coded: list[KernelImage] = []
+    for each, own, most in ranges:
+        places = _places(each, len(scratch))
+        scratch += [_type(b, free) for b in each.buffers if b.role == "scratch"]
+        first = sum(line.startswith("kernel") for line in launches)
+        launches += [_launch(launch, each, places, free) for launch in each.launches]
+        launches += [f"range {most}"] if most is not None else []
+        coded += [replace(image, kernel=image.kernel + first) for image in own]
+    lines = [f"taso_mirage {PLAN_FORMAT} cuda", *_lines("input", types[0]), *_lines("output", types[1])]
+    plan = sealed([*lines, *_lines("scratch", scratch), *launches, *(image.line for image in coded)])
+    key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
+    source = "\n\n".join(each.source for each, _, _ in ranges)
+    contents = tuple(image.content for image in coded)
+    return PlannedNode("cuda", f"kernel_{key}", types[0], types[1], plan, source, contents)
+
+
+def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
+    """What a plan calls each buffer and size, where others have so many scratch buffers before."""
+    outputs = [program.buffer(name) for name in program.results]
     if len(set(program.results)) < len(outputs) or any(b.role != "output" for b in outputs):
         raise Unsupported(f"the results {program.results} of a program; each must be what a kernel writes, once")
-    groups = (("input", "i", inputs), ("output", "o", outputs), ("scratch", "s", scratch))
-    places = {b.name: f"{short}{i}" for _, short, buffers in groups for i, b in enumerate(buffers)}
-    lines = [f"taso_mirage {PLAN_FORMAT} cuda"]
-    free = tuple(f"n{i}" for i in range(program.batch.dims)) if program.batch is not None else ()
-    for word, _, buffers in groups:
-        lines += _lines(word, [_type(b, free) for b in buffers])
-    for launch in program.launches:
-        x, y, z = (*launch.grid, 1, 1, 1)[:3]
-        lines.append(f"kernel {'*'.join([*free, str(x)])} {y} {z} {' '.join(places[b] for b in launch.buffers)}")
-    plan = sealed([*lines, *(image.line for image in images)])
-    key = hashlib.blake2b(plan.encode(), digest_size=8).hexdigest()
-    contents = tuple(image.content for image in images)
-    types = [tuple([_type(b, free) for b in buffers]) for buffers in (inputs, outputs)]
-    return PlannedNode("cuda", f"kernel_{key}", types[0], types[1], plan, program.source, contents)
+    found = {b.name: f"o{i}" for i, b in enumerate(outputs)} | {name: f"n{i}" for i, name in enumerate(program.sizes)}
+    for role, first in (("input", 0), ("scratch", scratch)):
+        own = [b for b in program.buffers if b.role == role]
+        found |= {b.name: f"{role[0]}{i}" for i, b in enumerate(own, first)}
+    return found
+
+
+def _launch(launch: TritonLaunch, program: TritonProgram, places: Mapping[str, str], free: Sequence[str]) -> str:
+    x, y, z = (launch.launched if program.sizes else (*launch.grid, 1, 1, 1))[:3]
+    grid = "*".join([*free, str(x).replace(" ", "")])
+    return f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"
 
 
 def sealed(lines: Iterable[str]) -> str:
@@ -157,7 +189,7 @@ def _types(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _lines(word: str, types: Iterable[Tensor]) -> list[str]:
-    return [" ".join((word, type.dtype, *map(str, type.shape or ()))) for type in types]
+    return [" ".join((word, type.dtype, *(str(n).replace(" ", "") for n in type.shape or ()))) for type in types]
 
 
 def _signature(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:

@@ -9,6 +9,7 @@ import operator
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from taso_mirage.errors import InvalidModel, Unsupported
 from taso_mirage.ir.terms import Tensor
@@ -66,11 +67,24 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _S
     texts = [attributes[f"image_{i}"] for i, _ in enumerate(named("image"))]
     for row, text in zip(named("image"), texts, strict=True):
         images.setdefault(int(row[0]), []).append(_image(row[1:], text))
+    kernels = list(enumerate(named("kernel")))
     launches = tuple(
         PluginLaunch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(arguments), tuple(images[i]))
-        for i, (x, y, z, *arguments) in enumerate(named("kernel"))
+        for i, (x, y, z, *arguments) in kernels[_chosen(rows, sizes)]
     )
     return PluginKernel(attributes[PLAN], tuple(texts), tensors("input"), tensors("output"), launches)
+
+
+def _chosen(rows: Sequence[list[str]], sizes: Mapping[str, int]) -> slice:
+    """Which kernels are for these sizes."""
+    start = end = 0
+    for word, *fields in rows:
+        end += word == "kernel"
+        if word == "range":
+            if prod(sizes.values()) <= int(fields[0]):
+                return slice(start, end)
+            start = end
+    return slice(start, None)
 
 
 def _image(row: Sequence[str], text: str) -> LaunchImage:
@@ -112,6 +126,8 @@ def _evaluated(tree: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(tree, ast.BinOp):
         a, b = _evaluated(tree.left, sizes), _evaluated(tree.right, sizes)
         if isinstance(tree.op, ast.Div) and b and a % b == 0:
+            return a // b
+        if isinstance(tree.op, ast.FloorDiv) and b > 0:
             return a // b
         if type(tree.op) in OPERATORS:
             return int(OPERATORS[type(tree.op)](a, b))

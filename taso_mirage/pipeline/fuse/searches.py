@@ -17,6 +17,8 @@ from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.system.workers import Workers
 from taso_mirage.targets.device import Device
 
+SearchedGoal = tuple[Graph, FreeSizes | None]
+"""What is searched for, and the names of its sizes where its kernels read them at run time."""
 BEST = 24
 """muGraphs of a region that are compiled and run."""
 LATE = 30.0
@@ -33,7 +35,7 @@ class Searches:
 
     def __init__(
         self,
-        goals: Iterable[Graph],
+        goals: Iterable[SearchedGoal],
         device: Device,
         seconds: float,
         count: int,
@@ -42,9 +44,12 @@ class Searches:
         self.device, self.prepared = device, prepared
         self.workers = Workers(f"{__name__}:{searched.__name__}", count, seconds + LATE) if count else None
         said = {"device": asdict(device), "seconds": seconds, "best": BEST}
-        self.futures: dict[Graph, Future[Any]] = (
-            {} if self.workers is None else {goal: self.workers(said | {"goal": to_json(goal)}) for goal in goals}
-        )
+        self.futures: dict[SearchedGoal, Future[Any]] = {}
+        if self.workers is None:
+            return
+        for goal, free in goals:
+            names = None if free is None else free.as_json()
+            self.futures[goal, free] = self.workers(said | {"goal": to_json(goal), "free": names})
 
     def __call__(
         self, goal: Graph, seconds: float, progress: Callable[[str, int, int], None], free: FreeSizes | None = None
@@ -53,7 +58,7 @@ class Searches:
         if (made := self.prepared.get(goal)) is not None:
             found = made.mugraphs(goal, self.device)
             return found if free is None else [replace(each, free=with_free_names(each.graph, free)) for each in found]
-        future = self.futures.get(goal)
+        future = self.futures.get((goal, free))
         if future is None:
             return Search(goal, SearchOptions(), self.device, 0, free).run(BEST, seconds, progress)
         while not wait([future], ASKED).done:
@@ -67,10 +72,10 @@ class Searches:
 
 def searched(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a process does for a goal."""
+    free = None if job["free"] is None else FreeSizes.of_json(job["free"])
     try:
-        found = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"])).run(
-            job["best"], job["seconds"]
-        )
+        search = Search(from_json(job["goal"]), SearchOptions(), Device(**job["device"]), free=free)
+        found = search.run(job["best"], job["seconds"])
     except TasoMirageError:
         return []
     return [each.as_json() for each in found]

@@ -3,30 +3,27 @@ one kind of region after the other.
 
 What is faster than the runtime on the region alone goes into the model, and stays where the whole
 model was measured faster; the result passes the check of every other rewrite. A model with free
-dims gets kernels of any number of samples, or, where the target has none, for its most important
-sizes, and keeps its operators for all others. Where no rewrite was faster, kernels are tried in the
-model after the passes, in which more of it is in a region: batch normalizations in the weights of
-convolutions, say.
+dims gets kernels of any sizes. What has no such form gets one of any number of samples, or, where
+the target tells sizes apart, for the most important sizes, and keeps its operators for all others.
+Where no rewrite was faster, kernels are tried in the model after the passes, in which more of it is
+in a region: batch normalizations in the weights of convolutions, say.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from taso_mirage.errors import CheckFailed, InvalidOption, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph
 from taso_mirage.kernels.batches import EqualRegions, equal_regions
-from taso_mirage.kernels.checkpoint import to_json
 from taso_mirage.kernels.cpu.prepared import PreparedGoal, prepared
-from taso_mirage.kernels.free_regions import fixed_kind, free_regions
+from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.free_regions import free_regions, other_kind
 from taso_mirage.kernels.horizontal import FusedGoal, fused_goals
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import embed
@@ -34,24 +31,21 @@ from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker, shown_sizes
-from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.draws import feed
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.timing import Timing, compared_times
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.fuse import alone
+from taso_mirage.pipeline.fuse.choices import Choices
 from taso_mirage.pipeline.fuse.decomposed import decomposed
-from taso_mirage.pipeline.fuse.searches import Searches
+from taso_mirage.pipeline.fuse.searches import SearchedGoal, Searches
 from taso_mirage.pipeline.fuse.trials import Fused, trials
 from taso_mirage.report.result import PlacedKernels, Result
 from taso_mirage.search.config import KERNELS, OFF, SEARCH, Config, Progress, Stop, quiet
 from taso_mirage.search.search import Budget
-from taso_mirage.system.files import write_file
-from taso_mirage.system.toml import read_json
 from taso_mirage.targets.known import TARGETS
 from taso_mirage.targets.lowering import BATCH, Backend, Record, here
-from taso_mirage.version import __version__
 
 CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
@@ -115,6 +109,11 @@ def fused(
         stop.budget = None
 
 
+def _names(kind: EqualRegions, lane: FusedGoal) -> FreeSizes | None:
+    """Those of a lane's sizes."""
+    return None if kind.free is None else kind.free.of_lane(lane.inputs, lane.results)
+
+
 class _Ended(Exception):
     """An interrupt, in the middle of a search."""
 
@@ -129,7 +128,7 @@ class _Stage:
         self.sizes = result.workloads[0][0]
         self.before = self.base.model
         self.feeds = [self._inputs(sizes) for sizes, _ in result.workloads]
-        self.cache = cache_path().parent / "kernels"
+        self.choices = Choices(self.target.name, backend.key)
         self.notes: list[str] = []
         self.made: list[PlacedKernels] = []
         self.left_out: set[str] = set()
@@ -143,8 +142,7 @@ class _Stage:
         if self.left_out:
             names = ", ".join(sorted(self.left_out))
             self.notes.append(
-                f"regions with the free dims {names} were left out: a kernel runs at every size where these are the leading dims of all "
-                "results, no sample hangs on another, and all share no more than each has; fix what can be fixed: "
+                f"regions with the free dims {names} were left out: no kernel runs them at every size; fix what can be fixed: "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
         if self.budget.stop:
@@ -171,7 +169,7 @@ class _Stage:
                 self.base = replace(self.base, model=decomposed(self.before, self.sizes))
             model, backend = self.base.model, self.backend
             if backend.free:
-                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.prepared)
+                found, self.left_out = free_regions(model, self.sizes, backend.lanes, backend.batched, backend.prepared)
             else:
                 found, self.left_out = equal_regions(
                     model, self.sizes, backend.lanes, backend.batched, backend.prepared
@@ -235,7 +233,7 @@ class _Stage:
                 raise
             chosen = None
         if chosen is None:
-            return None if kind.free is None else self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+            return self._otherwise(kind, spots, operators, seconds)
         made, opsets = self.prepared.get(kind.goal), self.base.model.opsets
         times = alone.region_seconds(kind.whole, spots[0], chosen[1], opsets, self.target, made is not None)
         before, after = times or (1.0, 1.0)
@@ -243,13 +241,21 @@ class _Stage:
             return None
         place = spots[0], chosen[1], opsets, self.target, made is not None
         if kind.free is not None and alone.slower_elsewhere(self.sizes, *place):
-            return self._tried(fixed_kind(kind), spots, operators, seconds / 2)
+            return self._otherwise(kind, spots, operators, seconds)
         prepares = None if made is None else type(made)
         return Fused(operators, tuple(spots), *chosen, (before - after) * len(spots), prepares)
 
+    def _otherwise(
+        self, kind: EqualRegions, spots: Sequence[RegionSite], operators: tuple[str, ...], seconds: float
+    ) -> Fused | None:
+        """The kind with another kernel than one of free sizes, which is none or is slower."""
+        other = None if kind.free is None else other_kind(kind, spots[0], self.backend.batched)
+        return None if other is None else self._tried(other, spots, operators, seconds / 2)
+
     def _searches(self) -> Searches:
-        goals = dict.fromkeys(lane.graph for kind in self.kinds for lane in self._lanes(kind.goal))
-        wanted = [graph for graph in goals if CUT in (self._record(graph) or (CUT,))]
+        lanes = [(kind, lane) for kind in self.kinds for lane in self._lanes(kind.goal)]
+        goals = dict.fromkeys((lane.graph, _names(kind, lane), kind.measured) for kind, lane in lanes)
+        wanted = [each[:2] for each in goals if CUT in (self.choices.record(*each) or (CUT,))]
         ahead = wanted if self.mode == SEARCH else []
         seconds = self.budget.left() / 3
         return Searches(ahead, self.backend.device, seconds, self.backend.searching, self.prepared)
@@ -258,9 +264,9 @@ class _Stage:
         """The fastest kernel for a region: of each of its lanes, in their parts of the share."""
         parts = self._lanes(kind.goal)
         for anew in (False, True):
-            goals = dict.fromkeys(lane.graph for lane in parts)
+            goals = dict.fromkeys((lane.graph, _names(kind, lane)) for lane in parts)
             known = {goal: self._choice(goal, share / len(goals), anew, kind) for goal in goals}
-            choices = [known[lane.graph] for lane in parts]
+            choices = [known[lane.graph, _names(kind, lane)] for lane in parts]
             records = [choice[0] for choice in choices if choice is not None]
             if len(records) < len(parts):
                 return None
@@ -273,43 +279,27 @@ class _Stage:
                     raise
         return None  # from damaged files, where nothing is searched
 
-    def _choice(self, graph: Graph, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
+    def _choice(self, goal: SearchedGoal, share: float, anew: bool, kind: EqualRegions) -> tuple[Record, bool] | None:
         """The fastest muGraph of one lane, and whether it was searched now: it is from the disk
         where it was found before, in a time that was enough, or no less than half of that of now.
         """
-        known = self._record(graph, kind)
+        known = self.choices.record(*goal, kind.measured)
         enough = known is not None and 2 * known.get(CUT, math.inf) >= share
         if self.mode != SEARCH or share <= 0 or (enough and not anew):
             return None if known is None or anew else (known, False)
-        searched = self._searched(graph, share, kind)
+        searched = self._searched(goal, share, kind)
         return None if searched is None else (searched, True)
 
-    def _searched(self, graph: Graph, share: float, kind: EqualRegions) -> Record | None:
+    def _searched(self, goal: SearchedGoal, share: float, kind: EqualRegions) -> Record | None:
         end = time.monotonic() + share
-        found = self.searches(graph, share / 2, self._searching, kind.free)
+        found = self.searches(goal[0], share / 2, self._searching, goal[1])
         if not found:
             return None
-        record = dict(self.backend.fastest(graph, found, end, kind.sizes))
+        record = dict(self.backend.fastest(goal[0], found, end, kind.sizes))
         if time.monotonic() > end:
             record[CUT] = share
-        write_file(self._path(graph, kind), json.dumps(record))
+        self.choices.keep(record, *goal, kind.measured)
         return record
-
-    def _record(self, graph: Graph, kind: EqualRegions | None = None) -> Record | None:
-        """What lies on disk; None where nothing does, or nothing that can be read."""
-        try:
-            found = read_json(self._path(graph, kind))
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
-    def _path(self, graph: Graph, kind: EqualRegions | None = None) -> Path:
-        """The file of a choice; its name is what it hangs on: the region's structure and shapes,
-        the machine, and this version."""
-        program = "\n".join(to_json(graph)["program"])
-        free = [] if kind is None or kind.free is None else [str(kind.free), str(kind.measured)]
-        said = "\0".join([program, self.target.name, self.backend.key, __version__, *free])
-        return self.cache / f"{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}.json"
 
     def _searching(self, stage: str, done: int, total: int) -> None:
         if self.budget.stop:

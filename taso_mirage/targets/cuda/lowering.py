@@ -14,14 +14,19 @@ import ml_dtypes
 import numpy as np
 
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
+from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, numpy_dtype
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonProgram, kernel_terms
+from taso_mirage.kernels.codegen.ranges import ranges
+from taso_mirage.kernels.free import FreeSizes
+from taso_mirage.kernels.free_regions import goal_at
 from taso_mirage.kernels.horizontal import FusedGoal, together
-from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, cuda_kernel, images
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.plan import KernelImage, PlannedNode, ProgramRange, cuda_kernel, images
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.check import FLOOR
@@ -59,9 +64,9 @@ class CudaLowering:
     lanes: int = 4
     prepared: bool = False
     batched: bool = True
-    free: bool = False
-    """A model that told sizes apart would have an `If`, of which ONNX Runtime captures no CUDA
-    graph."""
+    free: bool = True
+    """What has no such kernel keeps its operators, or has one of samples: a model that told sizes
+    apart would have an `If`, of which ONNX Runtime captures no CUDA graph."""
 
     @property
     def searching(self) -> int:
@@ -72,47 +77,94 @@ class CudaLowering:
         self, goal: Graph, found: Sequence[FoundMuGraph], end: float, measured: Sequence[MeasuredSizes] = ()
     ) -> Record:
         """The quickest program with its best schedules, of those whose results are right in
-        float64."""
-        known: dict[str, tuple[Graph, TritonProgram]] = {}
-        for each in found:
-            try:
-                program = triton.program(each.graph)
-            except Unsupported:
-                continue
-            known.setdefault(_functions(program), (each.graph, program))
+        float64; with free sizes a table of those that are at each of the measured ones, the least
+        first."""
+        graphs = [graph for each in found if (graph := each.free if measured else each.graph) is not None]
+        known = _programs(graphs)
         if not known:
             raise Unsupported(f"none of {len(found)} muGraphs has a form in Triton")
-        best = tune.tuned_program(
-            [program for _, program in known.values()],
+
+        def record(program: TritonProgram) -> dict[str, Any]:
+            schedules = [asdict(launch.schedule) for launch in program.launches]
+            return {"mugraph": to_json(known[_functions(program)][0]), "schedules": schedules}
+
+        programs = [program for _, program in known.values()]
+        if not measured:
+            return record(self._tuned(programs, Right(goal), end))
+        best, before = self._ranges(programs, goal, graphs[0], measured, end)
+        return record(best) | {"before": [record(each) | {"most": most} for each, most in before]}
+
+    def _ranges(
+        self,
+        programs: Sequence[TritonProgram],
+        goal: Graph,
+        graph: Graph,
+        measured: Sequence[MeasuredSizes],
+        end: float,
+    ) -> tuple[TritonProgram, list[tuple[TritonProgram, int]]]:
+        """The program for most runs, and those for smaller ones with their limits: each was tuned
+        at one of the measured sizes, and is compared with all others at all of them."""
+        labelled, labels = label(goal), FreeSizes.of(graph).labels(label(goal)) or {}
+        checks = [Right(goal_at(labelled, labels, sizes)) for sizes in measured]
+        start, best = time.monotonic(), list[TritonProgram]()
+        for i, (sizes, check) in enumerate(zip(measured, checks, strict=True)):
+            until = start + (end - start) * (i + 1) / (len(measured) + 1)
+            best.append(self._tuned(programs, check, until, sizes))
+        times = [
+            [self._seconds(each, check, sizes) for each in best] for sizes, check in zip(measured, checks, strict=True)
+        ]
+        last, before = ranges(measured, times, 0)
+        return best[last], [(best[i], most) for i, most in before]
+
+    def _tuned(
+        self, programs: Sequence[TritonProgram], check: Right, end: float, sizes: MeasuredSizes | None = None
+    ) -> TritonProgram:
+        return tune.tuned_program(
+            programs,
             device=self.device,
             compiler=self.compiler,
-            check=Right(goal),
+            check=check,
             late=lambda: time.monotonic() > end,
+            sizes=sizes or {},
         ).program
-        schedules = [asdict(launch.schedule) for launch in best.launches]
-        return {"mugraph": to_json(known[_functions(best)][0]), "schedules": schedules}
+
+    def _seconds(self, program: TritonProgram, check: Right, sizes: MeasuredSizes) -> float:
+        found = tune.tuned_program([program], device=self.device, check=check, late=lambda: True, sizes=sizes)
+        return found.seconds
 
     def joined(self, goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> Record:
         """One muGraph of them all, each kernel with its schedule: the runtime launches those that
-        share no memory beside each other."""
+        share no memory beside each other. A limit of one is one of all."""
+        limits = sorted({each["most"] for record in records for each in record.get("before", ())})
+        before = [self._joined(goal, parts, [_at(each, most) for each in records]) | {"most": most} for most in limits]
+        found = self._joined(goal, parts, [_at(each, None) for each in records])
+        return found | ({"before": before} if before else {})
+
+    @staticmethod
+    def _joined(goal: Graph, parts: Sequence[FusedGoal], records: Sequence[Record]) -> dict[str, Any]:
         graphs = [from_json(each["mugraph"]) for each in records]
-        graph, origins = together(goal, parts, graphs)
+        graph, origins = together(_named(goal, parts, graphs), parts, graphs)
         known = [dict(zip(kernel_terms(g), r["schedules"], strict=True)) for g, r in zip(graphs, records, strict=True)]
         places = [origins[node] for node in kernel_terms(graph)]
         return {"mugraph": to_json(graph), "schedules": [known[lane][node] for lane, node in places]}
 
     def kernel(self, record: Record) -> PlannedNode:
         """Cubins for the GPU that is there."""
-        program = _program(record)
-        return cuda_kernel(program, everywhere(program, self.capability, ()))
+        return self._planned(record, ())
 
     def shipped(self, records: Sequence[Record]) -> list[PlannedNode]:
         """Cubins for all of SHIPPED too, and PTX, with the Triton source to be read."""
         every = {*SHIPPED, self.capability}
+        parts = [part for record in records for part in (record, *record.get("before", ()))]
         with closing(Workers(f"{__name__}:{shippable.__name__}", cores(), LONGEST, ("triton",))) as workers:
-            wait([workers({"record": record, "capability": c}) for record in records for c in every])
-        programs = [_program(record) for record in records]
-        return [cuda_kernel(program, everywhere(program, self.capability, SHIPPED)) for program in programs]
+            wait([workers({"record": part, "capability": c}) for part in parts for c in every])
+        return [self._planned(record, SHIPPED) for record in records]
+
+    def _planned(self, record: Record, others: Sequence[int]) -> PlannedNode:
+        """For the GPU that is there and for others."""
+        made = [(_program(part), part.get("most", 0)) for part in (record, *record.get("before", ()))]
+        (program, images, _), *before = [(each, everywhere(each, self.capability, others), n) for each, n in made]
+        return cuda_kernel(program, images, [ProgramRange(*each) for each in before])
 
     def close(self) -> None:
         self.compiler.close()
@@ -123,6 +175,33 @@ def shippable(job: Mapping[str, Any]) -> bool:
     compiler holds Python's lock."""
     capability = job["capability"]
     return bool(_fitting(_program(job["record"]), capability, SHARED.get(capability, LEAST)))
+
+
+def _programs(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, TritonProgram]]:
+    """The different ones, by what no schedule changes, with the first muGraph of each."""
+    known: dict[str, tuple[Graph, TritonProgram]] = {}
+    for graph in graphs:
+        try:
+            program = triton.program(graph)
+        except Unsupported:
+            continue
+        known.setdefault(_functions(program), (graph, program))
+    return known
+
+
+def _at(record: Record, most: int | None) -> Record:
+    """What a record has for runs up to a limit, or for those above all."""
+    before = record.get("before", ()) if most is not None else ()
+    return next((each for each in before if most is not None and most <= each["most"]), record)
+
+
+def _named(goal: Graph, parts: Sequence[FusedGoal], graphs: Sequence[Graph]) -> Graph:
+    """The goal with inputs of the sizes that its lanes' have: names, where a run gives them."""
+    shapes: dict[int, Shape] = {}
+    for lane, graph in zip(parts, graphs, strict=True):
+        shapes |= zip(lane.inputs, [x.shape for x in graph.inputs], strict=True)
+    inputs = tuple([variable(x.attr("name"), Tensor(x.dtype, shapes[i])) for i, x in enumerate(goal.inputs)])
+    return Graph(inputs, goal.outputs)
 
 
 def _program(record: Record) -> TritonProgram:

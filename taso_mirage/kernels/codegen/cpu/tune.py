@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle, pairwise
-from math import inf, isqrt, log, prod
+from itertools import cycle
+from math import inf, log, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from taso_mirage.ir.terms import Graph, topological
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_all, generate_cpp
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.prepared import layout
+from taso_mirage.kernels.codegen.ranges import ranges
 from taso_mirage.operators.ops import traits
 
 FILE = 8
@@ -31,8 +32,6 @@ TURN = 5
 """Counted runs of a program in its turn, after one that finds its data in the caches again."""
 RANGED = 8
 """Programs with free sizes that are compiled: each is compiled for whole tiles and for others."""
-CLEARLY = 0.95
-"""What takes at most such a part of the time of the usual program has a range of sizes."""
 CLOSE = 1.2
 """What takes longer than so many times the fastest is not measured in the second half of the
 time."""
@@ -76,14 +75,8 @@ def tuned_ranges(
     made = compiled(different(graphs)[:RANGED], threads, folder)
     times = [_quickest(_calls(made, sizes), seconds / len(measured)) for sizes in measured]
     usual = times[0].index(min(times[0]))
-    fastest = [own.index(min(own)) if min(own) < CLEARLY * own[usual] else usual for own in times]
-    order = sorted(range(len(measured)), key=lambda i: prod(measured[i].values()))
-    found: list[SizeRange] = []
-    for i, j in pairwise(order):
-        if fastest[i] != fastest[j]:
-            between = prod(measured[i].values()) * prod(measured[j].values())
-            found.append(SizeRange(made[fastest[i]].graph, isqrt(between)))
-    return made[fastest[order[-1]]].graph, found
+    last, before = ranges(measured, times, usual)
+    return made[last].graph, [SizeRange(made[i].graph, most) for i, most in before]
 
 
 def _quickest(calls: Sequence[Callable[[], None]], seconds: float) -> list[float]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import largest_size
 
 
 def power_of_two(n: int) -> int:
@@ -13,16 +15,16 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def grouped(parts: Sequence[int], whole: Sequence[int]) -> list[list[int]] | None:
+def grouped(parts: Sequence[Dim], whole: Sequence[Dim]) -> list[list[int]] | None:
     """For each dim of `whole` the dims of `parts` that it has in row order, those of 1 left out;
     None where a dim of `parts` would be cut."""
     found, i = [], 0
     for n in whole:
         group: list[int] = []
-        total = 1
-        while total < n and i < len(parts):
+        total: Dim = 1
+        while total != n and i < len(parts):
             group += [i] if parts[i] != 1 else []
-            total *= parts[i]
+            total = total * parts[i]
             i += 1
         if total != n:
             return None
@@ -40,7 +42,7 @@ class TileAxes:
 
     def __init__(self) -> None:
         self._parent: list[int] = []
-        self._size: list[int] = []
+        self._size: list[Dim] = []
         self._least: list[int] = []
         self._next = 0
 
@@ -48,7 +50,9 @@ class TileAxes:
         """Begin the next reading."""
         self._next = 0
 
-    def fresh(self, size: int) -> int:
+    def fresh(self, size: Dim) -> int:
+        if not isinstance(largest_size(size), int):
+            raise Unsupported(f"a tile of all of {size}, which a run alone knows")
         axis = self._next
         self._next += 1
         if axis == len(self._parent):
@@ -75,12 +79,16 @@ class TileAxes:
         axis = self.find(axis)
         self._least[axis] = max(self._least[axis], lanes)
 
-    def size(self, axis: int) -> int:
+    def size(self, axis: int) -> Dim:
         return self._size[self.find(axis)]
+
+    def largest(self, axis: int) -> int:
+        """Its size; of a part that of whole ones."""
+        return int(largest_size(self.size(axis)))
 
     def lanes(self, axis: int) -> int:
         axis = self.find(axis)
-        return max(power_of_two(self._size[axis]), self._least[axis])
+        return max(power_of_two(self.largest(axis)), self._least[axis])
 
     def padded(self, axis: int) -> bool:
         return self.lanes(axis) != self.size(axis)

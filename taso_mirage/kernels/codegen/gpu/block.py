@@ -8,10 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.mugraph import LoopPhase, Lowering, Overlap, loop_phases, overlaps
+from taso_mirage.ir.mugraph import (
+    LoopPhase,
+    Lowering,
+    is_free_kernel,
+    loop_phases,
+    overlaps,
+    parts_in,
+    usual_size,
+)
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.names import FreeNames
+from taso_mirage.kernels.codegen.gpu.offsets import Groups, inner, place
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
@@ -58,7 +68,6 @@ EARLY = (
 
 All generated kernels wait, so the end of each is that of all before it.
 """
-Groups = Sequence[Sequence[int]]
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -74,16 +83,24 @@ class TritonBlock:
     """The function of one kernel while it is written."""
 
     def __init__(
-        self, node: Node, name: str, reads: Sequence[TritonBuffer], writes: Sequence[TritonBuffer | None]
+        self,
+        node: Node,
+        name: str,
+        reads: Sequence[TritonBuffer],
+        writes: Sequence[TritonBuffer | None],
+        sizes: Sequence[str] = (),
     ) -> None:
         self.node, self.name = node, name
         self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
+        self.looped = self.loop != 1
+        free = is_free_kernel(self.body, self.grid, self.loop)
+        self.sizes = FreeNames(tuple(sizes) if free else (), self.body, self.grid, node.attr("imap"), node.attr("fmap"))
         self.stage = loop_phases(self.body, node.attr("fmap"), self.loop)
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
         self.readers = users(self.body)
         halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
-        self.vectors = vector_products(self.body, self.stage, halves) if self.loop > 1 else {}
+        self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
         self.split, self.merged = self._views()
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
@@ -100,7 +117,7 @@ class TritonBlock:
         split, merged = dict[Node, Groups](), dict[Node, Groups]()
         for node in (n for n in self.body if traits(n).lowering is Lowering.RESHAPE):
             x = node.args[0]
-            before, after = (tuple(int(n) for n in y.shape) for y in (x, node))
+            before, after = x.shape, node.shape
             if x in self.body.inputs:
                 found, groups = split, grouped(after, before)
             else:
@@ -111,7 +128,7 @@ class TritonBlock:
         return split, merged
 
     def _read(self) -> None:
-        self.lines = Lines(RESERVED | {self.name}, self.loop > 1)
+        self.lines = Lines(RESERVED | {self.name} | self.sizes.reserved, self.looped)
         self.tiles = Tiles(self.axes, self.lines, tile_product)
         self.arguments = [
             Argument(self.lines.name(x.attr("name")), b) for x, b in zip(self.body.inputs, self.reads, strict=True)
@@ -128,7 +145,7 @@ class TritonBlock:
                 if self.stage[leaf] is stage:
                     self.values[leaf] = self._load(i, leaf)
                     if (
-                        self.loop > 1
+                        self.looped
                         and stage is LoopPhase.LOOP
                         and self.values[leaf].stored in HALF
                         and self._is_shared(leaf)
@@ -159,9 +176,9 @@ class TritonBlock:
         args = [None if a is ABSENT else of[a] for a in node.args]
         if node in self.vectors:
             return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
-        if kind is Lowering.RUNNING and self.loop > 1:
+        if kind is Lowering.RUNNING and self.looped:
             return self._running(node)
-        if kind is Lowering.ACCUMULATE and self.loop > 1:
+        if kind is Lowering.ACCUMULATE and self.looped:
             return self._accumulate(node)
         whole = chain(node) if kind is Lowering.KERNEL else None
         if whole is not None:  # the thread level: elementwise chains stay in registers
@@ -196,6 +213,9 @@ class TritonBlock:
         late = not by_rows and x.fold and x.fold[0] is FOLD_OF[over] and self._lanes(x.fold[1]) <= DEFERRED
         put_off = x.fold if late else None
         y = self.tiles.computed(put_off[1] if put_off else x)
+        if put_off:
+            y, axes = self._whole(y, put_off[2], folded(put_off[0]).neutral)
+            put_off = put_off[0], y, axes
         if over == "max" and y.code in self.running and self._is_bounded(node.args[0]):
             return replace(y, code=self.running[y.code][0], stage=LoopPhase.AFTER, zero=False)
         name = self._state("acc", y, "-inf" if over == "max" else "0.0")
@@ -211,6 +231,21 @@ class TritonBlock:
         call = folded(put_off[0]).triton
         self.notes.append(f"{name}: {call} once after the loop, not in it: {self._lanes(y)} lanes, no barrier.")
         return replace(x, stage=LoopPhase.AFTER, fold=(put_off[0], found, put_off[2]))
+
+    def _whole(self, x: Tile, over: Sequence[int], neutral: float) -> tuple[Tile, tuple[int, ...]]:
+        """x with `neutral` beyond what is left in the last iteration, along axes that from now on
+        are those of a whole tile: after the loop that rest is not that of the iterations before."""
+        fresh: dict[int | None, int] = {}
+        for axis in over:
+            if self.sizes.is_iterations(self.axes.size(axis)):
+                fresh[axis] = self.axes.fresh(self.axes.largest(axis))
+                self.axes.demand(fresh[axis], self.axes.lanes(axis))
+        if not fresh:
+            return x, tuple(over)
+        x = self.tiles.masked(x, [a for a in over if a in fresh], neutral)
+        axes = tuple(fresh.get(a, a) for a in x.axes)
+        shape = tuple(n if a is None else self.axes.size(a) for n, a in zip(x.shape, axes, strict=True))
+        return replace(x, shape=shape, axes=axes), tuple(fresh.get(a, a) for a in over)
 
     def _is_bounded(self, node: Node) -> bool:
         """Whether a term is a maximum with a number from LOWEST on: no element is -inf, so a
@@ -270,7 +305,7 @@ class TritonBlock:
 
     def _load(self, i: int, leaf: Node, hint: str = "") -> Tile:
         """The tile of operand i as `leaf` has it: the operand itself, or with dims of it cut."""
-        argument, shape = self.arguments[i], tuple(int(n) for n in leaf.shape)
+        argument, shape = self.arguments[i], leaf.shape
         groups = self.split.get(leaf) or [[d] for d in range(len(shape))]
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
@@ -278,20 +313,21 @@ class TritonBlock:
             *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
             (self.node.attr("fmap")[i], self.loop, None, "t"),
         ]
-        place = self._place(argument.buffer, _inner(groups, shape, axes), present, cuts)
+        tile = self.body.inputs[i].shape
+        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
-        code = f"tl.load({argument.name}{place}{mask}{hint})"
+        code = f"tl.load({argument.name}{at}{mask}{hint})"
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
         if is_float(stored) and stored not in (*HALF, "float32"):
             raise Unsupported(f"{argument.name} of {stored}; float16, bfloat16 and float32 are computed with")
-        tile = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
+        found = Tile(name, shape, axes, leaf.dtype, stored, stage, zero=True)
         if stage is LoopPhase.LOOP and leaf not in self.split:
-            self.in_flight += self._lanes(tile) * numpy_dtype(stored).itemsize
-        self.largest = max(self.largest, self._lanes(tile))
-        return tile
+            self.in_flight += self._lanes(found) * numpy_dtype(stored).itemsize
+        self.largest = max(self.largest, self._lanes(found))
+        return found
 
     def _store(self, o: int, x: Tile, argument: Argument) -> None:
         x = self.tiles.ready(x)
@@ -301,78 +337,64 @@ class TritonBlock:
         )
         present = [a for a in axes if a is not None]
         cuts = list(zip(self.node.attr("omap")[o], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False))
-        place = self._place(argument.buffer, _inner(groups, x.shape, axes), present, cuts)
+        at = place(self.tiles, argument.buffer, self.body.outputs[o].shape, inner(groups, x.shape, axes), present, cuts)
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}" if padded else ""
         code = self.tiles.spread(x, axes)
-        alone = [g for axis, n, _, g in cuts if axis < 0 and n > 1]
+        alone = [g for axis, n, _, g in cuts if axis < 0 and n != 1]
         if alone:
             self.lines.write(
                 LoopPhase.AFTER, f"if {' and '.join(f'{g} == 0' for g in alone)}:  # all blocks along it have the same"
             )
-        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{place}, {code}{mask})")
-
-    def _place(
-        self,
-        buffer: TritonBuffer,
-        axes: Sequence[Sequence[tuple[int, int]]],
-        present: Sequence[int],
-        cuts: Sequence[tuple[int, int, Overlap | None, str]],
-    ) -> str:
-        """The offsets of a tile: for each dim the block's share, the iteration's, and the lanes,
-        times the stride. `axes` are those of each dim in memory, each with how many elements of the
-        dim one step along it is."""
-        found = []
-        for dim in buffer.order:
-            share, parts = buffer.shape[dim], []
-            for cut, count, overlap, variable in cuts:
-                if cut == dim and count > 1:
-                    share = share // count if overlap is None else overlap[1]
-                    start = variable if share == 1 else f"{variable} * {share}"
-                    parts.append(start if overlap is None else f"tl.minimum({start}, {overlap[0] - overlap[1]})")
-            for axis, step in axes[dim]:
-                parts.append(_times([self.tiles.index(present, axis)], step))
-            found += [_times(parts, buffer.strides[dim])] if parts else []
-        return "".join(f" + {each}" for each in found)
+        self.lines.write(LoopPhase.AFTER, f"{'    ' if alone else ''}tl.store({argument.name}{at}, {code}{mask})")
 
     # ------------------------------------------------------------ the text
 
     def launch(self, schedule: LaunchSchedule | None) -> TritonLaunch:
         names = tuple(a.buffer.name for a in (*self.arguments, *self.results))
         later = any(buffer.role == "scratch" for buffer in self.reads)
-        guess = guessed(math.prod(self.grid), self.loop, self.largest, self.in_flight, later)
-        return TritonLaunch(self.name, self.grid, self.loop, names, schedule or guess, self._traffic())
+        blocks = math.prod(map(usual_size, self.grid))
+        guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
+        return TritonLaunch(
+            self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given
+        )
 
     def _traffic(self) -> Traffic:
-        times = {n: self.loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
+        loop = usual_size(self.loop)
+        times = {n: loop if stage is LoopPhase.LOOP else 1 for n, stage in self.stage.items()}
         own = [n for n in self.body if n not in self.body.inputs]
-        flops = sum(work(n, {}).flops * times[n] for n in own)
+        largest = {name: size for name, (_, size) in parts_in(self.body).items()}
+        flops = sum(work(n, largest).flops * times[n] for n in own)
         tiles = {
             x: elements(x) * numpy_dtype(b.dtype).itemsize for x, b in zip(self.body.inputs, self.reads, strict=True)
         }
         loaded = sum(size * times[x] for x, size in tiles.items())
-        blocks = math.prod(self.grid)
+        blocks = math.prod(map(usual_size, self.grid))
         stored = sum(a.buffer.bytes for a in self.results)
         live = max((order.live for order in self.orders.values()), default=0)
         return Traffic(flops * blocks, loaded * blocks + stored, self.in_flight or sum(tiles.values()), live)
 
     def source(self) -> str:
-        own = "STAGES: tl.constexpr" if self.loop > 1 else "EARLY: tl.constexpr = False"
-        names = [*(a.name for a in (*self.arguments, *self.results)), own, "OVERLAP: tl.constexpr = False"]
+        own = "STAGES: tl.constexpr" if self.looped else "EARLY: tl.constexpr = False"
+        pointers = [a.name for a in (*self.arguments, *self.results)]
+        names = [*pointers, *self.sizes.given, own, "OVERLAP: tl.constexpr = False"]
         sections, last = self.lines.swept()
-        waiting = WAITING if self.loop > 1 else EARLY
+        self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
+        waiting = WAITING if self.looped else EARLY
         found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
         if looped := (*sections[LoopPhase.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
-            found += [f"    {line}" for line in looped]
+            found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
         found += sections[LoopPhase.AFTER]
-        head = f"@triton.jit\ndef {self.name}({', '.join(names)}):"
+        head = f"@triton.jit{self.sizes.specialized()}\ndef {self.name}({', '.join(names)}):"
         return "\n".join([head, *(f"    {line}" for line in found)]) + "\n"
 
     def _ids(self) -> list[str]:
         """Which block it is; and of which sample, whose tensors it moves to."""
         batched = [a for a in (*self.arguments, *self.results) if a.buffer.batched]
-        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n > 1}
+        if self.sizes.given:
+            return [*self.sizes.blocks(), *self.sizes.rests()]
+        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n != 1}
         if not batched:
             return list(ids.values())
         first = int(self.grid[0]) if self.grid else 1
@@ -394,9 +416,9 @@ class TritonBlock:
             names = [n.op for n in order.terms if n.args]
             if names:
                 how = "the least of all orders" if order.exact else "as found"
-                where = where if self.loop > 1 else "in one pass"
+                where = where if self.looped else "in one pass"
                 said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
-        if self.loop > 1:
+        if self.looped:
             said.append(
                 f"loads: {self.in_flight} bytes an iteration, STAGES of them in flight; all else is in registers."
             )
@@ -404,24 +426,3 @@ class TritonBlock:
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
         return [*said, *self.tiles.notes, *self.notes]
-
-
-def _times(parts: Sequence[str], stride: int) -> str:
-    """(a + b) * stride, with no more parentheses and factors than it needs."""
-    total = " + ".join(parts)
-    if stride == 1:
-        return total
-    single = len(parts) == 1 and " * " not in total
-    return f"{total} * {stride}" if single else f"({total}) * {stride}"
-
-
-def _inner(groups: Groups, shape: Sequence[int], axes: Sequence[int | None]) -> list[list[tuple[int, int]]]:
-    """For each group of dims in row order their axes, each with the elements that one step is."""
-    return [
-        [
-            (axis, math.prod(shape[e] for e in group[i + 1 :]))
-            for i, d in enumerate(group)
-            if (axis := axes[d]) is not None
-        ]
-        for group in groups
-    ]

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from itertools import permutations
 
-from taso_mirage.ir.mugraph import Lowering
+from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.mugraph import Lowering, usual_size
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.operators.ops import traits
 
@@ -24,12 +25,12 @@ Access = tuple[tuple[int, ...], int]
 def accesses(graph: Graph, tensor: Node) -> list[Access]:
     """How the kernels of a muGraph touch a tensor that one of them makes."""
     maker, place = (tensor.args[0], tensor.attr("index")) if tensor.op == "item" else (tensor, 0)
-    found = [(_shape(maker.attr("body").outputs[place]), math.prod(maker.attr("grid")))]
+    found = [(usual_shape(maker.attr("body").outputs[place].shape), _times(maker.attr("grid")))]
     for node in graph:
         for i, operand in enumerate(node.args if traits(node).lowering is Lowering.KERNEL else ()):
             if operand is tensor:
-                times = node.attr("loop") if node.attr("fmap")[i] >= 0 else 1
-                found.append((_shape(node.attr("body").inputs[i]), math.prod(node.attr("grid")) * times))
+                loop = [node.attr("loop")] if node.attr("fmap")[i] >= 0 else []
+                found.append((usual_shape(node.attr("body").inputs[i].shape), _times([*node.attr("grid"), *loop])))
     return found
 
 
@@ -52,15 +53,20 @@ def touched_sectors(shape: Sequence[int], touched: Sequence[Access], itemsize: i
     return total
 
 
-def strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+def strides(shape: Shape, order: Sequence[int]) -> Shape:
     """Elements between neighbours along each dim."""
-    found = [0] * len(shape)
-    step = 1
+    found: list[Dim] = [0] * len(shape)
+    step: Dim = 1
     for dim in reversed(order):
         found[dim] = step
-        step *= shape[dim]
+        step = step * shape[dim]
     return tuple(found)
 
 
-def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(int(n) for n in node.shape)
+def usual_shape(shape: Shape) -> tuple[int, ...]:
+    """A shape for one that a run alone knows, tiles at their largest."""
+    return tuple([usual_size(n) for n in shape])
+
+
+def _times(counts: Sequence[Dim]) -> int:
+    return math.prod(map(usual_size, counts))

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from taso_mirage.ir.mugraph import LoopPhase, Lowering
+from taso_mirage.ir.dims import Dim
+from taso_mirage.ir.mugraph import LoopPhase, Lowering, largest_size
 from taso_mirage.ir.terms import Graph, Node, users
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
-from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
+from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles, known_count
 from taso_mirage.operators.ops import traits
 
 Letters = dict[str, int]
@@ -57,8 +58,8 @@ def vector_products(body: Graph, stage: Mapping[Node, LoopPhase], halves: Collec
 
 
 def elements(x: Node) -> int:
-    """How many a term has."""
-    return math.prod(int(n) for n in x.shape)
+    """How many a term has, of parts at their largest."""
+    return known_count([largest_size(n) for n in x.shape])
 
 
 def _loaded(x: Node) -> Node:
@@ -71,11 +72,11 @@ def _loaded(x: Node) -> Node:
 def _is_vector_by_matrix(of: Node, axes: Sequence[int]) -> bool:
     """Whether one operand of a product has the summed axes alone, and the other has all, of lengths
     that a dot wants."""
-    shape = [int(n) for n in of.shape]
-    wanted = [n if i in axes or i - len(shape) in axes else 1 for i, n in enumerate(shape)]
+    shape = of.shape
+    wanted: list[Dim] = [n if i in axes or i - len(shape) in axes else 1 for i, n in enumerate(shape)]
     small, large = sorted(of.args, key=elements)
-    vector = [1] * (len(shape) - len(small.shape)) + [int(n) for n in small.shape]
-    inner = math.prod(wanted)
+    vector = [1] * (len(shape) - len(small.shape)) + list(small.shape)
+    inner = known_count(list(map(largest_size, wanted)))
     return vector == wanted and elements(large) == elements(of) and min(inner, elements(of) // inner) >= LEAST
 
 
@@ -97,9 +98,9 @@ def tile_product(
     """
     sizes = dict(zip(letters_a, a.shape, strict=True))
     for letter, n in zip(letters_b, b.shape, strict=True):
-        sizes[letter] = max(n, sizes.get(letter, n))
+        sizes[letter] = n if sizes.get(letter, 1) == 1 else sizes[letter]
     left, right = _letters(a, letters_a), _letters(b, letters_b)
-    equal = math.prod(n for c, n in sizes.items() if c not in result and c not in left and c not in right)
+    equal = known_count([n for c, n in sizes.items() if c not in result and c not in left and c not in right])
     a, left = _alone(xp, a, letters_a, left, right, result)
     b, right = _alone(xp, b, letters_b, right, left, result)
     for letter in left.keys() & right.keys():
@@ -128,7 +129,7 @@ def _alone(xp: Tiles, x: Tile, letters: str, own: Letters, others: Letters, resu
     return xp.ready(xp.reduce(np.add, x, over)), {c: a for c, a in own.items() if letters.index(c) not in over}
 
 
-def _laid_out(xp: Tiles, found: Tile, order: Sequence[str], sizes: Mapping[str, int], result: str) -> Tile:
+def _laid_out(xp: Tiles, found: Tile, order: Sequence[str], sizes: Mapping[str, Dim], result: str) -> Tile:
     """A tile whose axes have the letters `order`, as the dims of the result."""
     axes = dict(zip(order, found.present, strict=True))
     wanted = [c for c in result if c in axes]
@@ -176,7 +177,7 @@ def _dot(xp: Tiles, a: Tile, b: Tile, left: Letters, right: Letters, inner: Sequ
     rows, columns = [c for c in left if c not in right], [c for c in right if c not in left]
     axes = {**left, **right}
     for group in (rows, columns, inner):
-        others = math.prod(power_of_two(xp.axes_of.size(axes[c])) for c in group[:-1])
+        others = math.prod(power_of_two(xp.axes_of.largest(axes[c])) for c in group[:-1])
         xp.axes_of.demand(axes[group[-1]], LEAST // others)
     half = a.dtype == b.dtype and a.dtype in ("float16", "bfloat16")
     sides = " x ".join(str(math.prod(xp.axes_of.lanes(axes[c]) for c in group)) for group in (rows, inner, columns))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import dim_product
-from taso_mirage.ir.mugraph import Batch, Lowering
+from taso_mirage.ir.dims import Dim, Shape, dim_product
+from taso_mirage.ir.mugraph import Batch, Lowering, size_names, usual_size
 from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype
 from taso_mirage.kernels.codegen.gpu.axes import power_of_two
-from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, strides
+from taso_mirage.kernels.codegen.gpu.global_layouts import accesses, best_order, strides, usual_shape
 from taso_mirage.operators.ops import traits
 from taso_mirage.targets.cuda.device import H100
 
@@ -32,24 +32,25 @@ class TritonBuffer:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     role: str
     order: tuple[int, ...]
     batched: bool = False
 
     @property
-    def strides(self) -> tuple[int, ...]:
+    def strides(self) -> Shape:
         """In elements."""
         return strides(self.shape, self.order)
 
     @property
-    def elements(self) -> int:
+    def elements(self) -> Dim:
         """Of one sample, where it is batched."""
-        return int(dim_product(self.shape))
+        return dim_product(self.shape)
 
     @property
     def bytes(self) -> int:
-        return self.elements * numpy_dtype(self.dtype).itemsize
+        """Usual ones, where a run alone knows."""
+        return usual_size(self.elements) * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class LaunchSchedule:
     early: bool = False
 
 
-def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
+def guessed(blocks: int, loop: Dim, largest: int, in_flight: int, later: bool) -> LaunchSchedule:
     """A first schedule: 16 elements of the largest tile a thread; 64 in a loop, whose loads
     (`in_flight` bytes an iteration) stay in shared memory, and in a kernel that comes `later` than
     another, whose blocks are still there. As many loads in flight as fit, beside those of a second
@@ -73,7 +74,7 @@ def guessed(blocks: int, loop: int, largest: int, in_flight: int, later: bool) -
     if loop == 1:
         return LaunchSchedule(_within(1, power_of_two(largest // (2048 if later else 512)), 8))
     room = SHARED if blocks <= H100.processors else H100.shared // 2
-    stages = _within(1, room // max(in_flight, 1), min(4, loop))
+    stages = _within(1, room // max(in_flight, 1), min(4, loop if isinstance(loop, int) else 4))
     return LaunchSchedule(_within(4, power_of_two(largest // 2048), 8), stages)
 
 
@@ -96,24 +97,36 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """One kernel: `buffers` names its arguments in order, what it writes last."""
+    """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
+    `sizes` as int32, the names of what a run alone knows."""
 
     name: str
-    grid: tuple[int, ...]
-    loop: int
+    grid: Shape
+    loop: Dim
     buffers: tuple[str, ...]
     schedule: LaunchSchedule
     traffic: Traffic
+    sizes: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> int:
-        return int(dim_product(self.grid))
+        """Usual ones, where a run alone knows."""
+        return usual_size(dim_product(self.grid))
+
+    @property
+    def launched(self) -> tuple[Dim, Dim, Dim]:
+        """The grid as it is launched: where a run counts it, one dim, as others have at most 65,535
+        blocks."""
+        if not all(isinstance(n, int) for n in self.grid):
+            return dim_product(self.grid), 1, 1
+        x, y, z = (*self.grid, 1, 1, 1)[:3]
+        return x, y, z
 
     @property
     def constants(self) -> dict[str, int]:
         """The function's compile-time arguments."""
         overlap, early = self.schedule.overlap, self.schedule.early and self.loop == 1
-        own = {"STAGES": self.schedule.stages} if self.loop > 1 else {}
+        own = {"STAGES": self.schedule.stages} if self.loop != 1 else {}
         return own | ({"OVERLAP": True} if overlap else {}) | ({"EARLY": True} if overlap and early else {})
 
     @property
@@ -135,6 +148,8 @@ class TritonProgram:
     launches: tuple[TritonLaunch, ...]
     results: tuple[str, ...] = field(default=())
     batch: Batch | None = None
+    sizes: tuple[str, ...] = ()
+    """The names of what a run alone knows."""
 
     def buffer(self, name: str) -> TritonBuffer:
         return next(b for b in self.buffers if b.name == name)
@@ -158,7 +173,7 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
     """The buffer of every tensor of a muGraph: inputs, weights, and what kernels make, which is all
     batched if anything is."""
     found: dict[Node, TritonBuffer] = {}
-    taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))}
+    taken = {f"kernel_{i}" for i, _ in enumerate(kernel_terms(graph))} | {*size_names([x.shape for x in graph.inputs])}
     for node in (*graph.inputs, *(n for n in graph if n.op == "weight")):
         found[node] = _buffer(node, _free(node.attr("name"), taken), "input")
     for node in (*graph, *graph.outputs):
@@ -168,7 +183,9 @@ def tensor_buffers(graph: Graph, batch: Batch | None = None) -> dict[Node, Trito
         role = "output" if node in graph.outputs else "scratch"
         found[node] = _buffer(node, _free("result" if role == "output" else "scratch", taken), role)
         if role == "scratch":
-            order = best_order(found[node].shape, accesses(graph, node), numpy_dtype(found[node].dtype).itemsize)
+            order = best_order(
+                usual_shape(found[node].shape), accesses(graph, node), numpy_dtype(found[node].dtype).itemsize
+            )
             found[node] = replace(found[node], order=order)
     if batch is None:
         return found
@@ -186,9 +203,9 @@ def output_buffers(node: Node, buffers: dict[Node, TritonBuffer]) -> Iterator[Tr
 
 
 def _buffer(node: Node, name: str, role: str) -> TritonBuffer:
-    shape = tuple(int(n) for n in node.shape)
-    if int(dim_product(shape)) >= 2**31:
-        raise Unsupported(f"{name} of {shape}: offsets are 32 bits wide")
+    shape = node.shape
+    if int(dim_product([n for n in shape if isinstance(n, int)])) >= 2**31:
+        raise Unsupported(f"{name} of {shape}: offsets within fixed dims are 32 bits wide")
     dtype = "float32" if role == "scratch" and is_float(node.dtype) else node.dtype
     return TritonBuffer(name, dtype, shape, role, tuple(range(len(shape))))
 
@@ -220,6 +237,7 @@ RESERVED = frozenset(
         "sample",
         "samples",
         "math",
+        "block",
         "STAGES",
         "OVERLAP",
         "EARLY",

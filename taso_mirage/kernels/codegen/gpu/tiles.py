@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.dims import Dim, Shape
+from taso_mirage.ir.dims import Dim, Shape, broadcast_shapes, dim_product
 from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Literal, is_float
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
@@ -37,7 +37,7 @@ class Tile:
     are equal."""
 
     code: str
-    shape: tuple[int, ...]
+    shape: Shape
     axes: tuple[int | None, ...]
     dtype: str
     """The model's; `stored` is that of the registers."""
@@ -53,6 +53,14 @@ class Tile:
     @property
     def present(self) -> list[int]:
         return [a for a in self.axes if a is not None]
+
+
+def known_count(counts: Sequence[Dim]) -> int:
+    """How many elements dims have together."""
+    found = dim_product(counts)
+    if not isinstance(found, int):
+        raise Unsupported(f"{found} elements, which a run alone knows, as a number in a kernel")
+    return found
 
 
 Product: TypeAlias = "Callable[[Tiles, Tile, Tile, str, str, str], Tile]"
@@ -93,25 +101,27 @@ class Tiles(Meaning[Tile]):
             raise Unsupported(f"a constant of different elements, {value.dtype}{list(value.shape)}; make it an operand")
         return self._number(float(array.reshape(-1)[0]), value.dtype, value.shape)
 
-    def _number(self, number: float, dtype: str, shape: tuple[int, ...]) -> Tile:
+    def _number(self, number: float, dtype: str, shape: Shape) -> Tile:
         shown = repr(number if is_float(dtype) else int(number))
         code = f'float("{shown}")' if shown in ("inf", "-inf", "nan") else f"({shown})" if number < 0 else shown
         return Tile(code, shape, (None,) * len(shape), dtype, dtype, zero=number == 0, number=number)
 
     def extents(self, values: Sequence[Dim], scalar: bool = False) -> Tile:
-        if len(set(values)) != 1:
+        if len(set(values)) != 1 or not isinstance(values[0], int):
             raise Unsupported(f"the vector of sizes {tuple(values)} in a kernel")
-        return self._number(float(int(values[0])), "int64", () if scalar else (len(values),))
+        return self._number(float(values[0]), "int64", () if scalar else (len(values),))
 
     def iota(self, n: Dim, dtype: str = "int64") -> Tile:
-        axis = self.axes_of.fresh(int(n))
-        return Tile(self.lines.lanes(self.axes_of.lanes(axis)), (int(n),), (axis,), dtype, "int32")
+        if not isinstance(n, int):
+            raise Unsupported(f"the numbers below {n}, which a run alone knows, in a kernel")
+        axis = self.axes_of.fresh(n)
+        return Tile(self.lines.lanes(self.axes_of.lanes(axis)), (n,), (axis,), dtype, "int32")
 
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: Tile) -> Tile:
         function = function_of(fn)
-        shape = tuple(np.broadcast_shapes(*[x.shape for x in xs]))
+        shape = broadcast_shapes(*[x.shape for x in xs])
         values = xs[1:] if function is WHERE else xs
         dtype = "bool" if function.tests else next((x.dtype for x in values if x.number is None), values[0].dtype)
         numbers = [x.number for x in xs]
@@ -177,7 +187,7 @@ class Tiles(Meaning[Tile]):
             result = self.map(np.multiply, result, x)
         return result
 
-    def common(self, shape: Sequence[int], xs: Sequence[Tile]) -> tuple[int | None, ...]:
+    def common(self, shape: Shape, xs: Sequence[Tile]) -> tuple[int | None, ...]:
         """The axes of a result over broadcast operands: joined where several have one."""
         found: list[int | None] = [None] * len(shape)
         for x in xs:
@@ -276,7 +286,7 @@ class Tiles(Meaning[Tile]):
         folded(function)
         a = self.ready(a)
         over = tuple(x for i in axes if (x := a.axes[i]) is not None)
-        equal = math.prod(a.shape[i] for i in axes if a.axes[i] is None)
+        equal = known_count([a.shape[i] for i in axes if a.axes[i] is None])
         kept = [i for i in range(len(a.shape)) if keepdims or i not in axes]
         shape = tuple(1 if i in axes else a.shape[i] for i in kept)
         left = tuple(None if i in axes else a.axes[i] for i in kept)
@@ -309,11 +319,10 @@ class Tiles(Meaning[Tile]):
 
     def expand(self, a: Tile, shape: Sequence[Dim]) -> Tile:
         """Nothing is written: the new elements are equal."""
-        wanted = tuple(int(n) for n in shape)
-        return replace(self.ready(a), shape=wanted, axes=(None,) * (len(wanted) - len(a.axes)) + a.axes)
+        return replace(self.ready(a), shape=tuple(shape), axes=(None,) * (len(shape) - len(a.axes)) + a.axes)
 
     def reshape(self, a: Tile, shape: Sequence[Dim]) -> Tile:
-        wanted = tuple(int(n) for n in shape)
+        wanted = tuple(shape)
         if a.number is not None:
             return replace(a, shape=wanted, axes=(None,) * len(wanted))
         a = self.ready(a)
@@ -359,11 +368,12 @@ class Tiles(Meaning[Tile]):
     def slice(self, a: Tile, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tile:
         """One half of an axis."""
         a = self.ready(a)
-        n, own, low, high = a.shape[axis], a.axes[axis], int(start), int(stop)
+        own = a.axes[axis]
+        if (start, stop, step) == (0, a.shape[axis], 1):
+            return a
+        n, low, high = known_count([a.shape[axis]]), known_count([start]), known_count([stop])
         half = n // 2
         shape = (*a.shape[:axis], high - low, *a.shape[axis + 1 :])
-        if (low, high, step) == (0, n, 1):
-            return a
         if own is None and step == 1:
             return replace(a, shape=shape)
         known = step == 1 and n % 2 == 0 and half > 1 and (low, high) in ((0, half), (half, n))

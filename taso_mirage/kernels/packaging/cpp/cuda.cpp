@@ -169,14 +169,16 @@ size_t choose(const plan::Plan& plan, size_t kernel, int capability) {
   return best;
 }
 
-void check_arguments(const Function& made, size_t count) {
+void check_arguments(const Function& made, const plan::Kernel& kernel) {
   if (driver().FuncGetParamInfo == nullptr) return;
   size_t offset = 0, size = 0;
+  const size_t given = kernel.arguments.size(), count = given + made.image->hidden;
   for (size_t i = 0; i <= count; ++i) {
     const bool has = driver().FuncGetParamInfo(made.function, i, &offset, &size) == 0;
-    if (has != (i < count) || (has && size != sizeof(void*)))
+    const size_t wanted = i < given && kernel.arguments[i].role == plan::Role::size ? sizeof(int32_t) : sizeof(void*);
+    if (has != (i < count) || (has && size != wanted))
       throw Problem("the kernel " + made.image->symbol + " takes " + (has ? "more or other arguments than" : std::to_string(i) + " arguments, not") + " the " +
-                    std::to_string(count) + " pointers of the plan");
+                    std::to_string(count) + " arguments of the plan");
   }
 }
 
@@ -250,17 +252,24 @@ void check_ptx(std::string_view content) {
 bool share(const plan::Kernel& one, const plan::Kernel& other) {
   for (const plan::Argument& a : one.arguments)
     for (const plan::Argument& b : other.arguments)
-      if (a.role != plan::Role::input && a.role == b.role && a.index == b.index) return true;
+      if ((a.role == plan::Role::output || a.role == plan::Role::scratch) && a.role == b.role && a.index == b.index) return true;
   return false;
 }
 
-// The number of each kernel's lane: kernels that share scratch memory or an output are in one, the others run beside each other.
+// A named size as kernels take it.
+int32_t size_of(const plan::Plan& plan, size_t index, const plan::Sizes& sizes) {
+  const int64_t found = sizes.find(plan.names[index])->second;
+  if (found > plan::LARGEST) throw Problem("the size " + plan.names[index] + " is " + std::to_string(found) + ", kernels take up to " + std::to_string(plan::LARGEST));
+  return static_cast<int32_t>(found);
+}
+
+// The number of each kernel's lane: kernels of a range that share scratch memory or an output are in one, the others run beside each other.
 std::vector<size_t> lanes_of(const plan::Plan& plan) {
   std::vector<size_t> lane;
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
     lane.push_back(i);
     for (size_t before = 0; before < i; ++before) {
-      if (!share(plan.kernels[before], plan.kernels[i])) continue;
+      if (plan.range(before) != plan.range(i) || !share(plan.kernels[before], plan.kernels[i])) continue;
       const size_t old = lane[i], joined = lane[before];
       for (size_t& each : lane)
         if (each == old) each = joined;
@@ -333,7 +342,7 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
     succeed(driver().ModuleLoadData(&made.module, content.c_str()), "the image of " + image.symbol + " cannot be loaded");
     found->functions.push_back(made);
     succeed(driver().ModuleGetFunction(&made.function, made.module, image.symbol.c_str()), "the image has no kernel " + image.symbol);
-    check_arguments(made, plan.kernels[i].arguments.size() + image.hidden);
+    check_arguments(made, plan.kernels[i]);
     check_device(made, device);
     if (driver().FuncLoad != nullptr) succeed(driver().FuncLoad(made.function), image.symbol + " cannot be loaded");
     found->functions.back() = made;
@@ -360,22 +369,23 @@ Loaded::~Loaded() {
 
 void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3], const plan::Sizes& sizes, void* stream) const {
   const Within within(context);
-  const std::set<size_t> numbers(lanes.begin(), lanes.end());
+  const auto [begin, end] = plan.chosen(sizes);
+  const std::set<size_t> numbers(lanes.begin() + static_cast<ptrdiff_t>(begin), lanes.begin() + static_cast<ptrdiff_t>(end));
   if (numbers.size() < 2) {
-    for (size_t i = 0; i < functions.size(); ++i) start(plan, i, tensors, sizes, stream, true);
+    for (size_t i = begin; i < end; ++i) start(plan, i, tensors, sizes, stream, true);
     return;
   }
   // One thread at a time, so that no other records an event between a record and a wait; streams of their own for every stream of the
   // caller, because one that is being captured must not be used for anything else.
   const std::lock_guard<std::mutex> one(guard);
-  const Beside* const side = by(stream, numbers.size() - 1);
+  const Beside* const side = by(stream, std::set<size_t>(lanes.begin(), lanes.end()).size() - 1);  // as many as any range has
   succeed(streams().Record(side->start, stream), "an event cannot be recorded");
   size_t number = 0;
   for (const size_t lane : numbers) {
     void* const own = number == 0 ? stream : side->others[number - 1];
     if (number > 0) succeed(streams().Wait(own, side->start, 0), "a stream cannot wait");
     bool first = number > 0;
-    for (size_t i = 0; i < functions.size(); ++i) {
+    for (size_t i = begin; i < end; ++i) {
       if (lanes[i] != lane) continue;
       start(plan, i, tensors, sizes, own, !first);
       first = false;
@@ -383,7 +393,7 @@ void Loaded::launch(const plan::Plan& plan, const void* const* const tensors[3],
     if (number > 0) succeed(streams().Record(side->ends[number - 1], own), "an event cannot be recorded");
     ++number;
   }
-  for (void* const end : side->ends) succeed(streams().Wait(stream, end, 0), "a stream cannot wait");
+  for (size_t i = 0; i + 1 < numbers.size(); ++i) succeed(streams().Wait(stream, side->ends[i], 0), "a stream cannot wait");
 }
 
 const Loaded::Beside* Loaded::by(void* stream, size_t count) const {
@@ -404,11 +414,15 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
   const plan::Image& image = *functions[i].image;
   const std::vector<unsigned> grid = kernel.blocks(sizes);
   if (std::find(grid.begin(), grid.end(), 0u) != grid.end()) return;  // there is no sample, and nothing to write
-  std::vector<const void*> values;
-  for (const plan::Argument& a : kernel.arguments) values.push_back(tensors[static_cast<size_t>(a.role)][a.index]);
-  values.resize(values.size() + image.hidden, nullptr);
+  std::vector<const void*> values(kernel.arguments.size() + image.hidden, nullptr);
+  std::vector<int32_t> given(kernel.arguments.size());
   std::vector<void*> arguments;
-  for (const void*& value : values) arguments.push_back(&value);
+  for (size_t k = 0; k < values.size(); ++k) {
+    const bool size = k < given.size() && kernel.arguments[k].role == plan::Role::size;
+    if (size) given[k] = size_of(plan, kernel.arguments[k].index, sizes);
+    else if (k < given.size()) values[k] = tensors[static_cast<size_t>(kernel.arguments[k].role)][kernel.arguments[k].index];
+    arguments.push_back(size ? static_cast<void*>(&given[k]) : static_cast<void*>(&values[k]));
+  }
   const unsigned threads = image.warps * WARP;
   Result result;
   if (image.overlap && overlap) {

@@ -300,9 +300,11 @@ void run_cuda(const Node& node, OrtKernelContext* context, const void** inputs, 
   succeed(api->KernelContext_GetGPUComputeStream(context, &stream));
   std::vector<size_t> starts;
   size_t size = 0;
-  for (const plan::Type& each : node.plan.scratch) {
+  given_sizes(node, sizes);
+  const auto kernels = node.plan.chosen(sizes);
+  for (size_t i = 0; i < node.plan.scratch.size(); ++i) {
     starts.push_back(size);
-    size += (static_cast<size_t>(each.bytes(sizes)) + 255) / 256 * 256;
+    if (node.plan.takes(kernels, i)) size += (static_cast<size_t>(node.plan.scratch[i].bytes(sizes)) + 255) / 256 * 256;
   }
   std::unique_ptr<Scratch> scratch;
   if (node.allocator != nullptr) scratch = std::make_unique<Scratch>(context, node.allocator, size, true);

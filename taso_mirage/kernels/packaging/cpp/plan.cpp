@@ -90,11 +90,13 @@ class Evaluation {
     int64_t found = factor(depth);
     while (next() == '*' || next() == '/') {
       const bool times = text_[at_++] == '*';
+      const bool down = !times && next() == '/';
+      if (down) ++at_;
       const int64_t other = factor(depth);
       if (times) {
         if (__builtin_mul_overflow(found, other, &found)) fail("overflows");
       } else if (sizes_ != nullptr) {
-        if (other <= 0 || found % other != 0) fail("divides " + number(found) + " by " + number(other) + ", which is not exact");
+        if (other <= 0 || (down ? found < 0 : found % other != 0)) fail("divides " + number(found) + " by " + number(other) + ", which is not exact");
         found /= other;
       }
     }
@@ -158,9 +160,9 @@ Type type(const std::vector<std::string_view>& line) {
 }
 
 Argument argument(std::string_view text) {
-  constexpr std::string_view roles = "ios";
+  constexpr std::string_view roles = "iosn";
   const size_t role = text.empty() ? std::string_view::npos : roles.find(text[0]);
-  if (role == std::string_view::npos) throw Problem("the argument " + quoted(text) + " is no input, output or scratch memory (i0, o0, s0)");
+  if (role == std::string_view::npos) throw Problem("the argument " + quoted(text) + " is no input, output, scratch memory or size (i0, o0, s0, n0)");
   return {static_cast<Role>(role), static_cast<size_t>(natural(text.substr(1), "the number of an argument", MOST))};
 }
 
@@ -229,11 +231,21 @@ void add(std::vector<Item>& items, Item item) {
   items.push_back(std::move(item));
 }
 
+void range(const std::vector<std::string_view>& line, Plan& found) {
+  expect(line, 2, 2);
+  const Range made{natural(line[1], "the limit of a range", INT64_MAX), found.kernels.size()};
+  const Range before = found.ranges.empty() ? Range{-1, 0} : found.ranges.back();
+  if (made.end == before.end || made.most <= before.most)
+    throw Problem("the range up to " + number(made.most) + " has no kernel, or is not above the one before, " + number(before.most));
+  add(found.ranges, made);
+}
+
 void statement(const std::vector<std::string_view>& line, Plan& found) {
   if (line[0] == "input") return add(found.inputs, type(line));
   if (line[0] == "output") return add(found.outputs, type(line));
   if (line[0] == "scratch" && found.cuda) return add(found.scratch, type(line));
   if (line[0] == "kernel" && found.cuda) return add(found.kernels, kernel(line));
+  if (line[0] == "range" && found.cuda) return range(line, found);
   if (line[0] == "image" && found.cuda) return add(found.images, image(line));
   if (line[0] == "entry" && !found.cuda) {
     expect(line, 2, 2);
@@ -252,8 +264,8 @@ void names_given(const std::vector<Expression>& given, const Sizes& names, const
 }
 
 void arguments_given(const Plan& found) {
-  const size_t counts[] = {found.inputs.size(), found.outputs.size(), found.scratch.size()};
-  const char* roles[] = {"inputs", "outputs", "scratch buffers"};
+  const size_t counts[] = {found.inputs.size(), found.outputs.size(), found.scratch.size(), found.names.size()};
+  const char* roles[] = {"inputs", "outputs", "scratch buffers", "named sizes"};
   for (const Kernel& each : found.kernels)
     for (const Argument& a : each.arguments) {
       const size_t role = static_cast<size_t>(a.role);
@@ -298,6 +310,7 @@ void read_names(Plan& found) {
 void complete(Plan& found) {
   if (found.inputs.empty() || found.outputs.empty()) throw Problem("the plan has no input, or no output");
   if (found.cuda ? found.kernels.empty() : found.entry.empty()) throw Problem("the plan has no kernel");
+  if (!found.ranges.empty() && found.ranges.back().end == found.kernels.size()) throw Problem("the plan has no kernel behind its last range");
   read_names(found);
   Sizes names;
   for (const std::string& name : found.names) names.emplace(name, 1);
@@ -375,6 +388,31 @@ void Plan::bind(size_t input, int element, const int64_t* dims, size_t rank, Siz
       throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of " + who + " is " + number(dims[i]) + ", its kernel was made for " +
                     number(wanted) + (dim.name() ? " (" + dim.text() + ")" : ""));
   }
+}
+
+std::pair<size_t, size_t> Plan::chosen(const Sizes& sizes) const {
+  int64_t product = 1;
+  for (const std::string& name : names)
+    if (__builtin_mul_overflow(product, sizes.find(name)->second, &product)) product = INT64_MAX;
+  size_t start = 0;
+  for (const Range& each : ranges) {
+    if (product <= each.most) return {start, each.end};
+    start = each.end;
+  }
+  return {start, kernels.size()};
+}
+
+size_t Plan::range(size_t kernel) const {
+  size_t found = 0;
+  while (found < ranges.size() && kernel >= ranges[found].end) ++found;
+  return found;
+}
+
+bool Plan::takes(std::pair<size_t, size_t> between, size_t buffer) const {
+  for (size_t i = between.first; i < between.second; ++i)
+    for (const Argument& each : kernels[i].arguments)
+      if (each.role == Role::scratch && each.index == buffer) return true;
+  return false;
 }
 
 std::string Plan::signature() const {

@@ -2,10 +2,13 @@
 //
 //   taso_mirage 1 cuda                        the version of this format, and the target (cpu or cuda)
 //   input float16 rows 4096                   a type: sizes are numbers, names that the first input with them gives, or expressions of names before
-//   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)/8
+//   output float16 rows 6144                  sizes of outputs, of scratch memory and of grids are expressions: rows*2, (rows+7)//8
+//                                             (/ must come out even, // rounds down)
 //   scratch float32 rows 16                   what passes between kernels
-//   kernel rows/8 96 1 i0 i1 s0               one launch: its grid, then its arguments: inputs, outputs and scratch by number
-//                                             (a grid with names may be 0, where there is no sample: nothing is launched)
+//   kernel rows/8 96 1 i0 i1 s0 n0            one launch: its grid, then its arguments: inputs, outputs and scratch by number, and named sizes
+//                                             by theirs, as int32 (a grid with names may be 0, where there is no sample: nothing is launched)
+//   range 4096                                the kernels between the line `range` before and this one are for runs whose named sizes have a
+//                                             product of at most that; those behind the last such line for all others
 //   image 0 90 cubin kernel_0 4 49152 2 1 20480 9ae0f1c2
 //          | |  |     symbol  | |     | | bytes, and CRC-32, of the attribute `image_N` (base64), where N counts these lines
 //          | |  cubin or ptx  | |     | overlap: the kernel itself waits for the one before it (programmatic dependent launch)
@@ -19,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace plan {
@@ -32,7 +36,7 @@ struct Problem : std::runtime_error {
 
 using Sizes = std::map<std::string, int64_t, std::less<>>;
 
-// A size of a tensor or a grid: sums and products of numbers and names; a quotient must be exact.
+// A size of a tensor or a grid: sums, products and quotients of numbers and names.
 class Expression {
  public:
   explicit Expression(std::string_view text);
@@ -60,7 +64,8 @@ struct Type {
   std::string text() const;
 };
 
-enum class Role { input, output, scratch };
+enum class Role { input, output, scratch, size };
+constexpr int64_t LARGEST = (int64_t{1} << 31) - (int64_t{1} << 20);  // size that is an argument: a tile more is still 32 bits
 
 struct Argument {
   Role role;
@@ -72,6 +77,12 @@ struct Kernel {
   std::vector<Argument> arguments;
 
   std::vector<unsigned> blocks(const Sizes& sizes) const;
+};
+
+// Kernels before number `end` are for runs whose named sizes have a product of at most `most`.
+struct Range {
+  int64_t most;
+  size_t end;
 };
 
 struct Image {
@@ -94,10 +105,17 @@ struct Plan {
   std::vector<Type> inputs, outputs, scratch;
   std::vector<std::string> names;  // of sizes, in the order in which inputs give them
   std::vector<Kernel> kernels;
+  std::vector<Range> ranges;
   std::vector<Image> images;
 
   // Take the named sizes from an input's shape. Problem where it is none of this type.
   void bind(size_t input, int element, const int64_t* dims, size_t rank, Sizes& sizes) const;
+  // The first of the kernels for a run, and the one behind the last.
+  std::pair<size_t, size_t> chosen(const Sizes& sizes) const;
+  // The number of the range of a kernel.
+  size_t range(size_t kernel) const;
+  // Whether one of some kernels takes a scratch buffer.
+  bool takes(std::pair<size_t, size_t> kernels, size_t scratch) const;
   // Its types as text: what the compiled kernel must say of itself.
   std::string signature() const;
 };

@@ -1,0 +1,75 @@
+"""The sizes that a run gives to a kernel: its arguments, which block it is, and what is left of
+tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.dims import Dim, Shape, dim_product, symbols
+from taso_mirage.ir.mugraph import parts_in
+from taso_mirage.ir.terms import Graph
+from taso_mirage.kernels.codegen.gpu.lines import WORD
+
+
+@dataclass
+class FreeNames:
+    """`given`: the names, none where all that a kernel has is fixed."""
+
+    given: tuple[str, ...]
+    body: Graph
+    grid: Shape
+    imap: Sequence[Sequence[int]]
+    fmap: Sequence[int]
+    rest_of: dict[str, tuple[str, int]] = field(init=False)
+    """For each part the variable that counts its tiles, and the largest size."""
+
+    def __post_init__(self) -> None:
+        self.parts = parts_in(self.body)
+        self.rest_of = {}
+        for leaf, axes, axis in zip(self.body.inputs, self.imap, self.fmap, strict=True):
+            cuts = [*((i, f"g{g}") for g, i in enumerate(axes)), (axis, "t")]
+            for i, variable in cuts:
+                name = str(leaf.shape[i]) if i >= 0 else ""
+                if name in self.parts:
+                    self.rest_of[name] = variable, self.parts[name][1]
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        return frozenset({*self.given, *self.parts})
+
+    def is_iterations(self, dim: Dim) -> bool:
+        """Whether it is the size of what an iteration has."""
+        return any(self.rest_of.get(name, ("",))[0] == "t" for name in symbols(dim))
+
+    def specialized(self) -> str:
+        """Triton compiles no kernel for a size of 1, or for multiples of 16."""
+        return f"(do_not_specialize={list(self.given)})" if self.given else ""
+
+    def blocks(self) -> Iterator[str]:
+        """Which block it is, along each dim of the grid: the first dim counts the fastest."""
+        counts = [(g, n) for g, n in enumerate(self.grid) if n != 1]
+        for i, (g, n) in enumerate(counts):
+            before = dim_product([count for _, count in counts[:i]])
+            found = "tl.program_id(0)" if before == 1 else f"tl.program_id(0) // {_factor(before)}"
+            yield f"g{g} = {found}" if g == counts[-1][0] else f"g{g} = {found} % {_factor(n)}"
+
+    def rests(self, variable: str = "") -> Iterator[str]:
+        """What the tiles have that the blocks count, or the iterations: whole ones, or what is
+        left."""
+        for name, (own, most) in sorted(self.rest_of.items()):
+            if (own == variable) or (not variable and own != "t"):
+                yield f"{name} = tl.minimum({self.parts[name][0]} - {own} * {most}, {most})"
+
+    def check(self, outside: Iterable[str]) -> None:
+        """Raise Unsupported where a line outside of the loop reads what an iteration has: after it
+        that is of the last one alone."""
+        own = {name for name, (variable, _) in self.rest_of.items() if variable == "t"}
+        for line in outside:
+            if found := own.intersection(WORD.findall(line)):
+                raise Unsupported(f"the size {min(found)} of an iteration, outside of the loop: {line}")
+
+
+def _factor(dim: Dim) -> str:
+    return str(dim) if str(dim).isidentifier() or isinstance(dim, int) else f"({dim})"
