@@ -90,11 +90,21 @@ def hard_sigmoid(xp, x, *, alpha: float = 0.2, beta: float = 0.5):
     return xp.maximum(xp.literal(0, x), xp.map(np.minimum, xp.literal(1, x), line))
 
 
-@op(onnx="HardSwish", since=14)
+@op(onnx="HardSwish", since=7)
 def hard_swish(xp, x):
     """x -> x * min(max(x + 3, 0), 6) / 6"""
     clipped = min_(xp, max_(xp, add(xp, x, xp.literal(3, x)), xp.literal(0, x)), xp.literal(6, x))
     return div(xp, mul(xp, x, clipped), xp.literal(6, x))
+
+
+@hard_swish.exporter
+def _(node: Node, opset: int) -> Call:
+    """Before opset 14 as the body that ONNX gives it, which ONNX Runtime makes part of a
+    convolution as well."""
+    if opset >= 14:
+        return Call("HardSwish", node.args, {}, opset)
+    (x,) = node.args
+    return Call("Mul", (x, hard_sigmoid.term(x, alpha=1 / 6, beta=0.5)), {}, opset)
 
 
 @op(onnx="Tanh", since=6)

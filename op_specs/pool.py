@@ -337,8 +337,13 @@ average_pool.laws(f"""
             dilations=d, group=1))) \
         where len(k) == 2 and max(p) > 0 and max(d) == 1 and max(p) < min(k)
 """)
-global_average_pool.laws("""
+global_average_pool.laws(
+    """
     reduce_mean(x, axes=(2, 3), keepdims=1) == global_average_pool(x)  where rank(x) == 4
+""",
+    together=True,
+)
+global_average_pool.laws("""
     reduce_mean(x, axes=(2,), keepdims=1) == global_average_pool(x)  where rank(x) == 3
     concat(global_average_pool(x), global_average_pool(y), axis=i) \
         == global_average_pool(concat(x, y, axis=i)) \

@@ -12,6 +12,9 @@ from taso_mirage.ir.dims import Dim
 from taso_mirage.ir.terms import ABSENT, constant
 from taso_mirage.operators.ops import Call, Ints, extents, op
 
+EXACT = 1 << 24
+"""Up to here single precision has all integers."""
+
 
 @op(onnx="Resize", since=10)
 def resize(xp, x, *, factors: Ints):
@@ -76,12 +79,17 @@ def _whole(scales) -> Ints:
 
 @resize.exporter
 def _(node, opset: int) -> Call:
+    """By scales, which need no sizes of a run, and with which ONNX Runtime's CPU provider keeps a
+    blocked layout; as they are multiplied in single precision, by sizes where these are large."""
     (x,) = node.args
+    scales = constant(np.array(node.attr("factors"), np.float32))
     if opset < 11:
-        return Call("Resize", (x, constant(np.array(node.attr("factors"), np.float32))), {"mode": "nearest"}, opset)
+        return Call("Resize", (x, scales), {"mode": "nearest"}, opset)
     nearest = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
     empty = constant(np.zeros(0, np.float32)) if opset < 13 else ABSENT
-    return Call("Resize", (x, empty, empty, extents(node.shape)), nearest, opset)
+    if any(isinstance(d, int) and d > EXACT for d in node.shape):
+        return Call("Resize", (x, empty, empty, extents(node.shape)), nearest, opset)
+    return Call("Resize", (x, empty, scales), nearest, opset)
 
 
 resize.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))
@@ -114,3 +122,21 @@ def _(node, opset: int) -> Call:
 
 
 upsample.example("float32[1,2,3,4]", factors=(1, 1, 2, 3))
+
+for _f in ((1, 1, 4, 5), (1, 1, 5, 1)):  # uses on single pixels, for the laws below
+    resize.example("float32[2,3,1,1]", factors=_f)
+
+# What is one number for each channel is spread over its image before a product, and is brought there
+# by an operator that takes the layout of what it is multiplied with (squeeze and excite).
+_SPREAD = "where rank(x) == 4 and rank(s) == 4 and shape(s) == shape(x)[:2] + (1, 1) and shape(x)[2:] != (1, 1)"
+resize.laws(
+    f"""
+    mul(x, reshape(s, shape=t)) == mul(x, resize(global_average_pool(reshape(s, shape=t)), factors=(1, 1) + shape(x)[2:])) \
+        {_SPREAD.replace("rank(s)", "len(t)").replace("shape(s)", "t")}
+    given x: (n, c, 4, 5), s: (n, c) | t: (n, c, 1, 1)
+    mul(x, s) == mul(x, resize(s, factors=(1, 1) + shape(x)[2:])) \
+        {_SPREAD}
+    given x: (n, c, 4, 5), s: (n, c, 1, 1)
+""",
+    together=True,
+)

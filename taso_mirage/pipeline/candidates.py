@@ -93,7 +93,8 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
             ModelCandidate("original", problem.model, (), passed.cost, target),
         )
     ]
-    candidates = [passed, *others, *candidates]
+    together = [problem.rewriter.together(each) for each in (passed, *candidates)]
+    candidates = [passed, *others, *candidates, *(each for each in together if each is not None)]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

@@ -47,7 +47,8 @@ def directed(name: str) -> tuple[str, bool]:
 class Equation:
     """lhs = rhs for all typings on which `where` holds.
 
-    Variables are untyped inputs; both sides have as many outputs.
+    Variables are untyped inputs; both sides have as many outputs. `together`: it saves nothing by
+    itself, and may pay where it is applied at all of its places at once.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Equation:
     rhs: Graph
     where: Expr | None = None
     evidence: str = "law"
+    together: bool = False
 
     def reverse(self) -> Equation | None:
         """The equation read from right to left; None where the right side does not determine the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from textwrap import indent
 from typing import Any
@@ -277,8 +278,10 @@ def _stated_laws() -> tuple[tuple[Equation, str], ...]:
     found: list[tuple[Equation, str]] = []
     for op in load_specs().values():
         texts = enumerate(op.law_texts)
-        variants = [each for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
-        found += [(parse_equation(v.text, f"{op.name}.{i}"), v.typing) for i, v in enumerate(variants)]
+        variants = [(i, each) for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
+        for number, (i, variant) in enumerate(variants):
+            equation = parse_equation(variant.text, f"{op.name}.{number}")
+            found.append((replace(equation, together=i in op.together), variant.typing))
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ from taso_mirage.search.cost import Cost, Weighted
 from taso_mirage.search.passes import Context, for_search, joint, merge, pass_order, simplify
 from taso_mirage.search.search import Budget, SearchStatistics, Strategy, directions, search_model
 from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.together import all_at_once, laws_together
 from taso_mirage.search.weights import fold_weights, split_halves
 
 EACH, CLEAR = 0.1, 1.05
@@ -137,6 +138,21 @@ class Rewriter:
         folded, rest = self._fold(normal, outputs)
         searched, last = self._simplified(folded, [standard, large, every])
         return self.candidate("search", searched, [*steps, *taken, *rest, *last]), statistics
+
+    def together(self, candidate: ModelCandidate) -> ModelCandidate | None:
+        """A candidate with the laws that may pay only at all places at once; None where there are
+        none, or the runtime keeps no layout. It has the other's cost: that of single terms says
+        nothing of layouts."""
+        if not (self.target.blocked and self.term.measured):
+            return None
+        rules = Rules(laws_together(self.equations), self.proved)
+        outputs, steps = all_at_once(candidate.model.graph.outputs, rules, self.known)
+        if not steps:
+            return None
+        model, folded = self._fold(candidate.model, outputs)
+        return replace(
+            candidate, name=f"{candidate.name}, together", model=model, steps=(*candidate.steps, *steps, *folded)
+        )
 
     def _slower(self, before: Sequence[Node], after: Sequence[Node]) -> bool:
         """Whether terms were measured to be slower than those that they would replace: by the cost

@@ -94,6 +94,11 @@ class Target(Protocol):
     def channels_last(self) -> bool:
         """Whether the options ask for channels last in the whole model."""
 
+    @property
+    def blocked(self) -> bool:
+        """Whether the runtime keeps a blocked layout from one convolution to the next, through the
+        operators that it has in it."""
+
     def open(self, source: Source, alone: bool, library: bool, apart: Arrays) -> RuntimeSession:
         """A session.
 

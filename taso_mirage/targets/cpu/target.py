@@ -23,6 +23,7 @@ class Cpu:
     device = device.CPU_DEVICE
     gpu = False
     channels_last = False
+    blocked = True
     repeats = True
     domains = onnx_runtime.DOMAINS
     lowering = "taso_mirage.targets.cpu.lowering"

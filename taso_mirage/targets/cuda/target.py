@@ -25,6 +25,7 @@ class Cuda:
     name = "cuda"
     provider = PROVIDER
     gpu = True
+    blocked = False
     repeats = False
     """A GPU takes some kernels of convolutions as initializers only."""
     domains = onnx_runtime.DOMAINS

@@ -26,6 +26,7 @@ class OpenVino:
     device = device.CPU_DEVICE
     gpu = False
     channels_last = False
+    blocked = False
     repeats = False
     domains = STANDARD
     lowering = None

@@ -1,0 +1,49 @@
+"""Laws that save nothing alone, and may pay where all of their places change at once.
+
+ONNX Runtime's CPU provider keeps the blocked layout of its convolutions from one to the next
+through the operators that it has in that layout. One term between them that it has not costs two
+changes of layout, so taking it away at one place of several gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from taso_mirage.ir.terms import Node, topological, with_args
+from taso_mirage.operators.ops import traits
+from taso_mirage.rewriting.equation import Equation
+from taso_mirage.rewriting.index import Application, Rules
+from taso_mirage.search.passes import Context, new_terms
+from taso_mirage.search.steps import RewriteStep
+
+_SWEEPS = count(-1, -1)
+"""Numbers that no sweep of the passes has."""
+
+
+def laws_together(equations: Iterable[Equation]) -> list[Equation]:
+    """Those that are stated so, larger patterns first."""
+    return sorted((e for e in equations if e.together), key=lambda e: -len(e.lhs_terms))
+
+
+def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
+    """The graph with the first legal application at every place, in one walk; as it is where
+    nothing in it has a layout."""
+    order = topological(outputs)
+    if not any(traits(n).layout for n in order):
+        return tuple(outputs), []
+    done: dict[Node, Node] = {}
+    steps: list[RewriteStep] = []
+    sweep = next(_SWEEPS)
+    for node in order:
+        done[node] = current = with_args(node, tuple([done[a] for a in node.args]))
+        legal = (a for a in rules.applications(current) if _legal(a, context))
+        first = next(legal, None)
+        if first is not None:
+            done[node] = first.results[0]
+            steps.append(RewriteStep((first.equation.name,), (current,), first.results, sweep))
+    return tuple([done[o] for o in outputs]), steps
+
+
+def _legal(application: Application, context: Context) -> bool:
+    return all(context.legal(n) for n in new_terms(application.results, application.found.operands))
