@@ -15,7 +15,7 @@ from op_specs.quantize import centred, dynamic_quantize, shifted, single
 from op_specs.reshape import reshape
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.ir.terms import Node
 from taso_mirage.operators.ops import Call, Ints, Op, op
 
 
