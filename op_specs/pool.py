@@ -42,7 +42,7 @@ def _last(xp, views, kernel: Ints) -> range:
 def _(call: Call):
     if call.outputs > 1:
         raise Unsupported("MaxPool with indices")
-    attrs = _attributes(call)
+    attrs = pool_attributes(call)
     extra = attrs.pop("extra")
     attrs["pads"] = attrs["pads"][: len(extra)] + _plus(attrs["pads"][len(extra) :], extra)
     return max_pool.term(call.arg(0), **_checked(attrs))
@@ -52,7 +52,7 @@ def _plus(xs: Ints, ys: Ints) -> Ints:
     return tuple(x + y for x, y in zip(xs, ys, strict=True))
 
 
-def _attributes(call: Call) -> dict[str, Ints]:
+def pool_attributes(call: Call) -> dict[str, Ints]:
     """What all windows need; `extra` is how far the last window, which ceil_mode adds, reaches
     beyond the padding."""
     kernel = tuple(call.attrs["kernel_shape"])
@@ -148,7 +148,7 @@ def average_pool(
 
 @average_pool.importer
 def _(call: Call):
-    attrs = _attributes(call)
+    attrs = pool_attributes(call)
     _checked(attrs)
     return average_pool.term(call.arg(0), **attrs, count_include_pad=call.attrs.get("count_include_pad", 0))
 
@@ -219,7 +219,7 @@ def lp_pool(xp, x, *, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, 
 
 @lp_pool.importer
 def _(call: Call):
-    attrs = _attributes(call)
+    attrs = pool_attributes(call)
     if any(attrs.pop("extra")):
         raise Unsupported("LpPool with ceil_mode")
     return lp_pool.term(call.arg(0), **_checked(attrs), p=call.attrs.get("p", 2))

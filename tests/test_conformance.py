@@ -499,7 +499,8 @@ def unlike(got: Any, want: Any, type: Tensor, rtol: float, atol: float) -> str |
         return f"shape {got.shape}, expected {want.shape}"
     if got.dtype != want.dtype:
         return f"dtype {got.dtype}, expected {want.dtype}"
-    if got.dtype == object or got.dtype.kind in "biuSUT":
+    few_bits = got.dtype.name.startswith(("int", "uint"))  # ml_dtypes' have the kind of floats
+    if got.dtype == object or got.dtype.kind in "biuSUT" or few_bits:
         differing = int((got != want).sum())
         return None if differing == 0 else f"{differing} of {got.size} elements differ"
     wide = np.float64 if got.dtype.kind != "c" else np.complex128

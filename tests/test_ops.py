@@ -69,7 +69,9 @@ def build(op: Op, i: int, integers: bool = False) -> Use:
             leaf = variable(f"x{k}", parse_type(operand))
             operands.append(leaf)
             indices = k > 0 and any(is_float(n.dtype) for n in values)
-            values[leaf] = _random(leaf.tensor, rng, integers, 2 if indices else 5)
+            drawn = _random(leaf.tensor, rng, integers, 2 if indices else 5)
+            scale = op.traits.quantized and is_float(leaf.dtype) and leaf.tensor.rank < 2
+            values[leaf] = np.abs(drawn) if scale else drawn
     return Use(op, op.term(*operands, **op.examples[i].attrs), values)
 
 

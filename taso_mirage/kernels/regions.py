@@ -42,7 +42,7 @@ from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term
+from taso_mirage.operators.ops import term, traits
 from taso_mirage.operators.work import size, sized, work
 
 SymbolSizes = Mapping[str, int]
@@ -226,7 +226,7 @@ class _Growing:
 
         What reads a result of several has the kind of a view.
         """
-        if not node.args or is_weight(node) or not is_defined(node):
+        if not node.args or is_weight(node) or not is_defined(node) or traits(node).quantized:
             return None
         if is_part(node):
             return _Kind.CHAIN if node.args[0] in self.kinds else None

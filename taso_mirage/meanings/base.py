@@ -107,6 +107,10 @@ class Meaning(Generic[V]):
         alone."""
         return [fn(i) for i in range(n)]
 
+    def decided(self, fn: Callable[..., Any], operands: Sequence[V | None], dtypes: Sequence[str]) -> Any:
+        """`fn` of this meaning and of operands of declared dtypes, which decides how to round."""
+        return fn(self, *operands)
+
     # What follows is sugar: no meaning overrides it.
     def rank(self, a: V) -> int:
         return len(self.shape(a))

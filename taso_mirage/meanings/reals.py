@@ -3,7 +3,7 @@ float in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class Reals(Meaning[Array]):
     def contract(self, equation: str, a: Array, b: Array) -> Array:
         letters = contraction(equation, a.ndim, b.ndim)
         a, b = _shared(a, b, letters)
+        if a.dtype.kind in "iu" and _sums_are_doubles(a, b):  # BLAS is for floats
+            product = pairwise(a.astype(np.float64), b.astype(np.float64), *letters)
+            return np.asarray(product).astype(np.int64).astype(a.dtype)
         if (
             a.dtype.kind == "V" or a.dtype.itemsize == 2
         ):  # half precisions: numpy's own products are slow and lose digits
@@ -105,8 +108,27 @@ class Reals(Meaning[Array]):
     def take(self, a: Array, indices: Array, axis: int) -> Array:
         return np.asarray(np.take(a, indices, axis))  # numpy makes a number of an array of rank 0
 
+    def decided(self, fn: Callable[..., Any], operands: Sequence[Array | None], dtypes: Sequence[str]) -> Any:
+        if not self.exact:
+            return fn(self, *operands)
+        with np.errstate(all="ignore"):
+            found = fn(REALS, *map(_narrowed, operands, dtypes))
+        return tuple(map(self.load, found)) if isinstance(found, tuple) else self.load(found)
+
     def take_along(self, a: Array, indices: Array, axis: int) -> Array:
         return np.take_along_axis(a, np.where(indices < 0, indices + a.shape[axis], indices), axis)
+
+
+def _sums_are_doubles(a: Array, b: Array) -> bool:
+    """Whether every sum of products is an integer that float64 holds."""
+    if 0 in (a.size, b.size):
+        return False
+    largest = [max(abs(int(x.min())), abs(int(x.max()))) for x in (a, b)]
+    return largest[0] * largest[1] * max(a.size, b.size) < 1 << 53
+
+
+def _narrowed(a: Array | None, dtype: str) -> Array | None:
+    return a if a is None or not is_float(dtype) else a.astype(numpy_dtype(dtype))
 
 
 def _shared(a: Array, b: Array, letters: tuple[str, str, str]) -> tuple[Array, Array]:

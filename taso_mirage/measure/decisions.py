@@ -26,6 +26,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import observing
 from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.derived_traits import selects
 
 LARGEST = 1 << 22
@@ -64,12 +65,13 @@ class Decisions:
 
 
 def _settled(model: Model) -> Iterator[Node]:
-    """The last results on each way that hang on no input and in which floats are computed."""
+    """The last results on each way that hang on no input and in which floats are computed; what
+    hangs on quantized weights is none of them."""
     open_, floats = set[Node](), set[Node]()
     users: dict[Node, list[Node]] = {}
     nodes = model.nodes()
     for node in nodes:
-        if node.op in ("input", "opaque") or any(a in open_ for a in node.args):
+        if node.op in ("input", "opaque") or traits(node).quantized or any(a in open_ for a in node.args):
             open_.add(node)
         elif any(a in floats for a in node.args) or _computes(node):
             floats.add(node)

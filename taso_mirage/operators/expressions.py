@@ -17,7 +17,7 @@ import numpy as np
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product
 from taso_mirage.ir.terms import Node, is_float, topological
-from taso_mirage.operators.ops import Opaque
+from taso_mirage.operators.ops import Opaque, traits
 
 Environment = Mapping[str, Any]
 
@@ -42,7 +42,8 @@ class Expr(Opaque):
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a term is known before the model runs: it hangs on weights and constants only.
+    """Whether a term is computed before the model runs: it hangs on weights and constants only, and
+    on nothing quantized.
 
     Memoised: one visit a term.
     """
@@ -50,7 +51,7 @@ def is_weight(node: Node) -> bool:
         return node.is_weight
     except AttributeError:
         for each in topological([node], stop=_ASKED):
-            runs = each.op in ("input", "opaque", "extents") or _holds_symbol(each)
+            runs = each.op in ("input", "opaque", "extents") or traits(each).quantized or _holds_symbol(each)
             each.is_weight = not runs and all(a.is_weight for a in each.args)
         return node.is_weight
 

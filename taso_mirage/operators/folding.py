@@ -15,7 +15,7 @@ from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.exactness import agrees
 from taso_mirage.operators.interpret import interpret, interpret_term
 from taso_mirage.operators.known import is_known
-from taso_mirage.operators.ops import extents, term
+from taso_mirage.operators.ops import extents, term, traits
 
 SMALL = 1024
 
@@ -24,6 +24,8 @@ def fold_small(node: Node) -> Node:
     """The constant or the sizes that `node` always is, when its operands are known and it is small;
     else `node`."""
     if not node.args or not all(map(is_known, node.args)) or node.op in ("opaque", "item"):
+        return node
+    if traits(node).quantized:
         return node
     if not isinstance(node.type, Tensor) or not _small(node.type):
         return node

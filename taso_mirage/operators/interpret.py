@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, topological, with_args
 from taso_mirage.meanings.base import Meaning
-from taso_mirage.operators.ops import TERMS, Untraceable, get
+from taso_mirage.operators.ops import TERMS, Op, Untraceable, get
 
 V = TypeVar("V")
 
@@ -74,7 +75,14 @@ def interpret_term(node: Node, xp: Meaning[V], args: Sequence[V | None], sizes: 
     attrs = dict(node.attrs)
     if sizes:
         attrs = {k: fixed(v, sizes) for k, v in attrs.items()}
-    return get(node.op).body(xp, *args, **attrs)
+    op = get(node.op)
+    if op.traits.decides:
+        return xp.decided(partial(_defined, op, attrs), args, [a.tensor.dtype for a in node.args])
+    return op.body(xp, *args, **attrs)
+
+
+def _defined(op: Op, attrs: Mapping[str, Any], xp: Meaning[V], *args: V | None) -> Any:
+    return op.body(xp, *args, **attrs)
 
 
 def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:

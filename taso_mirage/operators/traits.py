@@ -73,6 +73,10 @@ class Traits:
     `resolution`: ONNX Runtime computes results to a rounding of this number, however small they
         are (in half precision to one of single precision).
     `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
+    `quantized`: The operator quantizes, or takes quantized operands. The runtime fuses it with its
+        neighbours as they are, so it is not computed before the run, and is in no kernel.
+    `decides`: Results are decisions of rounding. The float64 reference computes them in the
+        declared dtypes, as the runtime does.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
     `lowering`: What code generators do with the operator besides following its definition.
@@ -88,6 +92,8 @@ class Traits:
     converts: bool = False
     rounds: bool = False
     sums: bool = False
+    quantized: bool = False
+    decides: bool = False
     resolution: float = 0.0
     domains: dict[str, Domain] = field(default_factory=dict)
     families: list[MutantFamily] = field(default_factory=list)
