@@ -1,5 +1,5 @@
-"""Weights of few bits in blocks with a scale and a zero each, of ONNX Runtime's own domain: products
-with them, and rows of them."""
+"""Weights of few bits in blocks with a scale and a zero each, of ONNX Runtime's own domain:
+products with them, and rows of them."""
 
 import numpy as np
 
@@ -30,8 +30,8 @@ def matmul_nbits(
     block_size: int,
     accuracy_level: int = 0,
 ):
-    """(...,k), (n, blocks, bytes), scales of blocks, their zeros -> a (w - zero) * scale + bias, where
-    b has the numbers w of each column in its bytes, the lowest bits first
+    """(...,k), (n, blocks, bytes), scales of blocks, their zeros -> a (w - zero) * scale + bias,
+    where b has the numbers w of each column in its bytes, the lowest bits first
 
     Zeros are packed as the weights are, or floats; without them they are half of all numbers.
     `accuracy_level` is at most that of single precision: from there on activations are rounded.
@@ -59,8 +59,8 @@ def gather_block_quantized(
     block_size: int = 128,
     bits: int = 4,
 ):
-    """Rows of a table of (q - zero) * scale, in blocks along `quantize_axis`; in bytes, `bits` of each
-    along the last axis, and then zeros are half of all numbers where they are left out"""
+    """Rows of a table of (q - zero) * scale, in blocks along `quantize_axis`; in bytes, `bits` of
+    each along the last axis, and then zeros are half of all numbers where they are left out"""
     rank, dtype = xp.rank(data), xp.dtype(scales)
     along = quantize_axis + rank if quantize_axis < 0 else quantize_axis
     if xp.dtype(data) != "uint8":

@@ -31,8 +31,8 @@ DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "preci
 
 @op(onnx="QuantizeLinear", since=10, quantized=True, decides=True)
 def quantize(xp, x, scale, zero=None, *, dtype: str = "uint8", axis: int = 1, block_size: int = 0, saturate: int = 1):
-    """x, scale, zero -> saturate(round(x / scale) + zero) in `dtype`; to float8 and float4 it rounds
-    to their numbers, and without `saturate` what is too large is none"""
+    """x, scale, zero -> saturate(round(x / scale) + zero) in `dtype`; to float8 and float4 it
+    rounds to their numbers, and without `saturate` what is too large is none"""
     check_quantized(xp, zero, dtype)
     if xp.dtype(x) != xp.dtype(scale) or not is_float(xp.dtype(x)) or dtype == "int32":
         raise IllTyped(f"{xp.dtype(x)} over a scale in {xp.dtype(scale)}, to {dtype}")

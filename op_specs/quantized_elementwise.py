@@ -1,5 +1,5 @@
-"""Sums, functions, pools and joins of quantized numbers, of ONNX Runtime's own domain: what they are
-of the numbers that the operands stand for, quantized.
+"""Sums, functions, pools and joins of quantized numbers, of ONNX Runtime's own domain: what they
+are of the numbers that the operands stand for, quantized.
 
 ONNX Runtime computes functions of one operand by a table of all 256 results, a sum with scales that
 it divides by that of the result first, and a mean or a softmax from sums of integers. What it gives

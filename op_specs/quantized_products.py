@@ -65,8 +65,8 @@ def qlinear_conv(
     dilations: Ints,
     group: int = 1,
 ):
-    """(n,g*c,h,w), (g*o,c,i,j), (g*o) -> their convolution and a bias in int32, quantized; the scale
-    and zero of w may be those of output channels"""
+    """(n,g*c,h,w), (g*o,c,i,j), (g*o) -> their convolution and a bias in int32, quantized; the
+    scale and zero of w may be those of output channels"""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "group": group}
     total = conv_integer(xp, x, w, x_zero, w_zero, **attrs)
     channels = (xp.shape(w)[0], *(1,) * (xp.rank(w) - 2))
@@ -86,8 +86,8 @@ def matmul_integer_to_float(xp, a, b, a_scale, b_scale, a_zero=None, b_zero=None
 
 @op(onnx="DynamicQuantizeMatMul", domain="com.microsoft", since=1, quantized=True, decides=True)
 def dynamic_quantize_matmul(xp, a, b, b_scale, b_zero=None, bias=None):
-    """(...,m,k), (...,k,n) -> a, quantized to uint8 by its range, times (b - b_zero) * b_scale, and a
-    bias"""
+    """(...,m,k), (...,k,n) -> a, quantized to uint8 by its range, times (b - b_zero) * b_scale, and
+    a bias"""
     q, scale, zero = dynamic_quantize(xp, a)
     return matmul_integer_to_float(xp, q, b, scale, b_scale, zero, b_zero, bias)
 
@@ -109,8 +109,8 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ):
-    """(m,k), (k,n), (n) -> alpha * scales * ((a - a_zero)(b - b_zero) + c), quantized where there is
-    a scale for it; a or b may come transposed"""
+    """(m,k), (k,n), (n) -> alpha * scales * ((a - a_zero)(b - b_zero) + c), quantized where there
+    is a scale for it; a or b may come transposed"""
     if xp.rank(a) != 2 or xp.rank(b) != 2:
         raise IllTyped(f"operands of rank {xp.rank(a)} and {xp.rank(b)}; a product takes matrices")
     left = transpose(xp, a, perm=(1, 0)) if transA else a
