@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -341,6 +342,21 @@ def extraction(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{said} {found['device']}, scipy {found['versions']['scipy']}."]
 
 
+def free_sizes(found: dict[str, Any]) -> list[str]:
+    lines = ["| goal, us | sizes | free | fixed | torch | free / fixed |", "|---|---|---:|---:|---:|---:|"]
+    timed = [(row["case"], each) for row in found["rows"] for each in row["timed"]]
+    lines += [
+        f"| {case} | {' x '.join(map(str, t['sizes']))} | {t['free']:.1f} | {t['fixed']:.1f} | {t['torch']:.1f} "
+        f"| {t['free/fixed']:.2f} |"
+        for case, t in timed
+    ]
+    mean = statistics.geometric_mean(t["free/fixed"] for _, t in timed)
+    right = sum(each["right"] for row in found["rows"] for each in row["checked"])
+    count = sum(len(row["checked"]) for row in found["rows"])
+    said = f"Geometric mean of free / fixed {mean:.2f}; right at {right} of {count} sizes."
+    return [*lines, "", f"{said} {found['device']}, torch {found['versions']['torch']}."]
+
+
 PAGES = ("README.md", "bench/README.md")
 TABLES = {
     "extraction-cpu2": extraction,
@@ -351,6 +367,7 @@ TABLES = {
     "end_to_end_cpu-cpu2": end_to_end,
     "end_to_end_h100-H100": end_to_end,
     "end_to_end_real-H100": end_to_end,
+    "free_sizes-H100": free_sizes,
     "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
     "kernels_h100-H100 timeline": timeline,
