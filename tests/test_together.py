@@ -84,6 +84,13 @@ def test_a_gate_of_other_dims_and_images_of_free_sizes_stay() -> None:
     assert "resize" not in ops(changed(outputs)[0])
 
 
+def test_a_gate_that_is_a_weight_stays_as_small_as_it_is() -> None:
+    image = variable("image", Tensor(F, (1, 4, 6, 5)))
+    conv = term("relu", term("conv", image, w(4, 4, 3, 3, name="k"), pads=(1, 1, 1, 1), **SAME))
+    outputs = (term("mul", conv, w(1, 4, 1, 1, name="gate")),)
+    assert changed(outputs) == (outputs, [])
+
+
 @pytest.mark.parametrize(("target", "there"), [(CPU, True), (CUDA, False)])
 def test_only_where_the_runtime_keeps_a_blocked_layout(target: Target, there: bool, tmp_path: Path) -> None:
     made = squeezed()
