@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,15 @@ def test_the_candidate_is_measured_checked_and_runs_at_other_batches(
         image = np.random.default_rng(0).normal(size=(batch, 4, 6, 5)).astype(np.float32)
         before, after = (session.run(None, {"image": image})[0] for session in sessions)
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 14, 18])
+def test_spreading_and_hard_swish_run_at_old_opsets_and_any_batch(opset: int) -> None:
+    x = variable("x", Tensor(F, (symbol("batch"), 3, 1, 1)))
+    spread = term("resize", term("hard_swish", x), factors=(1, 1, 7, 5))
+    made = replace(model((x,), (spread,)), opsets={"": opset})
+    session = onnxruntime.InferenceSession(serialize(made), providers=["CPUExecutionProvider"])
+    for batch in (1, 3):
+        value = np.random.default_rng(batch).normal(size=(batch, 3, 1, 1)).astype(np.float32) * 4
+        expected = np.broadcast_to(value * np.clip(value + 3, 0, 6) / 6, (batch, 3, 7, 5))
+        np.testing.assert_allclose(session.run(None, {"x": value})[0], expected, rtol=1e-5, atol=1e-6)
