@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def test_a_gate_of_other_dims_and_images_of_free_sizes_stay() -> None:
     assert "resize" not in ops(changed(outputs)[0])
 
 
+def test_a_gate_that_is_a_weight_stays_as_small_as_it_is() -> None:
+    image = variable("image", Tensor(F, (1, 4, 6, 5)))
+    conv = term("relu", term("conv", image, w(4, 4, 3, 3, name="k"), pads=(1, 1, 1, 1), **SAME))
+    outputs = (term("mul", conv, w(1, 4, 1, 1, name="gate")),)
+    assert changed(outputs) == (outputs, [])
+
+
 @pytest.mark.parametrize(("target", "there"), [(CPU, True), (CUDA, False)])
 def test_only_where_the_runtime_keeps_a_blocked_layout(target: Target, there: bool, tmp_path: Path) -> None:
     made = squeezed()
@@ -123,3 +131,15 @@ def test_the_candidate_is_measured_checked_and_runs_at_other_batches(
         image = np.random.default_rng(0).normal(size=(batch, 4, 6, 5)).astype(np.float32)
         before, after = (session.run(None, {"image": image})[0] for session in sessions)
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 14, 18])
+def test_spreading_and_hard_swish_run_at_old_opsets_and_any_batch(opset: int) -> None:
+    x = variable("x", Tensor(F, (symbol("batch"), 3, 1, 1)))
+    spread = term("resize", term("hard_swish", x), factors=(1, 1, 7, 5))
+    made = replace(model((x,), (spread,)), opsets={"": opset})
+    session = onnxruntime.InferenceSession(serialize(made), providers=["CPUExecutionProvider"])
+    for batch in (1, 3):
+        value = np.random.default_rng(batch).normal(size=(batch, 3, 1, 1)).astype(np.float32) * 4
+        expected = np.broadcast_to(value * np.clip(value + 3, 0, 6) / 6, (batch, 3, 7, 5))
+        np.testing.assert_allclose(session.run(None, {"x": value})[0], expected, rtol=1e-5, atol=1e-6)
