@@ -103,6 +103,7 @@ REFUSED |= {
     "skip_layer_norm_sum",
     "skip_rms_norm_sum",
 }  # for their other result
+REFUSED |= {"dequantize", "matmul_integer_to_float", "qgemm"}  # scales of few numbers, and integers
 
 
 def test_what_is_refused_though_it_is_multilinear() -> None:
