@@ -390,7 +390,10 @@ def test_the_original_is_what_its_definitions_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_roundings_are_told_of_operators_of_several_results(name: str) -> None:
-    """Their parts were taken from terms as if these were tuples; DynamicQuantizeLinear has three."""
+    """Their parts were taken from terms as if these were tuples.
+
+    DynamicQuantizeLinear has three.
+    """
     _, cases = prepared(name)
     for case in cases[:1]:
         assert case.resolution is not None
