@@ -69,12 +69,13 @@ def qlinear_average_pool(
     kernel: Ints,
     strides: Ints,
     pads: Ints,
+    dilations: Ints,
     extra: Ints,
     count_include_pad: int = 0,
 ):
     """(n,c,h,w) -> (n,c,h',w'), the mean of each window; at most one step off"""
-    attrs = {"kernel": kernel, "strides": strides, "pads": pads, "extra": extra}
-    attrs |= {"dilations": (1,) * len(kernel), "count_include_pad": count_include_pad}
+    attrs = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations}
+    attrs |= {"extra": extra, "count_include_pad": count_include_pad}
     return _quantized(xp, x, average_pool(xp, real(xp, x, x_scale, x_zero), **attrs), y_scale, y_zero)
 
 
@@ -141,13 +142,15 @@ def _(call: Call) -> Node:
 def _(call: Call) -> Node:
     if call.attrs.get("channels_last", 0):
         raise Unsupported("QLinearAveragePool with channels last")
-    attrs = {k: v for k, v in pool_attributes(call).items() if k != "dilations"}
+    attrs = pool_attributes(call)
     return qlinear_average_pool.term(*call.args, **attrs, count_include_pad=call.attrs.get("count_include_pad", 0))
 
 
 @qlinear_average_pool.exporter
 def _(node: Node, opset: int) -> Call:
     attrs = dict(node.attrs)
+    if any(d != 1 for d in attrs["dilations"]):
+        raise Unsupported("QLinearAveragePool with dilations")
     given = {"kernel_shape": attrs["kernel"], "ceil_mode": int(any(attrs["extra"]))}
     given |= {name: attrs[name] for name in ("strides", "pads", "count_include_pad")}
     return Call("QLinearAveragePool", node.args, given, opset, "com.microsoft")
@@ -168,7 +171,7 @@ for _function in (qlinear_sigmoid, qlinear_leaky_relu, qlinear_global_average_po
     _function.example("uint8[2,3,4,5]", _F, _U8, _F, _U8)
 qlinear_softmax.example("uint8[2,3,4]", _F, _U8, _F, _U8, axis=2)
 qlinear_softmax.example("uint8[2,3,4]", _F, _U8, _F, _U8, axis=1)
-_WINDOW = {"kernel": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 0)}
+_WINDOW = {"kernel": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 0), "dilations": (1, 1)}
 qlinear_average_pool.example("uint8[1,2,6,5]", _F, _U8, _F, _U8, **_WINDOW, extra=(0, 0))
 qlinear_average_pool.example("uint8[1,2,6,5]", _F, _U8, _F, _U8, **_WINDOW, extra=(0, 0), count_include_pad=1)
 qlinear_concat.example(_F, _U8, "uint8[2,3]", _F, _U8, "uint8[2,4]", _F, _U8, axis=1)

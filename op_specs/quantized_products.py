@@ -28,7 +28,7 @@ def matmul_integer(xp, a, b, a_zero=None, b_zero=None):
     return matmul(xp, centred(xp, a, left), centred(xp, b, right))
 
 
-@op(onnx="ConvInteger", since=10, windowed=True, quantized=True)
+@op(onnx="ConvInteger", since=10, windowed=True, kernel=1, quantized=True)
 def conv_integer(xp, x, w, x_zero=None, w_zero=None, *, strides: Ints, pads: Ints, dilations: Ints, group: int = 1):
     """(n,g*c,h,w), (g*o,c,i,j) -> the convolution of x - x_zero and w - w_zero in int32; what is
     padded is x_zero"""
@@ -47,7 +47,7 @@ def qlinear_matmul(xp, a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero):
     return requantized(xp, matmul_integer(xp, a, b, a_zero, b_zero), factor, y_zero)
 
 
-@op(onnx="QLinearConv", since=10, windowed=True, quantized=True, decides=True)
+@op(onnx="QLinearConv", since=10, windowed=True, kernel=3, quantized=True, decides=True)
 def qlinear_conv(
     xp,
     x,

@@ -98,7 +98,7 @@ def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
         if node in done:
             continue
         same = with_args(node, tuple([done[a] for a in node.args]))
-        inner = definition(same) if same.args and same.op != "opaque" else None
+        inner = definition(same) if same.args and same.op not in ("opaque", "item") else None
         if inner is None:
             done[node] = same
             continue

@@ -59,7 +59,7 @@ def _differs(full: Difference, plain: Difference) -> str:
     off = f": {plain.own:.3g} off float64 with them, {full.own:.3g} without" if max(plain.own, full.own) > 0 else ""
     return (
         "the original itself gives other results with ONNX Runtime's optimizations than without: output "
-        f"{full.output!r}{off} (a bug of the runtime, or of the model; no rewrite is in it)"
+        f"{full.output!r}{off} (a decision that rounding turns, or a bug of the runtime or the model; no rewrite is in it)"
     )
 
 
