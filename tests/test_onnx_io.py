@@ -619,7 +619,7 @@ def test_a_quantized_product_has_the_type_of_its_zero_point(tmp_path: Path) -> N
     )
     (tmp_path / "quantized.onnx").write_bytes(proto.SerializeToString())
     model = load(tmp_path / "quantized.onnx")
-    assert "uint8[2, 3]" in [str(n.type) for n in model.nodes() if n.op == "opaque"]
+    assert "uint8[2, 3]" in [str(n.type) for n in model.nodes() if n.op == "qgemm"]
     x = np.array([[0, 7, 250], [3, 4, 5]], np.uint8)
     assert run(onnx.load_model_from_string(serialize(model)), x=x)[0].tolist() == run(proto, x=x)[0].tolist()
 
