@@ -1,4 +1,5 @@
-"""Laws that save nothing alone, and may pay where all of their places change at once.
+"""Laws that are tried at all of their places at once: those that save nothing alone, and those that
+mostly pay, so that no search has to find each place.
 
 ONNX Runtime's CPU provider keeps the blocked layout of its convolutions from one to the next
 through the operators that it has in that layout. One term between them that it has not costs two
