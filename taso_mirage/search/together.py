@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from taso_mirage.ir.terms import Node, topological, with_args
-from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Application, Rules
@@ -48,7 +47,4 @@ def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tupl
 
 
 def _legal(application: Application, context: Context) -> bool:
-    """Whether all new terms may be written, and none is a weight, which would be as large as what
-    it is spread over."""
-    new = new_terms(application.results, application.found.operands)
-    return all(context.legal(n) and not is_weight(n) for n in new)
+    return all(context.legal(n) for n in new_terms(application.results, application.found.operands))
