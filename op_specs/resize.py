@@ -128,7 +128,7 @@ for _f in ((1, 1, 4, 5), (1, 1, 5, 1)):  # uses on single pixels, for the laws b
 
 # What is one number for each channel is spread over its image before a product, and is brought
 # there by an operator that takes the layout of what it is multiplied with (squeeze and excite).
-_SPREAD = "where not is_weight(s) and rank(x) == 4 and rank(s) == 4 and shape(s) == shape(x)[:2] + (1, 1) and shape(x)[2:] != (1, 1)"
+_SPREAD = "where rank(x) == 4 and rank(s) == 4 and shape(s) == shape(x)[:2] + (1, 1) and shape(x)[2:] != (1, 1)"
 resize.laws(
     f"""
     mul(x, reshape(s, shape=t)) == mul(x, resize(global_average_pool(reshape(s, shape=t)), factors=(1, 1) + shape(x)[2:])) \

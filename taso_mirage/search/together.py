@@ -12,12 +12,16 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from taso_mirage.ir.terms import Node, topological, with_args
+from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.work import size
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.steps import RewriteStep
 
+SPREAD = 16
+"""So many times as large as what it comes from a new weight may be."""
 _SWEEPS = count(-1, -1)
 """Numbers that no sweep of the passes has."""
 
@@ -47,4 +51,11 @@ def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tupl
 
 
 def _legal(application: Application, context: Context) -> bool:
-    return all(context.legal(n) for n in new_terms(application.results, application.found.operands))
+    """Whether all new terms may be written, and none is a weight that is spread over an image."""
+    new = new_terms(application.results, application.found.operands)
+    return all(context.legal(n) and not (is_weight(n) and _spread(n)) for n in new)
+
+
+def _spread(node: Node) -> bool:
+    leaves = [n for n in topological([node]) if not n.args]
+    return size(node.tensor) > SPREAD * sum(size(n.tensor) for n in leaves)
