@@ -83,3 +83,13 @@ softmax.laws("""
         where abs(value(b)) < inf and abs(value(c)) < inf and abs(value(d)) < inf \
             and dtype(q) in ("float32", "float64")
 """)
+# Along another axis than the last ONNX Runtime transposes before and after, in a slow way (of the
+# classes of pixels, of the bins of distances).
+softmax.laws(
+    """
+    softmax(x, axis=i) \
+        == div(exp(sub(x, reduce_max(x, axes=(i,)))), reduce_sum(exp(sub(x, reduce_max(x, axes=(i,)))), axes=(i,))) \
+        where i >= 0 and i < rank(x) - 1
+""",
+    together=True,
+)

@@ -197,8 +197,8 @@ class Op:
 
         `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
         (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
-        that, or else around the operators' examples. `together`: none of them pays alone
-        (`search/together.py`).
+        that, or else around the operators' examples. `together`: they are tried at all
+        of their places at once (`search/together.py`).
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):

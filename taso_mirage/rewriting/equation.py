@@ -47,8 +47,8 @@ def directed(name: str) -> tuple[str, bool]:
 class Equation:
     """lhs = rhs for all typings on which `where` holds.
 
-    Variables are untyped inputs; both sides have as many outputs. `together`: it saves nothing by
-    itself, and may pay where it is applied at all of its places at once.
+    Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all
+    of its places at once (`search/together.py`).
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Laws that save nothing alone, and may pay where all of their places change at once.
+"""Laws that are tried at all of their places at once: those that save nothing alone, and those that
+mostly pay, so that no search has to find each place.
 
 ONNX Runtime's CPU provider keeps the blocked layout of its convolutions from one to the next
 through the operators that it has in that layout. One term between them that it has not costs two
@@ -13,11 +14,14 @@ from itertools import count
 from taso_mirage.ir.terms import Node, topological, with_args
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
+from taso_mirage.operators.work import size
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.index import Application, Rules
 from taso_mirage.search.passes import Context, new_terms
 from taso_mirage.search.steps import RewriteStep
 
+SPREAD = 16
+"""So many times as large as what it comes from a new weight may be."""
 _SWEEPS = count(-1, -1)
 """Numbers that no sweep of the passes has."""
 
@@ -47,7 +51,11 @@ def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tupl
 
 
 def _legal(application: Application, context: Context) -> bool:
-    """Whether all new terms may be written, and none is a weight, which would be as large as what
-    it is spread over."""
+    """Whether all new terms may be written, and none is a weight that is spread over an image."""
     new = new_terms(application.results, application.found.operands)
-    return all(context.legal(n) and not is_weight(n) for n in new)
+    return all(context.legal(n) and not (is_weight(n) and _spread(n)) for n in new)
+
+
+def _spread(node: Node) -> bool:
+    leaves = [n for n in topological([node]) if not n.args]
+    return size(node.tensor) > SPREAD * sum(size(n.tensor) for n in leaves)

@@ -1,0 +1,26 @@
+"""Parts of a convolution's channels as convolutions of their own (YOLO splits what it concatenates
+again): a runtime that keeps a layout of its own between convolutions has no Split in it."""
+
+from op_specs.microsoft import quick_gelu
+from op_specs.split import split
+
+ACTIVATIONS = {"": "", "relu": "", quick_gelu.name: ", **e"}
+"""What may stand between, with what captures its attributes."""
+PARTS = 2
+
+
+def _law(activation: str, attributes: str, k: int) -> str:
+    bounds = f"starts=(sum(s[:{k}]),), ends=(sum(s[:{k} + 1]),), axes=(0,), steps=(1,)"
+    whole, part = "conv(x, w, *b, group=1, **a)", f"conv(x, slice(w, {bounds}), slice(*b, {bounds}), group=1, **a)"
+    if activation:
+        whole, part = (f"{activation}({each}{attributes})" for each in (whole, part))
+    return f"""
+    item(split({whole}, axis=1, split=s), index={k}) == {part}  where is_weight(w)
+    given x: (n, c, h, k), w: (m + o, c, 3, 3), b: (m + o) \
+        | s: (m, o), a: {{strides: (1, 1), pads: (1, 1, 1, 1), dilations: (1, 1)}}{", e: {alpha: 1.0}" if attributes else ""}
+"""
+
+
+for _activation, _attributes in ACTIVATIONS.items():
+    for _k in range(PARTS):
+        split.laws(_law(_activation, _attributes, _k), together=True)
