@@ -1,8 +1,9 @@
 """Floats as small integers and back: q = saturate(round(x / scale) + zero), x = (q - zero) * scale.
 
 Scales and zeros are one for the tensor, one for each position of an axis, or one for each block of
-positions. Rounding is to the nearest, halves to even. All numbers are those of ONNX Runtime, bit by
-bit: it divides and multiplies in single precision, also where the floats are of half precision.
+positions. Rounding is to the nearest, halves to even. Numbers of 8 and 16 bits are those of ONNX
+Runtime, bit by bit: it divides and multiplies in single precision, also where the floats are of
+half precision. Those of fewer bits, and floats of 8 and 4, follow ONNX.
 """
 
 import numpy as np

@@ -31,6 +31,18 @@ COUNTS = {"model": 100, "graph": 12, "interrupt": 4, "cache": 8, "text": 60}
 """Cases of a run of the tests (`bench/soak.py` runs more); caches are warmed first, by searches."""
 
 
+MORE = {"model": 250, "graph": 24}
+"""Those of the slow tests."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MORE)
+def test_nothing_goes_wrong_in_more_cases(kind: str) -> None:
+    found = script("soak").soak({kind: MORE[kind]}, first=100_000, workers=1)
+    assert found["wrong"] == []
+    assert sum(found["ended"].values()) == MORE[kind]
+
+
 @pytest.mark.parametrize("kind", ["model", "graph", "interrupt", "text", pytest.param("cache", marks=pytest.mark.slow)])
 def test_nothing_goes_wrong(kind: str) -> None:
     found = script("soak").soak({kind: COUNTS[kind]}, first=100_000, workers=1)
