@@ -90,9 +90,7 @@ def optimize(
         list[Path] | None,
         typer.Option(help="Inputs (.npz, arrays by input name) for timing and the check; repeatable."),
     ] = None,
-    budget: Annotated[
-        float, typer.Option(min=0, help="Seconds that all may take but reading and writing.")
-    ] = 60.0,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds that all may take but reading and writing.")] = 60.0,
     run_limit: Annotated[
         float, typer.Option(min=0, help="Seconds that ONNX Runtime may take for one load, run or measurement.")
     ] = 300.0,
