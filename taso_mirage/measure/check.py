@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,7 +234,14 @@ def _apart(found: Sequence[Any], reference: Sequence[Any]) -> list[float]:
     return apart
 
 
-def compare(model: Model, session: Session, prepared: Sequence[CheckCase]) -> list[Difference]:
+class Runs(Protocol):
+    """What gives a model's outputs on inputs: a session, or an evaluation."""
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        """The outputs, in the order of the model. Raises RunFailed."""
+
+
+def compare(model: Model, session: Runs, prepared: Sequence[CheckCase]) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs
     infinitely."""
     found: list[Difference] = []

@@ -4,6 +4,9 @@ the first rewrite that breaks it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +15,10 @@ from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
+from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem
@@ -50,6 +55,29 @@ def check_candidates(
     return Choice(fallen.candidate, fallen.timing), differences
 
 
+class _InFloat64:
+    """A model that runs as the reference does, and the cases on which it is to give what that
+    gave; all floats are in the dtypes of the original's outputs."""
+
+    def __init__(self, job: Job, model: Model, cases: Sequence[CheckCase]) -> None:
+        self.evaluate = FloatReference(model)
+        self.cases = [replace(case, original=_like(case.reference, case), resolution=None) for case in cases]
+        self.step = partial(job.deadline.demand, "a rewrite that fails the check was evaluated in float64")
+
+    def run(self, inputs: Arrays) -> list[Any]:
+        """The outputs on the inputs of one of the cases."""
+        case = next(each for each in self.cases if each.inputs is inputs)
+        return _like(self.evaluate(inputs, self.step), case)
+
+
+def _like(found: Sequence[Any], case: CheckCase) -> list[Any]:
+    """Results in the dtypes of a case's outputs."""
+    return [
+        new.astype(old.dtype) if isinstance(old, np.ndarray) and isinstance(new, np.ndarray) else new
+        for new, old in zip(found, case.original, strict=True)
+    ]
+
+
 class _Checking:
     def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[CheckCase]) -> None:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
@@ -76,13 +104,31 @@ class _Checking:
             self.job.failure = f"the check failed ({bad}), and there was no time to find the rewrite: please report it"
             return None, ()
         culprit = ", ".join(chosen.steps[k - 1].equations)
-        self.job.failure = (
-            f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
-        )
+        if self._turns_a_decision(chosen.steps[:k], chosen.target):
+            self.job.remarks.append(
+                f"the rewrite {culprit!r} (step {k}) and those after it are left out: it is right in float64, but rounds "
+                f"otherwise than the original before a quantized operator, and so turns a decision of it ({bad})"
+            )
+        else:
+            self.job.failure = f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
+
+    def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
+        """Whether a model is equal to the original in float64 on the inputs where it fails: what
+        quantizes decides there as in the reference, so only roundings of its own make it fail."""
+        model, _ = self.problem.after(steps)
+        if not any(traits(node).decides for node in model.nodes()):
+            return False
+        failed = {d.case for d in self.differences(model, target) if not d.passed}
+        try:
+            evaluated = _InFloat64(self.job, model, [case for case in self.cases if case.name in failed])
+            exact = compare(self.problem.model, evaluated, evaluated.cases)
+        except TasoMirageError:  # no time, or nothing that can be evaluated
+            return False
+        return bool(exact) and all(d.passed for d in exact)
 
     def _kept(self, chosen: ModelCandidate, before: Sequence[RewriteStep]) -> tuple[ModelCandidate | None, Differences]:
         """The candidate of the steps before the first bad one, if they change the model and it
