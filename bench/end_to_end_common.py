@@ -73,12 +73,20 @@ class Case:
         return {"small": small, **({} if small else self.options), **batch}
 
 
-def proto(case: Case, folder: Path | None, small: bool) -> onnx.ModelProto:
-    """The model, read from DIR/NAME-bBATCH.onnx where that is, else built."""
+def proto(case: Case, folder: Path | None, small: bool, half: bool = False) -> onnx.ModelProto:
+    """The model, read from DIR/NAME-bBATCH.onnx where that is, else built.
+
+    In half precision by onnxruntime's own conversion, but what is exported here from the corpus is
+    exported in it: the conversion takes no more than the 2 GB of one protobuf message.
+    """
     file = None if folder is None else folder / case.file
     if file is not None and file.exists():
-        return onnx.load(file)
-    return built(case, small)
+        model = onnx.load(file)
+    elif half and case.builder.startswith(CORPUS):
+        return fixed.build(case.builder.removeprefix(CORPUS), half=True, **case.chosen(small))
+    else:
+        model = built(case, small)
+    return halved(model) if half else model
 
 
 def built(case: Case, small: bool) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ peers.
 
 Prints a line for each model and writes bench/results/end_to_end_h100-DEVICE.json after it
 (microseconds). A model is built, or read from DIR/NAME-bBATCH.onnx (`--build DIR` writes those);
-half precision is onnxruntime's own conversion. A peer that is not there has no figure; `absent`
+half precision is onnxruntime's own conversion, and the exporter's for models of the corpus. A peer that is not there has no figure; `absent`
 says why. `floor` is a roofline: the bytes that a run must move over the bandwidth of a copy, or its
 operations over the rate of a large product, both measured just before. `left` is the time on the
 GPU by kernel, and the share in which none runs: less than nothing where kernels run beside each
@@ -199,9 +199,7 @@ def named(kernel: str) -> str:
 def row(case: Case, options: argparse.Namespace, known: Machine, target: Target) -> dict[str, Any]:
     """One model at one batch size in half precision; on the CPU target as it is, without peers that
     need a GPU."""
-    proto = common.proto(case, options.models, options.small)
-    model = common.imported(common.halved(proto) if target.gpu else proto)
-    del proto
+    model = common.imported(common.proto(case, options.models, options.small, half=target.gpu))
     config = Config(budget=options.budget, target=target, seconds=min(2.0, options.seconds))
     found = common.measured(model, config, options, peers(case, model, options, target), known, left)
     return {**found, "mode": options.mode, "budgets": [options.budget, options.kernel_budget]}

@@ -27,9 +27,13 @@ def module(name: str, *, batch: int = 1, small: bool = True) -> tuple[Any, dict[
     raise AssertionError(f"the builder of {name!r} exports nothing")
 
 
-def build(name: str, *, batch: int = 1, small: bool = True) -> onnx.ModelProto:
-    """The same as an ONNX model, by PyTorch's newer exporter."""
+def build(name: str, *, batch: int = 1, small: bool = True, half: bool = False) -> onnx.ModelProto:
+    """The same as an ONNX model, by PyTorch's newer exporter; of a module in half precision with
+    `half`."""
     found, inputs = module(name, batch=batch, small=small)
+    if half:
+        found.half()
+        inputs = {key: value.half() if value.is_floating_point() else value for key, value in inputs.items()}
     subject = Subject(found, inputs, lambda called, **given: called(*given.values()), ("output",))
     with exporter.quiet():
         model = EXPORTERS["dynamo"](subject)
