@@ -1,5 +1,6 @@
 """Changes of dtype, and the operators that change nothing when a model runs."""
 
+from op_specs.families import each
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.ops import Call, op
@@ -100,6 +101,21 @@ dropout.example("float32[2,3]")
 
 cast.laws("""
     cast(x, to=t) == x  where dtype(x) == t
-    cast(cast(x, to="float32"), to="float64") == cast(x, to="float64")  where dtype(x) in ("float16", "bfloat16")
-    cast(neg(x), to="float32") == neg(cast(x, to="float32"))  where dtype(x) == "float16"
+    cast(cast(x, to=w), to=t) \
+        == cast(x, to=t) \
+        where dtype(x) in ("float16", "bfloat16") and w in ("float32", "float64") \
+            or dtype(x) == "float32" and w == "float64"
+    cast(where(c, x, y), to=t) == where(c, cast(x, to=t), cast(y, to=t))
+    concat(cast(x, to=t), cast(y, to=t), axis=i) == cast(concat(x, y, axis=i), to=t)
+    concat(cast(x, to=t), cast(y, to=t), cast(z, to=t), axis=i) == cast(concat(x, y, z, axis=i), to=t)
+    gather(cast(x, to=t), j, axis=i) == cast(gather(x, j, axis=i), to=t)
 """)
+cast.laws(
+    each(
+        ("transpose", "reshape", "slice", "expand"),
+        "cast(f(x, **a), to=t) == f(cast(x, to=t), **a)",
+    )
+)
+_WIDER = 'where dtype(x) in ("float16", "bfloat16") and t == "float32"'
+cast.laws(each(("neg", "abs", "relu"), f"cast(f(x), to=t) == f(cast(x, to=t))  {_WIDER}"))
+cast.laws(each(("max", "min"), f"cast(f(x, y), to=t) == f(cast(x, to=t), cast(y, to=t))  {_WIDER}"))

@@ -298,6 +298,30 @@ def searched(name: str) -> list[tuple[Graph, Graph]]:
     return [(graph, goal) for graph, goal in islice(pairs, SEARCHED) if graph is not None]
 
 
+def island() -> tuple[Graph, Graph]:
+    """A norm in single precision with its gain, as converters leave it, clamped, before a product
+    in half."""
+    x, w = mugraphs.leaf("X", "float16", 6, 24), mugraphs.leaf("W", "float16", 24, 10)
+    gain, low = mugraphs.leaf("gain", "float32", 24), mugraphs.leaf("low", "bool")
+    least = term("where", low, constant(-0.5, "float32"), constant(-2.0, "float32"))
+    wide = term("max", term("cast", x, to="float32"), least)
+    normed = term("cast", term("rms_norm", wide, gain, axis=1), to="float16")
+    goal = Graph((x, w, gain, low), (term("matmul", normed, w),))
+    return best(goal), goal
+
+
+def widened() -> tuple[Graph, Graph]:
+    """A result of another float type than all that is read."""
+    x = mugraphs.leaf("X", "float16", 6, 8)
+    goal = Graph((x,), (term("exp", term("cast", x, to="float32")),))
+    return best(goal), goal
+
+
+@cache
+def best(goal: Graph) -> Graph:
+    return next(iter(Search(goal, SearchOptions()).run(1, 20.0))).graph
+
+
 SEARCHED = 6
 WORKLOADS: dict[str, Case] = {
     **{
@@ -353,6 +377,8 @@ OTHERS: dict[str, Case] = {
     **{f"one_query_{d}": one_query(d) for d in ("float16", "float32")},
     "one_query_normed": one_query("float16", normed=True),
     "dot_product": product("mk,mk->m", (3, 5), (3, 5)),
+    "island": island,
+    "widened": widened,
 }
 CASES = WORKLOADS | OTHERS
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}

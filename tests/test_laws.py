@@ -125,6 +125,11 @@ WRONG = [
     "concat(item(split(x, axis=i, split=s), index=1), item(split(x, axis=i, split=s), index=0), axis=i) == x",
     "sigmoid(pad(x, pads=p)) == pad(sigmoid(x), pads=p) where max(p) > 0",
     "depth_to_space(x, blocksize=b, mode='DCR') == depth_to_space(x, blocksize=b, mode='CRD')",
+    # a conversion that rounds
+    'cast(cast(x, to="float16"), to="float32") == x where dtype(x) == "float32"',
+    'cast(cast(x, to="float16"), to="float64") == cast(x, to="float64") where dtype(x) == "float32"',
+    'cast(reduce_sum(cast(x, to="float32"), axes=i), to="float16") == reduce_sum(x, axes=i) where dtype(x) == "float16"',
+    'cast(cast(x, to="int32"), to="float32") == x where dtype(x) == "float32"',
     # products
     "matmul(matmul(x, y), z) == matmul(matmul(x, z), y)",
     "(matmul(x, v), matmul(x, w)) == (item(split(matmul(x, concat(v, w, axis=1)), axis=rank(x) - 1, "

@@ -19,9 +19,11 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variab
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
+from taso_mirage.kernels.goal import Labelled
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.derived_traits import multiplies
 
 LOWEST = float(np.finfo(np.float32).min)
 """Of a tile that is masked whole, the maximum: what exporters mask with, so that a row of it is
@@ -76,6 +78,20 @@ def axes_order(closure: Closure) -> list[str]:
     return list(found)
 
 
+def body_dtype(goal: Labelled) -> str:
+    """The float type of all floats in bodies: that of the goal's products, which decides how they
+    are computed, or else of its first input. A conversion within a body does not round."""
+    ends = [*goal.leaves.values(), *goal.graph.outputs]
+    known = [node.dtype for node in ends if is_float(node.dtype)]
+    products = [each.node.args[0].dtype for each in goal.known if multiplies(each.node.op)]
+    return next((dtype for dtype in (*products, *known) if dtype in known), "float32")
+
+
+def _converted(value: Node, dtype: str) -> Node:
+    """A float in another float type."""
+    return value if value.dtype == dtype or not is_float(value.dtype) else term("cast", value, to=dtype)
+
+
 @dataclass
 class _Kernel:
     """The body of one kernel while it is written.
@@ -107,6 +123,7 @@ class _Kernel:
         self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
         counts = {x: self._count(x) for x in self.body.grid if x in self.tiles}
         self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) != 1}
+        self.dtype = body_dtype(self.goal)
 
     # ------------------------------------------------------------ what it is of
 
@@ -136,7 +153,7 @@ class _Kernel:
                 self._stabilise(made, self.safe.stabilisers[made])
         self.values |= self.bare
         keys = self._relative()
-        results = [(self.ordered(t), self._result_labels(t)) for t in self.body.targets]
+        results = [(self._result(t), self._result_labels(t)) for t in self.body.targets]
         results += [(self.final[k], self._stored_labels(self.safe.stabilisers[k].labels)) for k in keys]
         tensors = self._term([self._laid_out(value, labels) for value, labels in results], [x for _, x in results])
         for target, tensor in zip(self.body.targets, tensors, strict=False):
@@ -217,7 +234,14 @@ class _Kernel:
         leaf = variable(name, Tensor(tensor.node.dtype, tile))
         self.operands.append((tensor, leaf))
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
-        return self._reshaped(leaf, [self._size(x) for x in axes]), axes
+        return self.converted(self._reshaped(leaf, [self._size(x) for x in axes])), axes
+
+    def _result(self, target: int) -> Node:
+        """A result as the goal has it; what another kernel reads has the body's dtype."""
+        value, closure = self.ordered(target), self.closure
+        if target not in closure.targets:
+            return value
+        return _converted(value, self.goal.graph.outputs[closure.targets.index(target)].dtype)
 
     def _transposed(self, value: Node, axes: Sequence[str], wanted: Sequence[str]) -> Node:
         perm = tuple(axes.index(x) for x in wanted)
@@ -249,9 +273,10 @@ class _Kernel:
     def constant(self, value: float) -> Node:
         """A number as it is: a conversion within a body does not round, and half precision has no
         1e-5 and no 100000."""
-        dtype = next(node.dtype for node in self.given.values() if is_float(node.dtype))
-        single = constant(np.asarray(value, np.float32))
-        return single if dtype == "float32" else term("cast", single, to=dtype)
+        return self.converted(constant(np.asarray(value, np.float32)))
+
+    def converted(self, value: Node) -> Node:
+        return _converted(value, self.dtype)
 
     def count(self, label: str) -> Node:
         return self.constant(int(dim_product(self.sizes[part] for part in self.goal.whole(label))))

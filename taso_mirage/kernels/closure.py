@@ -138,13 +138,15 @@ class _Closing:
                 return
             if progress is not None:
                 progress(len(self.classes), len(self.classes) - at)
-            self._unary(at)
             self._reduced(at)
-            for each in self.compounds:
-                each.meet(at)
             self._functions(at)
-            for other in range(at + 1):
-                self._pair(at, other)
+            if not self._logical(at):
+                self._unary(at)
+                for each in self.compounds:
+                    each.meet(at)
+                for other in range(at + 1):
+                    if not self._logical(other):
+                        self._pair(at, other)
             at += 1
         for each in self.compounds:
             each.end()
@@ -169,6 +171,16 @@ class _Closing:
             self.counts["lost"] += 1
             return
         self.edges[at][edge] = None
+
+    def _logical(self, i: int) -> bool:
+        """Whether a class is of truth values: sketches do arithmetic on them, and the goal does not."""
+        kind = next(iter(self.edges[i])).kind
+        goal, node = self.goal, None
+        if isinstance(kind, OpaqueKind):
+            node = goal.functions.get(kind.name)
+        elif kind.reads is not None:
+            node = goal.leaves.get(kind.reads)
+        return node is not None and node.dtype == "bool"
 
     def _unary(self, i: int) -> None:
         for kind in UNARY:

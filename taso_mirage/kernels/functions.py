@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_constant
 from taso_mirage.meanings.field import Field, Residues
@@ -25,9 +25,10 @@ def tensors(node: Node) -> list[Node]:
     return [a for a in node.args if a is not ABSENT and not is_scalar(a)]
 
 
-def with_operands(example: Node, operands: Sequence[Node]) -> Node:
-    """A function of the goal, of other tensors."""
-    replaced = dict(zip(tensors(example), operands, strict=True))
+def with_operands(example: Node, operands: Sequence[Node], scalar: Callable[[Node], Node]) -> Node:
+    """A function of the goal, of other tensors, and with what `scalar` makes of its constants."""
+    replaced = {a: scalar(a) for a in example.args if a is not ABSENT and is_scalar(a)}
+    replaced |= zip(tensors(example), operands, strict=True)
     return term(example.op, *[replaced.get(a, a) for a in example.args], **dict(example.attrs))
 
 

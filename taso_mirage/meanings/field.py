@@ -30,12 +30,14 @@ from taso_mirage.meanings.shapes import SHAPES
 class Residues:
     """`data` is (2, trials, *shape) of int64 residues; `full` says whether the mod-q side is
     defined (not behind an exp); `valid` marks the trials that decide: no zero denominator, and no
-    order between numbers equal mod p alone."""
+    order between numbers equal mod p alone; `held`, if known, is a narrower float type that has all
+    these numbers, as they were converted from it."""
 
     data: Array
     dtype: str
     full: bool
     valid: Array
+    held: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,7 +131,11 @@ class Field(Meaning[Residues]):
             return replace(
                 a, data=np.broadcast_to((a.data[0] != 0).astype(np.int64), a.data.shape), dtype=dtype, full=True
             )
-        if _widens(a.dtype, dtype) or (not is_float(a.dtype) and not is_float(dtype)):
+        if _widens(a.dtype, dtype):
+            return replace(a, dtype=dtype, held=a.held or (a.dtype if is_float(a.dtype) else ""))
+        if a.held and (a.held == dtype or _widens(a.held, dtype)):
+            return replace(a, dtype=dtype, held="" if a.held == dtype else a.held)
+        if not is_float(a.dtype) and not is_float(dtype):
             return replace(a, dtype=dtype)
         return self._oracle(
             "cast", [a.data], dtype, a.valid
@@ -160,7 +166,7 @@ class Field(Meaning[Residues]):
                 tied = (data[0] == folded[0]) & (data[1] != folded[1])
                 valid = valid & ~tied.reshape(self.trials, -1).any(axis=1)
             data = folded
-        return replace(a, data=data if keepdims else data.squeeze(tuple(i + 2 for i in axes)), valid=valid)
+        return replace(a, data=data if keepdims else data.squeeze(tuple(i + 2 for i in axes)), valid=valid, held="")
 
     def cumulate(self, fn: np.ufunc, a: Residues, axis: int) -> Residues:
         parts = [self.reduce(fn, self.slice(a, axis, 0, i + 1), [axis]) for i in range(a.shape[axis])]
@@ -202,7 +208,7 @@ class Field(Meaning[Residues]):
         fill = self.load(np.asarray(value, np.float64)).data[:, 0]
         before, after, inner = [int(n) for n in low], [int(n) for n in high], list(interior or [0] * len(a.shape))
         sides = [padded_array(a.data[i], [0, *before], [0, *after], fill[i], [0, *inner]) for i in range(2)]
-        return replace(a, data=np.stack(sides))
+        return replace(a, data=np.stack(sides), held="")
 
     def window(
         self, a: Residues, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]

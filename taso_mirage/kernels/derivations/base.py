@@ -83,6 +83,9 @@ class BodyWriter(Protocol):
 
     def constant(self, value: float) -> Node: ...
 
+    def converted(self, value: Node) -> Node:
+        """A float in the type that all floats of the body have."""
+
     def count(self, label: str) -> Node:
         """How many elements a label has; of the grid part of a split one the whole."""
 
