@@ -57,7 +57,7 @@ def qlinear_softmax(xp, x, x_scale, x_zero, y_scale, y_zero, *, axis: int):
     return shifted(xp, xp.map(np.rint, xp.mul(share, steps)), one(xp, y_zero), xp.dtype(x))
 
 
-@op(onnx="QLinearAveragePool", windowed=True, **OWN)
+@op(onnx="QLinearAveragePool", **OWN)
 def qlinear_average_pool(
     xp,
     x,

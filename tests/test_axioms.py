@@ -202,6 +202,20 @@ TRUE = """
     add(relu(x), neg(relu(neg(x)))) == x
     gelu(neg(x)) == sub(gelu(x), x)
     gelu(neg(x), approximate="tanh") == sub(gelu(x, approximate="tanh"), x)
+    max(min(x, z), min(y, z)) == min(max(x, y), z)
+    max(min(x, 3), 1) == min(max(x, 1), 3)
+    max(min(neg(x), 3), -2) == min(max(neg(x), -2), 3)
+    reduce_max(min(x, 2), axes=(1,)) == min(reduce_max(x, axes=(1,)), 2)
+    reduce_max(clip(x, -2, 3), axes=(0,)) == clip(reduce_max(x, axes=(0,)), -2, 3)
+    reduce_min(clip(neg(x), -2, 3), axes=(0,)) == clip(neg(reduce_max(x, axes=(0,))), -2, 3)
+    max(round(relu(x)), 0) == round(relu(x))
+    min(floor(min(x, 2.5)), 3) == floor(min(x, 2.5))
+    max(add(round(x), y), add(round(z), y)) == add(round(max(x, z)), y)
+    min(add(floor(x), y), add(floor(z), y)) == add(floor(min(x, z)), y)
+    reduce_max(add(round(x), 7), axes=(1,)) == add(round(reduce_max(x, axes=(1,))), 7)
+    reduce_max(clip(add(round(x), 7), 0, 9), axes=(1,)) == clip(add(round(reduce_max(x, axes=(1,))), 7), 0, 9)
+    relu(atan(x)) == atan(relu(x))
+    relu(erf(x)) == erf(relu(x))
 """
 FALSE = """
     exp(log(x)) == x
@@ -259,6 +273,19 @@ FALSE = """
     cast(add(x, y), to='float16') == add(cast(x, to='float16'), cast(y, to='float16'))
     cast(cast(x, to='int32'), to='float32') == floor(x)
     mish(neg(x)) == neg(mish(x))
+    max(min(x, z), y) == min(max(x, y), z)
+    max(min(x, 1), 3) == min(max(x, 3), 1)
+    max(min(x, 3), min(y, 2)) == min(max(x, y), 3)
+    reduce_max(min(x, y), axes=(1,)) == min(reduce_max(x, axes=(1,)), reduce_max(y, axes=(1,)))
+    max(round(relu(x)), 1) == round(relu(x))
+    min(floor(min(x, 2.5)), 1) == floor(min(x, 2.5))
+    max(round(x), y) == round(max(x, y))
+    max(round(x), 0.5) == round(max(x, 0.5))
+    max(round(x), floor(y)) == round(max(x, y))
+    max(add(round(x), y), add(round(z), 1)) == add(round(max(x, z)), y)
+    max(add(round(x), 0.5), 0) == add(round(max(x, 0)), 0.5)
+    reduce_max(neg(round(x)), axes=(1,)) == neg(round(reduce_max(x, axes=(1,))))
+    relu(cos(x)) == cos(relu(x))
 """
 SPECIAL = {
     "softmax_of_max": "div(exp(reduce_max(x, axes=(1,))), reduce_sum(exp(x), axes=(1,)))",

@@ -24,12 +24,15 @@ WRONG = parse_equation("add(mul(x, y), mul(x, z)) == mul(x, sub(y, z))", name="w
 QUANTIZED = "q = QuantizeLinear(sum, one, zero) r = DequantizeLinear(q, one, zero)"
 
 
-def optimized(rule: object, end: str = QUANTIZED) -> Result:
+OTHER = parse_equation("neg(neg(x)) == x", name="other.0", evidence="taken on trust")
+
+
+def optimized(rule: object, end: str = QUANTIZED, *others: object) -> Result:
     text = f"""<ir_version: 8, opset_import: ["" : 18]>
     g (float[64] x, float[64] y, float[64] z) => (float[64] r) <float one = {{1.0}}, int8 zero = {{0}}>
     {{ a = Mul(x, y) b = Mul(x, z) sum = Add(a, b) {end} }}"""
     given = {"x": X, "y": Y, "z": Z}
-    config = Config(measure=False, budget=20, rules=RuleSet((rule,)), inputs=(given,))
+    config = Config(measure=False, budget=20, rules=RuleSet((rule, *others)), inputs=(given,))
     return optimize_model(from_ir(from_proto(onnx.parser.parse_model(text))), config)
 
 
@@ -40,6 +43,27 @@ def test_a_right_rewrite_that_turns_a_decision_is_left_out_without_an_alarm() ->
     (note,) = (note for note in result.notes if "right.0" in note)
     assert "turns a decision" in note
     assert "right in float64" in note
+
+
+def test_the_other_rewrites_stay() -> None:
+    """They were left out with it where they came after."""
+    end = QUANTIZED.replace("r = ", "d = ")
+    result = optimized(RIGHT, f"{end} m = Neg(d) n = Neg(m) k = Neg(n) r = Neg(k)", OTHER)
+    assert result.failure is None
+    assert {name for step in result.steps for name in step.equations} == {"other.0"}
+    assert [n.op for n in result.model.nodes()].count("neg") == 0
+    (note,) = (note for note in result.notes if "right.0" in note)
+    assert "other.0" not in note
+    assert "after it" not in note
+
+
+def test_a_wrong_rewrite_among_others_is_an_alarm() -> None:
+    """Also where one that turns a decision is found first."""
+    end = f"{QUANTIZED.replace('r = ', 'd = ')} e = Sub(d, x) h = Add(e, y) r = Abs(h)"
+    wrong = parse_equation("abs(add(x, y)) == abs(x)", name="wrong.0", evidence="taken on trust")
+    result = optimized(RIGHT, end, wrong)
+    assert result.failure is not None
+    assert "wrong.0" in str(result.failure)
 
 
 def test_a_wrong_rewrite_before_a_quantizer_is_an_alarm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
+from taso_mirage.prove.counterexample import find_counterexample
 from taso_mirage.prove.fingerprint import Agreed, fingerprint
-from taso_mirage.prove.rules.fuzz import fuzz
+from taso_mirage.prove.rules.fuzz import Fuzzed, fuzz, typings
+from taso_mirage.prove.rules.hostile import legal
+from taso_mirage.prove.rules.ladder import proved_at
 from taso_mirage.rewriting.equation import Equation, apply_equation, match
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
@@ -38,10 +42,26 @@ def stated(law: Equation) -> tuple[Any, Any]:
 def test_law_holds_on_random_typings(law: Equation) -> None:
     given, attributes = stated(law)
     found = fuzz(law, wanted=20, tries=12_000 if given else 2_000, given=given, attributes=attributes)
+    if found.counterexample is not None and found.counterexample.note:  # no numbers: the field's order is cyclic
+        found = compared(law)
     assert found.counterexample is None, found.counterexample
     assert found.typings >= 3, (
         f"only {found.typings} typings of {show_equation(law)} were found: add an example to its operators"
     )
+
+
+def compared(law: Equation) -> Fuzzed:
+    """The same by numbers; what is proved counts, as a law applies nowhere else."""
+    given, attributes = stated(law)
+    refuted = Failure(FailureKind.REFUTED, "by the field")
+    drawn = (each for each in typings(law, given=given, attributes=attributes) if legal(each))
+    proved = 0
+    for each in islice(drawn, 8):
+        numbers = find_counterexample(each.lhs, each.rhs, refuted)
+        if not numbers.note:
+            return Fuzzed(proved, 0, numbers)
+        proved += not isinstance(proved_at(each.lhs, each.rhs), Failure)
+    return Fuzzed(proved, 0)
 
 
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.name)

@@ -263,6 +263,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return found
 
 
+def integer_limits(name: str) -> tuple[int, int]:
+    """The least and the largest number of an integer dtype, also of those of ml_dtypes."""
+    import ml_dtypes
+
+    found = ml_dtypes.iinfo(numpy_dtype(name))
+    return int(found.min), int(found.max)
+
+
 def is_float(dtype: str) -> bool:
     """Whether a dtype's values stand for real numbers."""
     return "float" in dtype

@@ -18,12 +18,15 @@ from zlib import crc32
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Shape
-from taso_mirage.ir.terms import Literal, Tensor, is_float
+from taso_mirage.ir.terms import Literal, Tensor, integer_limits, is_float
 from taso_mirage.meanings.arrays import Array, aligned, padded_array, pairwise, windows
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import function_of
 from taso_mirage.meanings.residues import MODULI, P, Preimage, centred, moduli, residue_power
 from taso_mirage.meanings.shapes import SHAPES
+
+SMALL = (-256, 256)
+"""Residues of these are whole numbers to what rounds; another residue is seldom one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class Field(Meaning[Residues]):
             if found is not None:
                 return self._make(found.data, dtype, found.full, found.valid)
         if any(is_float(x.dtype) for x in xs):
-            return self._oracle(function.name, arrays, dtype, valid)
+            drawn = self._oracle(function.name, arrays, dtype, valid)
+            return _kept(drawn, xs[0], SMALL) if function.known("integer") else drawn
         return self._make(_as_integers(fn, arrays), dtype, full, valid)
 
     def _oracle(self, name: str, arrays: list[Array], dtype: str, valid: Array) -> Residues:
@@ -137,9 +141,8 @@ class Field(Meaning[Residues]):
             return replace(a, dtype=dtype, held="" if a.held == dtype else a.held)
         if not is_float(a.dtype) and not is_float(dtype):
             return replace(a, dtype=dtype)
-        return self._oracle(
-            "cast", [a.data], dtype, a.valid
-        )  # rounding depends on the value, not on where it came from
+        drawn = self._oracle("cast", [a.data], dtype, a.valid)  # it depends on the value, not on where that came from
+        return drawn if is_float(dtype) else _kept(drawn, a, _held(dtype))
 
     # ------------------------------------------------------------ folds
 
@@ -235,6 +238,22 @@ def _as_integers(fn: Scalar, arrays: list[Array]) -> Array:
     with np.errstate(all="ignore"):
         result = np.asarray(fn(*[centred(a[0]) for a in arrays])).astype(np.int64)
     return result[None] % moduli(result.ndim - 1)
+
+
+def _kept(drawn: Residues, a: Residues, whole: tuple[int, int]) -> Residues:
+    """What an oracle drew, but that it keeps the whole numbers between two.
+
+    It hangs on the residue mod p alone, as the oracle does: so equal programs agree.
+    """
+    number = centred(a.data[0])
+    kept = (whole[0] <= number) & (number <= whole[1])
+    return replace(drawn, data=np.where(kept[None], number[None] % moduli(number.ndim - 1), drawn.data))
+
+
+def _held(dtype: str) -> tuple[int, int]:
+    """The small integers that a dtype holds."""
+    low, high = integer_limits(dtype)
+    return max(low, SMALL[0]), min(high, SMALL[1])
 
 
 def _fold(fn: np.ufunc, data: Array, axis: int) -> Array:

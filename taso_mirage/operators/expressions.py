@@ -16,7 +16,7 @@ import numpy as np
 
 from taso_mirage.errors import SyntaxProblem
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product
-from taso_mirage.ir.terms import Node, is_float, topological
+from taso_mirage.ir.terms import Node, integer_limits, is_float, topological
 from taso_mirage.operators.ops import Opaque, traits
 
 Environment = Mapping[str, Any]
@@ -93,6 +93,12 @@ def _value(node: Node) -> float:
     return number
 
 
+def _limits(node: Node) -> tuple[int, int]:
+    if is_float(node.dtype) or node.dtype in ("bool", "string"):
+        raise LookupError(f"{node.dtype} is no dtype of integers")
+    return integer_limits(node.dtype)
+
+
 def _dim(node: Node, axis: int) -> Dim:
     return node.shape[axis]
 
@@ -117,6 +123,8 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prod": dim_product,
     "sqrt": math.sqrt,
     "abs": abs,
+    "lowest": lambda x: _limits(x)[0],
+    "highest": lambda x: _limits(x)[1],
     "close": lambda a, b: math.isclose(a, b, rel_tol=1e-6),
     "reversed": lambda xs: tuple(reversed(xs)),
     "plus": lambda xs, ys: tuple(x + y for x, y in zip(xs, ys, strict=True)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import fixed, learn
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, topological, with_args
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_part, topological, with_args
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.operators.ops import TERMS, Op, Untraceable, get
 
@@ -112,7 +112,9 @@ def unfolded(outputs: Sequence[Node]) -> tuple[Node, ...]:
 
 def definition(node: Node) -> Node | None:
     """The term over other operators that defines `node` on its own operands; None for a primitive
-    operator."""
+    operator, or one of several results."""
+    if is_part(node):
+        return None
     try:
         result = get(node.op).body(TERMS, *[None if a is ABSENT else a for a in node.args], **dict(node.attrs))
     except Untraceable:

@@ -24,9 +24,12 @@ from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.rewriter import ModelCandidate
+from taso_mirage.search.selection import single_steps
 from taso_mirage.search.steps import RewriteStep
 
 Differences = tuple[Difference, ...]
+TURNS = 6
+"""So many times rewrites that turn a decision are left out of one candidate."""
 
 
 def check_candidates(
@@ -94,24 +97,64 @@ class _Checking:
         return tuple(compare(self.problem.model, session, self.cases))
 
     def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
-        """Name the first step that breaks the model, and keep the steps before it."""
+        """The steps before the first one that breaks the model, which is named; where it only turns
+        a decision, all steps but such ones."""
         if not chosen.steps:  # the same graph with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
         try:
-            k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+            k = self._first_bad(chosen)
         except OutOfTime:
             self.job.failure = f"the check failed ({bad}), and there was no time to find the rewrite: please report it"
             return None, ()
-        culprit = ", ".join(chosen.steps[k - 1].equations)
+        if not self._only_turns(chosen, k, bad):
+            return self._before(chosen, k)
+        found = self._without_turns(chosen, k)
+        names, after = found[2] if found else _names(chosen, k), "" if found else " and those after it"
+        self.job.remarks.append(
+            f"left out: {', '.join(map(repr, dict.fromkeys(names)))}{after}; right in float64, but it rounds otherwise "
+            f"than the original before a quantized operator, and so turns a decision of it ({bad})"
+        )
+        return found[:2] if found else self._before(chosen, k)
+
+    def _only_turns(self, chosen: ModelCandidate, k: int, bad: Difference) -> bool:
+        """Whether the step that breaks the model turns a decision; else it is reported."""
         if self._turns_a_decision(chosen.steps[:k], chosen.target):
-            self.job.remarks.append(
-                f"the rewrite {culprit!r} (step {k}) and those after it are left out: it is right in float64, but rounds "
-                f"otherwise than the original before a quantized operator, and so turns a decision of it ({bad})"
-            )
-        else:
-            self.job.failure = f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
+            return True
+        culprit = ", ".join(_names(chosen, k))
+        self.job.failure = (
+            f"the check failed ({bad}); the first rewrite that breaks it is {culprit!r} (step {k}): please report it"
+        )
+        return False
+
+    def _without_turns(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate, Differences, list[str]] | None:
+        """The candidate without the equations of step k, at all their places, and without those of
+        others that turn decisions; None where that leaves nothing, or there is no time."""
+        outputs, names = self.problem.model.graph.outputs, list[str]()
+        try:
+            for _ in range(TURNS):
+                names += _names(chosen, k)
+                steps = single_steps(outputs, chosen.steps)
+                gone = {i for i, step in enumerate(steps) if not set(names).isdisjoint(step.equations)}
+                chosen = self.problem.without(chosen, steps, gone, "what turns no decision")
+                differences = self.differences(chosen.model, chosen.target)
+                bad = next((d for d in differences if not d.passed), None)
+                if chosen.model.graph.outputs == outputs:
+                    return None
+                if bad is None:
+                    return chosen, differences, names
+                k = self._first_bad(chosen)
+                if not self._only_turns(chosen, k, bad):
+                    return None
+        except OutOfTime:
+            pass
+        return None
+
+    def _before(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate | None, Differences]:
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
+
+    def _first_bad(self, chosen: ModelCandidate) -> int:
+        return first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
 
     def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
@@ -141,3 +184,8 @@ class _Checking:
             return None, ()
         cost = problem.cost(good.graph.outputs)
         return ModelCandidate("the steps before the first bad one", good, steps, cost, chosen.target), differences
+
+
+def _names(chosen: ModelCandidate, k: int) -> tuple[str, ...]:
+    """The equations of a step."""
+    return tuple(chosen.steps[k - 1].equations)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.terms import topological
@@ -13,8 +12,7 @@ from taso_mirage.measure.timing import Timing
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.search.rewriter import ModelCandidate
-from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps, steps_without
-from taso_mirage.search.weights import fold_weights
+from taso_mirage.search.selection import ChangeKind, change_kinds, single_steps
 
 Timed = Callable[[Sequence[ModelCandidate], int], list[Timing]]
 """Of candidates that run in turn for so many rounds the times of the first against each other."""
@@ -89,14 +87,9 @@ class Payoff:
     def _without(self, kinds: Sequence[ChangeKind]) -> ModelCandidate | None:
         """The candidate without what was left out, and kinds; None where that changes nothing."""
         problem, gone = self.problem, {i for kind in (*self.left_out, *kinds) for i in kind.steps}
-        steps = steps_without(problem.model.graph.outputs, self.steps, gone)
-        model, steps = problem.after(steps)
-        model, folded = fold_weights(model, problem.weights)
-        if model.graph.outputs in (self.current.model.graph.outputs, problem.model.graph.outputs):
-            return None
-        problem.weights.update(model.weights)
-        cost = problem.cost(model.graph.outputs)
-        return replace(self.current, name="what pays", model=model, steps=(*steps, *folded), cost=cost)
+        found = problem.without(self.current, self.steps, gone, "what pays")
+        same = (self.current.model.graph.outputs, problem.model.graph.outputs)
+        return None if found.model.graph.outputs in same else found
 
     def _wide(self, most: int) -> int:
         """How many models a look may have beside the current one, for what is left of the time and

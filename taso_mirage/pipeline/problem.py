@@ -4,7 +4,7 @@ references that check a result."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from taso_mirage.errors import InvalidModel, InvalidOption, OutOfTime, RunFailed
@@ -26,7 +26,8 @@ from taso_mirage.pipeline.stage import Job, Kept
 from taso_mirage.prove.rules.proofs import Proofs
 from taso_mirage.search.config import settled_sizes, weighted_sizes
 from taso_mirage.search.cost import Cost
-from taso_mirage.search.rewriter import Rewriter
+from taso_mirage.search.rewriter import ModelCandidate, Rewriter
+from taso_mirage.search.selection import steps_without
 from taso_mirage.search.steps import RewriteStep, replay
 from taso_mirage.search.weights import fold_weights
 
@@ -61,6 +62,16 @@ class Problem:
     def after(self, steps: Sequence[RewriteStep]) -> tuple[Model, tuple[RewriteStep, ...]]:
         """The model after steps, and the steps to it."""
         return after(self.model, self.weights, steps)
+
+    def without(
+        self, candidate: ModelCandidate, steps: Sequence[RewriteStep], left_out: Container[int], name: str
+    ) -> ModelCandidate:
+        """What a candidate of these steps is without some of them, given by number."""
+        model, rest = self.after(steps_without(self.model.graph.outputs, steps, left_out))
+        model, folded = fold_weights(model, self.weights)
+        self.weights.update(model.weights)
+        cost = self.cost(model.graph.outputs)
+        return replace(candidate, name=name, model=model, steps=(*rest, *folded), cost=cost)
 
 
 def after(

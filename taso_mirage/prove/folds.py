@@ -4,12 +4,17 @@ reductions)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 from taso_mirage.ir.dims import Dim, symbol
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import Conditions, floors, index_names, linear
 from taso_mirage.meanings.indices import Indices
+from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import ZERO, Atom, Monomial, Poly
+
+WITNESSES = 200
+"""So many points of a concrete range are tried to show that a window is not empty."""
 
 
 def fold(algebra: ScalarAlgebra, kind: str, bound: Sequence[str], conditions: Conditions, body: Poly) -> Poly:
@@ -249,3 +254,21 @@ def _walk(a: Atom, bound: list[str]) -> Iterable[str]:
             yield from (b for b in bound if b in index_names(i))
         return
     yield from (b for b in bound if b in a.names)
+
+
+def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
+    """Whether some value of `bound` satisfies the conditions, whatever the free integers are."""
+    if not all(indices.nonnegative(indices.extents[b] - 1) for b in bound):
+        return False
+    if not conditions:
+        return True
+    choices = []
+    for b in bound:
+        extent = indices.extents[b]
+        choices.append(list(range(extent)) if isinstance(extent, int) and extent <= WITNESSES else [0, extent - 1])
+    points = list(product(*choices))[:WITNESSES]
+    cases = [[indices.bind(e, dict(zip(bound, p, strict=True))) for e in conditions] for p in points]
+    if any(all(indices.nonnegative(e) for e in case) for case in cases):
+        return True
+    indices.step(50)
+    return covers(indices, (), cases)

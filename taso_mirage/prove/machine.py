@@ -33,6 +33,7 @@ from taso_mirage.meanings.polynomials import (
 )
 from taso_mirage.prove.axioms import has
 from taso_mirage.prove.cases import numeral
+from taso_mirage.prove.folds import inhabited
 
 FLAGS = 4
 """So many factors of 0 or 1 are told apart when a polynomial is bounded."""
@@ -170,11 +171,10 @@ def _of_read(dtype: str, of: object) -> Interval:
 def _of_max(algebra: ScalarAlgebra, a: Atom) -> Interval:
     """A branch over a range that may be empty bounds it from above alone."""
     every = [value_bounds(algebra, p) for _, _, p in a.args]
-    extents = algebra.indices.extents
     sure = [
         i.low
         for i, (bound, conditions, _) in zip(every, a.args, strict=True)
-        if i.low is not None and not conditions and all(algebra.indices.nonnegative(extents[b] - 1) for b in bound)
+        if i.low is not None and inhabited(algebra.indices, list(bound), list(conditions))
     ]
     tops = [i.high for i in every if i.high is not None]
     return Interval(max(sure, default=None), max(tops) if len(tops) == len(every) else None)
@@ -196,7 +196,7 @@ def _of_sum(algebra: ScalarAlgebra, a: Atom) -> Interval:
 
 def integral(p: Poly) -> bool:
     """Whether a polynomial is surely an integer."""
-    return all(isinstance(c, int) and all(power > 0 and _integer(a) for a, power in m) for m, c in p.terms.items())
+    return all(c.denominator == 1 and all(power > 0 and _integer(a) for a, power in m) for m, c in p.terms.items())
 
 
 def _integer(a: Atom) -> bool:
@@ -220,7 +220,7 @@ def reduced(algebra: ScalarAlgebra, p: Poly, dtype: str) -> Poly:
     m = modulus(dtype)
     if m is None or infinite(p):
         return p
-    if any(isinstance(c, Fraction) for c in p.terms.values()):
+    if any(c.denominator != 1 for c in p.terms.values()):
         raise Unprovable(f"a fraction as {dtype}")
     p = _unwrapped(algebra, p, m)
     half = m // 2

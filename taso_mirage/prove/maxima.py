@@ -5,20 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import product
 from math import gcd
 
 from taso_mirage.ir.dims import Dim
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.conditions import floors, index_names
-from taso_mirage.meanings.indices import Indices
-from taso_mirage.meanings.integers import covers
 from taso_mirage.meanings.polynomials import LEAST, Atom, Branch, Poly, plain_rational
 from taso_mirage.prove import machine
-from taso_mirage.prove.folds import decided_conditions, forced, names_in, opened_binder, refined, renaming
-
-WITNESSES = 200
-"""So many points of a concrete range are tried to show that a window is not empty."""
+from taso_mirage.prove.folds import decided_conditions, forced, inhabited, names_in, opened_binder, refined, renaming
 
 
 def largest(algebra: ScalarAlgebra, branches: Iterable[Branch]) -> Poly:
@@ -104,34 +98,16 @@ def _linked(bound: Sequence[str], conditions: list[Dim]) -> list[tuple[list[str]
     return [([b for b in bound if b in g], [e for e in conditions if index_names(e) & g]) for g in groups]
 
 
-def inhabited(indices: Indices, bound: list[str], conditions: list[Dim]) -> bool:
-    """Whether some value of `bound` satisfies the conditions, whatever the free integers are."""
-    if not all(indices.nonnegative(indices.extents[b] - 1) for b in bound):
-        return False
-    if not conditions:
-        return True
-    choices = []
-    for b in bound:
-        extent = indices.extents[b]
-        choices.append(list(range(extent)) if isinstance(extent, int) and extent <= WITNESSES else [0, extent - 1])
-    points = list(product(*choices))[:WITNESSES]
-    cases = [[indices.bind(e, dict(zip(bound, p, strict=True))) for e in conditions] for p in points]
-    if any(all(indices.nonnegative(e) for e in case) for case in cases):
-        return True
-    indices.step(50)
-    return covers(indices, (), cases)
-
-
 def _undominated(algebra: ScalarAlgebra, branches: list[Branch]) -> list[Branch]:
-    """Without unconditional branches that another one is never below: max(x, x - exp(y)) = x,
+    """Without branches of one value that another one is never below: max(x, x - exp(y)) = x,
     max(x, -x, 0) = max(x, -x)."""
     plain_ = [b for b in branches if not b[0] and not b[1]]
     kept = list(branches)
-    for b in plain_:
+    for b in (b for b in branches if b[2].names.isdisjoint(b[0])):
         others = [o[2] for o in plain_ if o is not b and o in kept]
         pairs = [a + c - b[2].scaled(2) for i, a in enumerate(others) for c in others[:i]]
         bounded = any(surely_nonnegative(algebra, d) for d in [*(o - b[2] for o in others), *pairs])
-        if bounded or any(o[0] and _dominates(algebra, o, b[2]) for o in kept):
+        if bounded or any(o[0] and o is not b and _dominates(algebra, o, b[2]) for o in kept):
             kept.remove(b)
     return kept
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
+from math import ceil, floor
 
 from taso_mirage.meanings.algebra import ScalarAlgebra
 from taso_mirage.meanings.functions import SCALAR_FUNCTIONS, Division
@@ -20,9 +22,10 @@ from taso_mirage.meanings.polynomials import (
     plain_rational,
 )
 from taso_mirage.prove.axioms import division, has
+from taso_mirage.prove.folds import inhabited
 from taso_mirage.prove.machine import integral
 from taso_mirage.prove.machine import value_bounds as bounded
-from taso_mirage.prove.maxima import inhabited, largest, surely_positive
+from taso_mirage.prove.maxima import largest, surely_nonnegative, surely_positive
 
 LOG = of_floats("log")
 
@@ -54,6 +57,11 @@ def bounds(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Interva
     """What is known of a function's values beyond its dtype."""
     if has(kind, "bounded"):
         return Interval(-1, 1)
+    if has(kind, "increasing") and has(kind, "integer"):
+        found = bounded(algebra, args[0])
+        return Interval(
+            None if found.low is None else floor(found.low), None if found.high is None else ceil(found.high)
+        )
     divided = division(kind)
     m = args[1].number if divided is not None and divided.rest else None
     if divided is None or m is None or m <= 0 or "int" not in atom_kind(kind).result:
@@ -266,17 +274,88 @@ def pulled(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
     if common:
         inner = largest(algebra, [(b, c, _without(p, common)) for b, c, p in branches])
         return algebra.mul(Poly({common: 1}), inner)
+    capped = _capped(algebra, branches)
+    if capped is not None:
+        return capped
     first = next((_function(p) for _, _, p in branches if p.number is None), None)
     if first is None:
-        return None
+        return _joined(algebra, branches)
     f, c = first
-    increasing = 1 if has(f, "strict", "increasing") else -1 if f == "inv" else 0
     inner_ = [_inside(algebra, f, c, p) for _, _, p in branches]
-    if not increasing or any(q is None for q in inner_) or not any(_sure(algebra, b) for b in branches):
-        return None
-    sign = increasing * (1 if c > 0 else -1)
-    top = largest(algebra, [(b, e, (q or ZERO).scaled(sign)) for (b, e, _), q in zip(branches, inner_, strict=True)])
+    if not _monotone(f) or any(q is None for q in inner_) or not any(_sure(algebra, b) for b in branches):
+        return _joined(algebra, branches)
+    top = [(b, e, q or ZERO) for (b, e, _), q in zip(branches, inner_, strict=True)]
+    return _outside(algebra, f, c, top)
+
+
+def _outside(algebra: ScalarAlgebra, f: str, c: Rational, branches: list[Branch]) -> Poly:
+    """The maximum of c f(q) over branches q, with a monotone f."""
+    sign = _monotone(f) * (1 if c > 0 else -1)
+    top = largest(algebra, [(b, e, q.scaled(sign)) for b, e, q in branches])
     return algebra.apply(f, top.scaled(sign)).scaled(c)
+
+
+def _monotone(f: str) -> int:
+    """1 of a function that is increasing, -1 of the reciprocal of positive numbers, else 0."""
+    return 1 if has(f, "strict", "increasing") else -1 if f == "inv" else 0
+
+
+def _joined(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
+    """max(f(p) + r, f(q) + r, s) as max(f(max(p, q)) + r, s), where f rounds."""
+    for f, c, rest in (found for _, _, p in branches for found in _rounded_terms(p)):
+        inner = [_inside(algebra, f, c, p - rest) if f in _kinds(p) else None for _, _, p in branches]
+        mine = [(b, e, q) for (b, e, _), q in zip(branches, inner, strict=True) if q is not None]
+        several = len(mine) > 1 or any(b for b, _, _ in mine)
+        if several and rest.names.isdisjoint(n for b in mine for n in b[0]) and any(_sure(algebra, b) for b in mine):
+            others = [b for b, q in zip(branches, inner, strict=True) if q is None]
+            return largest(algebra, [((), (), _outside(algebra, f, c, mine) + rest), *others])
+    return None
+
+
+def _rounded_terms(p: Poly) -> Iterator[tuple[str, Rational, Poly]]:
+    """f, c and r of p = c f(q) + r."""
+    for m, c in p.terms.items():
+        found = _function(Poly({m: c}))
+        if found is not None and has(found[0], "integer"):
+            yield *found, Poly({k: v for k, v in p.terms.items() if k is not m})
+
+
+def _kinds(p: Poly) -> set[str]:
+    return {a.kind for m in p.terms for a, _ in m}
+
+
+def _capped(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
+    """max(min(p, c), min(q, c)) as min(max(p, q), c); what is never above c is its own minimum.
+
+    max(min(p, c), d) and min(max(p, d), c) are one number: the form depends on the sign of p.
+    """
+    caps = next((found for _, _, p in branches if (found := _caps(p))), [])
+    bound = {n for b in branches for n in b[0]}
+    for cap in caps:
+        below = [_below(algebra, p, cap) for _, _, p in branches]
+        held = [q for q, (_, _, p) in zip(below, branches, strict=True) if q is not None and q is not p]
+        forth = len(held) > 1 or any(q.terms and not algebra.flipped(q) for q in held)
+        if forth and None not in below and cap.names.isdisjoint(bound) and any(_sure(algebra, b) for b in branches):
+            top = largest(algebra, [(b, e, q or ZERO) for (b, e, _), q in zip(branches, below, strict=True)])
+            return largest(algebra, [((), (), top.scaled(-1)), ((), (), cap.scaled(-1))]).scaled(-1)
+    return None
+
+
+def _caps(p: Poly) -> list[Poly]:
+    """The plain operands of a minimum."""
+    monomial, c = _single(p)
+    if c != -1 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
+        return []
+    branches = monomial[0][0].args
+    return [] if any(b or e for b, e, _ in branches) else [q.scaled(-1) for _, _, q in branches]
+
+
+def _below(algebra: ScalarAlgebra, p: Poly, cap: Poly) -> Poly | None:
+    """q of p = min(q, cap)."""
+    operands = _caps(p)
+    if cap in operands:
+        return largest(algebra, [((), (), q.scaled(-1)) for q in operands if q != cap]).scaled(-1)
+    return p if surely_nonnegative(algebra, cap - p) else None
 
 
 def _function(p: Poly) -> tuple[str, Rational] | None:
@@ -287,7 +366,8 @@ def _function(p: Poly) -> tuple[str, Rational] | None:
 def _inside(algebra: ScalarAlgebra, f: str, c: Rational, p: Poly) -> Poly | None:
     """q of p = c f(q)."""
     if p.number is not None:
-        whole = has(f, "integer") and int(p.number) == p.number and c in (1, -1)
+        zero = p.number == 0 and has(f, "odd")
+        whole = zero or (has(f, "integer") and int(p.number) == p.number and c in (1, -1))
         return p.scaled(plain_rational(1 / Fraction(c))) if whole else None
     if _function(p) != (f, c):
         return None

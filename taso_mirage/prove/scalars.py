@@ -294,9 +294,9 @@ class Scalars:
                 value = symbol(a.args[0]) if a.kind == "size" else a.args[0]
                 for _ in range(power):
                     part = part * value
-            if isinstance(c, Fraction):
+            if c.denominator != 1:
                 return None
-            total = total + part * c
+            total = total + part * int(c)
         return total
 
     def position(self, p: Poly, extent: Dim) -> Dim:

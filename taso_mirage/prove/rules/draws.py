@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taso_mirage.ir.dims import Dim, Symbolic, dim_product, evaluate, fixed, symbols
-from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, integer_limits, is_float, numpy_dtype, variable, weight
 from taso_mirage.operators.expressions import Expr, asks_for_number, asks_for_weight
 from taso_mirage.operators.ops import traits
 from taso_mirage.prove.rules.attributes import draw_attributes
@@ -109,8 +109,13 @@ class EquationDraws:
 
     def _leaf(self, name: str, type: Tensor, rng: Random) -> Node:
         if asks_for_number(self.guard, name):
-            return constant(np.full(type.shape or (), rng.choice(NUMBERS), np.float32))
+            return constant(np.full(type.shape or (), _number(type.dtype, rng)).astype(numpy_dtype(type.dtype)))
         return weight(name, type) if asks_for_weight(self.guard, name) else variable(name, type)
+
+
+def _number(dtype: str, rng: Random) -> float:
+    """What a constant is: of an integer dtype also its least and its largest number."""
+    return rng.choice(NUMBERS if is_float(dtype) else (*integer_limits(dtype), 0, 3))
 
 
 def _lettered(dim: Dim, axis: int) -> Any:

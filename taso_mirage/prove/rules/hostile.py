@@ -125,7 +125,7 @@ def _typed(node: Node, dtype: str, shape: Sequence[Any]) -> Node:
     if node.op == "constant":
         value = node.attr("value").numpy().astype(np.float64)
         flat = value.flat[0] if value.size else 0.0
-        with np.errstate(invalid="ignore"):  # a number that an integer cannot hold is another constant
+        with np.errstate(invalid="ignore", over="ignore"):  # a number that the dtype cannot hold is another constant
             return constant(np.full(tuple(shape), flat).astype(numpy_dtype(dtype)))
     return Node(node.op, (), node.attrs, Tensor(dtype, tuple(shape)))
 
