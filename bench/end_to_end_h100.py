@@ -7,11 +7,12 @@ peers.
 
 Prints a line for each model and writes bench/results/end_to_end_h100-DEVICE.json after it
 (microseconds). A model is built, or read from DIR/NAME-bBATCH.onnx (`--build DIR` writes those);
-half precision is onnxruntime's own conversion, and the exporter's for models of the corpus. A peer that is not there has no figure; `absent`
-says why. `floor` is a roofline: the bytes that a run must move over the bandwidth of a copy, or its
-operations over the rate of a large product, both measured just before. `left` is the time on the
-GPU by kernel, and the share in which none runs: less than nothing where kernels run beside each
-other, or begin while the one before ends, and the time that they wait is theirs too.
+half precision is onnxruntime's own conversion, and the exporter's for models of the corpus. A peer
+that is not there has no figure; `absent` says why. `floor` is a roofline: the bytes that a run must
+move over the bandwidth of a copy, or its operations over the rate of a large product, both measured
+just before. `left` is the time on the GPU by kernel, and the share in which none runs: less than
+nothing where kernels run beside each other, or begin while the one before ends, and the time that
+they wait is theirs too.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Field(Meaning[Residues]):
         if not is_float(a.dtype) and not is_float(dtype):
             return replace(a, dtype=dtype)
         drawn = self._oracle("cast", [a.data], dtype, a.valid)  # it depends on the value, not on where that came from
-        return drawn if is_float(dtype) else _kept(drawn, a, _held(dtype))
+        return drawn if is_float(dtype) else _kept(drawn, a, _whole_of(dtype))
 
     # ------------------------------------------------------------ folds
 
@@ -250,7 +250,7 @@ def _kept(drawn: Residues, a: Residues, whole: tuple[int, int]) -> Residues:
     return replace(drawn, data=np.where(kept[None], number[None] % moduli(number.ndim - 1), drawn.data))
 
 
-def _held(dtype: str) -> tuple[int, int]:
+def _whole_of(dtype: str) -> tuple[int, int]:
     """The small integers that a dtype holds."""
     low, high = integer_limits(dtype)
     return max(low, SMALL[0]), min(high, SMALL[1])
