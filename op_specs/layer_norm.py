@@ -69,7 +69,7 @@ def _body(node: Node, centred: Node) -> Node:
 def _(node: Node, opset: int) -> Call:
     if opset >= 17:
         return layer_norm._write(node, opset)
-    x, scale, *bias = node.args
+    x, _, *bias = node.args
     centred = sub.term(x, reduce_mean.term(x, axes=tuple(range(node.attr("axis"), len(x.shape)))))
     scaled = _body(node, centred)
     return Call("Add", (scaled, *bias), {}, opset) if bias else Call("Mul", scaled.args, {}, opset)
