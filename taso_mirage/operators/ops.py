@@ -106,7 +106,7 @@ class Example:
     Tests and fuzzing run over all of them.
     """
 
-    operands: tuple[str | Sequence[Any] | None, ...]
+    operands: tuple[str | int | Sequence[Any] | None, ...]
     attrs: Mapping[str, Any]
 
 
@@ -207,9 +207,9 @@ class Op:
                 self.together |= {len(self.law_texts)} if together else set()
                 self.law_texts.append(line)
 
-    def example(self, *operands: str | Sequence[Any] | None, **attrs: Any) -> None:
-        """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand
-        left out."""
+    def example(self, *operands: str | int | Sequence[Any] | None, **attrs: Any) -> None:
+        """State one legal use: types like "float32[2,3]", values like [0, 2] or 2, None for an
+        operand left out."""
         self.examples.append(Example(operands, attrs))
 
     def importer(self, hook: Importer) -> Importer:
