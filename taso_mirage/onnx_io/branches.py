@@ -19,7 +19,7 @@ from taso_mirage.onnx_io.walk import bodies
 
 TRIED = 8
 """Ifs of a model of which both branches are read with all that follows, at most."""
-RANKS: Mapping[str, tuple[int, ...]] = {"LSTM": (3, 3, 3), "GRU": (3, 3, 3), "RNN": (3, 3, 3), "Gemm": (2, 2)}
+RANKS: Mapping[str, tuple[int, ...]] = {"LSTM": (3, 3, 3), "GRU": (3, 3, 3), "RNN": (3, 3, 3)}
 """Standard operators that ONNX Runtime runs only with first operands of these ranks."""
 ALIKE = frozenset({"Conv", "ConvTranspose"})
 """Standard operators whose first two operands have one rank."""
@@ -28,6 +28,7 @@ ALIKE = frozenset({"Conv", "ConvTranspose"})
 class Reading(Protocol):
     """What reads a model, node by node."""
 
+    source: ir.Model
     tried: int
     refused: set[Node]
 
@@ -54,8 +55,9 @@ def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
 
 
 def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> ir.Graph | None:
-    """The branch with which the rest runs, if it does not with the other."""
-    if reader.tried >= TRIED:
+    """The branch with which the rest runs, if it does not with the other. In a branch that is put
+    into the model nothing says what of it an output of the model needs."""
+    if reader.tried >= TRIED or node.graph is not reader.source.graph:
         return None
     try:
         readers = [_with(reader, node, branch) for branch in branches]
@@ -79,11 +81,10 @@ def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
 
 def _runs(reader: Reading, node: ir.Node) -> bool:
     """Whether what follows on a node may run: no operator that an output needs is refused."""
-    assert node.graph is not None  # it was read from one
-    after = list(dropwhile(lambda each: each is not node, node.graph))[1:]
-    for each in after:
+    graph = reader.source.graph
+    for each in list(dropwhile(lambda each: each is not node, graph))[1:]:
         reader.node(each)
-    needed = topological([reader.value(output) for output in node.graph.outputs])
+    needed = topological([reader.value(output) for output in graph.outputs])
     return reader.refused.isdisjoint(needed)
 
 
