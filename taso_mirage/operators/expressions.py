@@ -97,6 +97,10 @@ def _dim(node: Node, axis: int) -> Dim:
     return node.shape[axis]
 
 
+def _ascending(axes: Sequence[int]) -> bool:
+    return list(axes) == sorted(axes)
+
+
 def _nested(inner: Sequence[int], outer: Sequence[int], rank: int) -> tuple[int, ...]:
     """Both axes of a rank, where the inner ones count what is not at the outer ones."""
     others = [k for k in range(rank) if k not in outer]
@@ -130,6 +134,7 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "without": lambda xs, i: tuple(x for k, x in enumerate(xs) if k != i),
     "at": lambda xs, indices: tuple(xs[i] for i in indices),
     "nested": lambda i, j, rank: _nested(i, j, rank),
+    "moves_ones": lambda p, shape: _ascending([i for i in p if shape[i] != 1]),
 }
 """What an expression may call.
 

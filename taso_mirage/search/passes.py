@@ -130,10 +130,11 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
 
 def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the
-    runtime's own, large patterns before small ones, because a small fusion would hide a large one.
+    runtime's own, large patterns before small ones, because a small fusion would hide a large one;
+    and what would hide one as well (`last`).
     `keep` says which applications are proved."""
     helpful = [e for e in equations if can_shrink(e)]
-    standard = [e for e in helpful if not runtime_specific(e)]
+    standard = [e for e in helpful if not (runtime_specific(e) or e.last)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
     return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
 
