@@ -56,6 +56,7 @@ HEAVY = {
     },
     "onnx_ir": {
         "onnx_io/bodies.py",
+        "onnx_io/branches.py",
         "onnx_io/build.py",
         "onnx_io/compared.py",
         "onnx_io/files.py",
