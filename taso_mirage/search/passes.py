@@ -133,7 +133,7 @@ def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[
     runtime's own, large patterns before small ones, because a small fusion would hide a large one;
     and what would hide one as well (`last`).
     `keep` says which applications are proved."""
-    helpful = [e for e in equations if can_shrink(e)]
+    helpful = [e for e in equations if e.last or can_shrink(e)]
     standard = [e for e in helpful if not (runtime_specific(e) or e.last)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
     return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
