@@ -21,6 +21,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable
 from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
 from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
@@ -329,7 +330,8 @@ class _Reader:
 
     def _opaque(self, node: ir.Node, reason: str) -> Node:
         captured = list(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
-        args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
+        given = [ABSENT if v is None else self.value(v) for v in node.inputs]
+        args = [*without_zeros(node, given), *(self.value(v) for v in captured)]
         types = self._output_types(node, args[: len(node.inputs)])
         call = OpaqueCall(node, tuple(captured))
         single = len(types) == 1

@@ -95,7 +95,7 @@ class _Checking:
 
     def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
         """Name the first step that breaks the model, and keep the steps before it."""
-        if not chosen.steps:  # the same graph with other options
+        if not chosen.steps:  # the same graph, folded as it was read, or with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
         try:
