@@ -119,7 +119,7 @@ def erf(xp, x):
     return xp.map(ERROR_FUNCTION, real(xp, x))
 
 
-@op(onnx="Gelu", since=20)
+@op(onnx="Gelu", since=9)
 def gelu(xp, x, *, approximate: str = "none"):
     """x -> x/2 * (1 + erf(x / sqrt 2)), or with `tanh` in place of erf"""
     half, one = xp.literal(0.5, x), xp.literal(1, x)
@@ -129,6 +129,19 @@ def gelu(xp, x, *, approximate: str = "none"):
         cube = mul(xp, mul(xp, mul(xp, x, x), x), xp.literal(0.044715, x))
         inner = tanh(xp, mul(xp, add(xp, x, cube), xp.literal(math.sqrt(2 / math.pi), x)))
     return mul(xp, mul(xp, x, half), add(xp, inner, one))
+
+
+@gelu.exporter
+def _(node: Node, opset: int) -> Call:
+    """Before opset 20 in single precision as exporters write it, of which ONNX Runtime makes one
+    operator, with the bias before it."""
+    if opset >= 20:
+        return Call("Gelu", node.args, dict(node.attrs), opset)
+    (x,) = node.args
+    if node.attr("approximate") != "none" or x.dtype != "float32":
+        raise Unsupported(f"gelu of {x.dtype}, approximate={node.attr('approximate')}, begins at opset 20")
+    half, one, root = (constant(number, x.dtype) for number in (0.5, 1.0, math.sqrt(2)))
+    return Call("Mul", (mul.term(x, add.term(erf.term(div.term(x, root)), one)), half), {}, opset)
 
 
 @op(onnx="Softplus", since=1)
@@ -241,3 +254,11 @@ gelu.laws("""
         == gelu(x, approximate="tanh") \
         where dtype(x) == "float32"
 """)
+_FACTOR = "div(reciprocal(1.4142135381698608), 0.7071067690849304)"
+"""Of x / sqrt 2: in single precision it is 1 once it is computed, and what it stands in is gone."""
+for _half in ("mul(mul(x, 0.5), {})", "mul(x, mul({}, 0.5))", "mul(mul(x, {}), 0.5)"):
+    gelu.laws(f"""
+        {_half.format("add(erf(div(x, 1.4142135381698608)), 1)")} \
+            == div(gelu(mul(x, {_FACTOR})), {_FACTOR}) \
+            where dtype(x) == "float32"
+    """)

@@ -149,6 +149,8 @@ less.laws("""
     less(x, y) == greater(y, x)
     less_or_equal(x, y) == greater_or_equal(y, x)
 """)
+logical_and.laws("logical_and(x, 1) == x")
+logical_or.laws("logical_or(x, 0) == x")
 where.laws("""
     where(logical_not(c), x, y) == where(c, y, x)
     where(c, x, x) == x

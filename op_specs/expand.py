@@ -69,3 +69,4 @@ expand.laws("""
 expand.laws(each(ELEMENTWISE, "f(expand(x, shape=s), **a) == expand(f(x, **a), shape=s)"))
 expand.laws(each(PAIRWISE, "f(expand(x, shape=s), y) == f(x, y)"))
 expand.laws(each(PAIRWISE, "f(x, expand(y, shape=s)) == f(x, y)"))
+expand.laws(each(("min", "max"), "f(expand(x, shape=s), y) == f(x, y)"))

@@ -32,6 +32,8 @@ gather.example("float32[2,4,3]", [3, 0], axis=1)
 gather.example("float32[2,5]", "int64[2]", axis=1)
 gather.example("int64[4]", [1], axis=0)
 gather.example("float32[5,2]", "int32[2,2]", axis=0)
+gather.example("float32[4,3]", 2)
+gather.example("float32[2,4,3]", 3, axis=1)
 
 
 @op(onnx="GatherElements", since=11)
@@ -106,3 +108,8 @@ gather.laws(
         "gather(f(x, y), i, axis=k) == f(gather(x, i, axis=k), gather(y, i, axis=k))  where shape(x) == shape(y)",
     )
 )
+gather.laws("""
+    unsqueeze(gather(x, c, axis=k), axes=(k,)) \
+        == slice(x, starts=(value(c),), ends=(value(c) + 1,), axes=(k,), steps=(1,)) \
+        where rank(c) == 0
+""")

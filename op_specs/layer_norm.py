@@ -1,14 +1,14 @@
 """Layer normalisation and its relatives over trailing axes, defined over other operators."""
 
-from op_specs.arithmetic import add, div, mul, sqrt, sub
+from op_specs.arithmetic import add, div, mul, pow_, sqrt, sub
 from op_specs.cast import cast
 from op_specs.reductions import reduce_mean
-from taso_mirage.errors import IllTyped
-from taso_mirage.ir.terms import Node
+from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.terms import Node, constant
 from taso_mirage.operators.ops import Call, Ints, Op, op
 
 
-@op(onnx="LayerNormalization", since=17, domains={"axis": "any axis"})
+@op(onnx="LayerNormalization", since=7, domains={"axis": "any axis"})
 def layer_norm(xp, x, scale, bias=None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
     """x -> (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on"""
     wide = _widened(xp, x, stash_type)
@@ -18,7 +18,7 @@ def layer_norm(xp, x, scale, bias=None, *, axis: int = -1, epsilon: float = 1e-5
     return _scaled(xp, _back(xp, normal, x), scale, bias)
 
 
-@op(onnx="RMSNormalization", since=23, domains={"axis": "any axis"})
+@op(onnx="RMSNormalization", since=7, domains={"axis": "any axis"})
 def rms_norm(xp, x, scale, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1):
     """x -> x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on"""
     normal = _normalised(xp, _widened(xp, x, stash_type), range(axis % xp.rank(x), xp.rank(x)), epsilon)
@@ -52,6 +52,32 @@ def _scaled(xp, normal, scale, bias=None):
     if xp.shape(result) != xp.shape(normal):
         raise IllTyped(f"scale or bias of a shape that does not broadcast to {xp.shape(normal)}")
     return result
+
+
+def _body(node: Node, centred: Node) -> Node:
+    """Nodes of which ONNX Runtime makes one: the operator before there was one of that name."""
+    x, scale, *_ = node.args
+    if x.dtype not in ("float32", "float64"):
+        raise Unsupported(f"a norm of {x.dtype} before there was an operator of that name")
+    axes = tuple(range(node.attr("axis"), len(x.shape)))
+    variance = reduce_mean.term(pow_.term(centred, constant(2.0, x.dtype)), axes=axes)
+    deviation = sqrt.term(add.term(variance, constant(node.attr("epsilon"), x.dtype)))
+    return mul.term(div.term(centred, deviation), scale)
+
+
+@layer_norm.exporter
+def _(node: Node, opset: int) -> Call:
+    if opset >= 17:
+        return layer_norm._write(node, opset)
+    x, _, *bias = node.args
+    centred = sub.term(x, reduce_mean.term(x, axes=tuple(range(node.attr("axis"), len(x.shape)))))
+    scaled = _body(node, centred)
+    return Call("Add", (scaled, *bias), {}, opset) if bias else Call("Mul", scaled.args, {}, opset)
+
+
+@rms_norm.exporter
+def _(node: Node, opset: int) -> Call:
+    return rms_norm._write(node, opset) if opset >= 23 else Call("Mul", _body(node, node.args[0]).args, {}, opset)
 
 
 def _read(op_: Op, call: Call) -> Node:
@@ -115,3 +141,11 @@ rms_norm.laws("""
         == matmul(rms_norm(x, expand(1, shape=shape(g)), **a), mul(reshape(g, shape=(dim(g, 0), 1)), w)) \
         where is_weight(g) and is_weight(w) and rank(g) == 1 and rank(w) == 2 and dim(x, rank(x) - 1) == dim(g, 0)
 """)
+for _normal in ("mul(x, div(1, {}))", "mul(x, reciprocal({}))"):
+    for _square in ("mul(x, x)", "pow(x, 2)"):
+        rms_norm.laws(f"""
+            mul({_normal.format(f"sqrt(add(reduce_mean({_square}, axes=i), e))")}, g) \
+                == rms_norm(x, g, axis=rank(x) - 1, epsilon=value(e)) \
+                where i == (rank(x) - 1,) and is_constant(e) and shape(g) == shape(x)[rank(x) - 1:] \
+                    and dtype(x) in ("float32", "float64")
+        """)

@@ -182,6 +182,9 @@ skip_layer_norm_sum.laws("""
 skip_rms_norm_sum.laws("""
     (skip_rms_norm(x, y, g, epsilon=e), add(x, y)) \
         == (item(skip_rms_norm_sum(x, y, g, epsilon=e), index=0), item(skip_rms_norm_sum(x, y, g, epsilon=e), index=1))
+    (rms_norm(add(x, y), g, axis=2, epsilon=e, stash_type=1), add(x, y)) \
+        == (item(skip_rms_norm_sum(x, y, g, epsilon=e), index=0), item(skip_rms_norm_sum(x, y, g, epsilon=e), index=1)) \
+        where rank(x) == 3 and shape(x) == shape(y) and shape(g) == (dim(x, 2),)
 """)
 skip_rms_norm.laws("""
     mul(div(add(x, y), sqrt(add(reduce_mean(pow(add(x, y), 2), axes=(2,)), e))), g) \

@@ -200,3 +200,9 @@ reduce_max.laws("""
         == reduce_max(max(x, y), axes=i, keepdims=k) \
         where shape(x) == shape(y)
 """)
+for _op, _more in ((reduce_sum, ""), (reduce_mean, "and is_float(x)"), (reduce_max, "")):
+    _op.laws(f"""
+        {_op.name}(x, axes=i, keepdims=1) == x  where prod(at(shape(x), i)) == 1 {_more}
+        unsqueeze({_op.name}(x, axes=i, keepdims=0), axes=i) == {_op.name}(x, axes=i, keepdims=1)
+        squeeze({_op.name}(x, axes=i, keepdims=1), axes=i) == {_op.name}(x, axes=i, keepdims=0)
+    """)

@@ -313,8 +313,10 @@ reshape.laws(each(PAIRWISE, "f(reshape(x, shape=s), c) == reshape(f(x, c), shape
 squeeze.laws("""
     squeeze(x, axes=()) == x
     squeeze(unsqueeze(x, axes=i), axes=i) == x
+    squeeze(squeeze(x, axes=i), axes=j) == squeeze(x, axes=nested(j, i, rank(x)))
 """)
 unsqueeze.laws("""
     unsqueeze(x, axes=()) == x
     unsqueeze(squeeze(x, axes=i), axes=i) == x
+    unsqueeze(unsqueeze(x, axes=i), axes=j) == unsqueeze(x, axes=nested(i, j, rank(x) + len(i) + len(j)))
 """)

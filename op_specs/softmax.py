@@ -93,3 +93,13 @@ softmax.laws(
 """,
     together=True,
 )
+# A row of a softmax is NaN as a whole or not at all, and so is that of its product with finite
+# values, which is mostly smaller; the number is 0, as a row of zeros has a product of zeros.
+softmax.laws(
+    """
+    matmul(where(isnan(softmax(s, axis=i)), 0, softmax(s, axis=i)), v) \
+        == where(isnan(matmul(softmax(s, axis=i), v)), 0, matmul(softmax(s, axis=i), v)) \
+        where i == rank(s) - 1 and rank(v) > 1 and dtype(s) in ("float32", "float64")
+""",
+    last=True,
+)

@@ -68,3 +68,11 @@ transpose.laws(
         for k in range(3)
     )
 )
+transpose.laws(
+    """
+    transpose(x, perm=p) == reshape(x, shape=at(shape(x), p))  where moves_ones(p, shape(x))
+    transpose(reshape(x, shape=s), perm=p) == reshape(x, shape=at(s, p))  where moves_ones(p, s)
+    reshape(transpose(x, perm=p), shape=s) == reshape(x, shape=s)  where moves_ones(p, shape(x))
+""",
+    last=True,
+)

@@ -56,8 +56,10 @@ HEAVY = {
     },
     "onnx_ir": {
         "onnx_io/bodies.py",
+        "onnx_io/branches.py",
         "onnx_io/build.py",
         "onnx_io/compared.py",
+        "onnx_io/counted.py",
         "onnx_io/files.py",
         "onnx_io/inference.py",
         "onnx_io/inlining.py",
@@ -65,6 +67,7 @@ HEAVY = {
         "onnx_io/originals.py",
         "onnx_io/protos.py",
         "onnx_io/read.py",
+        "onnx_io/states.py",
         "onnx_io/walk.py",
         "onnx_io/write.py",
         "report/inspection.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from commandline import run
 from onnx import ModelProto
@@ -20,8 +22,9 @@ from onnx import ModelProto
 from models import NAMES
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, StoredWeight
-from taso_mirage.ir.terms import Node, with_args
+from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight, with_args
 from taso_mirage.onnx_io import load, save
+from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.rules.proofs import Proofs
@@ -32,6 +35,8 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.rulesets import rules
 
 MODEL = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
+SIZES = {"g": (8,), "m": (8, 8)}
+"""Of two weights."""
 Case = tuple[Model, Model, dict[str, Any]]
 
 
@@ -68,6 +73,27 @@ def test_a_certificate_leads_from_one_model_to_the_other(case: Case) -> None:
 
 def test_saturation_has_certificates_too(tmp_path: Path) -> None:
     assert set(followed(made(MODEL, tmp_path, strategy="saturate")).equalities) <= {CHECKED, AGAIN}
+
+
+@pytest.mark.parametrize("opset", [11, 17, 23])
+def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: Path, opset: int) -> None:
+    """Before opset 20 a Gelu is five nodes in the file, before opset 23 such a norm is six."""
+    folder = tmp_path / "original"
+    folder.mkdir()
+    x, g, m = variable("x", Tensor("float32", (2, 3, 8))), *(weight(n, Tensor("float32", s)) for n, s in SIZES.items())
+    square = term("reduce_mean", term("pow", x, constant(2.0, "float32")), axes=(2,))
+    deviation = term("sqrt", term("add", square, constant(1e-3, "float32")))
+    product = term("matmul", term("mul", term("div", x, deviation), g), m)
+    root = constant(math.sqrt(2), "float32")
+    tail = term("add", term("erf", term("div", product, root)), constant(1.0, "float32"))
+    gelu = term("mul", term("mul", product, tail), constant(0.5, "float32"))
+    rng = np.random.default_rng(0)
+    weights = {n: StoredWeight(rng.normal(size=s).astype(np.float32)) for n, s in SIZES.items()}
+    save(standalone(Graph((x,), (gelu,)), {"": opset}, weights), folder / "model.onnx")
+    case = made(folder / "model.onnx", tmp_path, portable=True)
+    names = {n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert ("Gelu" in names, "RMSNormalization" in names) == (opset >= 20, opset >= 23)
+    assert set(followed(case).equalities) <= {CHECKED, AGAIN}
 
 
 LARGE = ("light_vgg19", "light_zfnet512", "light_alexnet")

@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.onnx_io import from_ir
+from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.operators.ops import term
@@ -184,3 +185,27 @@ def guarded_attention(number: float) -> Node:
     kept = term("where", term("isnan", weights), constant(0.0, "float32"), weights)
     joined = term("transpose", term("matmul", kept, v), perm=(0, 2, 1, 3))
     return term("reshape", joined, shape=(1, ROWS, HEADS * SIZE))
+
+
+@pytest.mark.parametrize("keys", [16, 4])
+def test_rows_without_keys_are_asked_for_behind_the_values_where_these_are_narrower(keys: int) -> None:
+    """A softmax of minus infinities is NaN, for which exporters write 0."""
+    heads, mask = Tensor("float32", (1, 2, 6, 8)), variable("m", Tensor("bool", (1, 1, 6, keys)))
+    q, k, v = variable("q", heads), x(1, 2, 8, keys, name="k"), x(1, 2, keys, 8, name="v")
+    zero, low = constant(0.0, "float32"), constant(-np.inf, "float32")
+    shares = term("softmax", term("add", term("matmul", q, k), term("where", mask, zero, low)), axis=3)
+    root = term("matmul", term("where", term("isnan", shares), zero, shares), v)
+    (found,), _ = simplify((root,), pass_order(rules())[-1], Context({"": 17}, {}))
+    assert (found.op == "where") == (keys > 8)
+    rng = np.random.default_rng(0)
+    values = {n.attr("name"): rng.normal(size=n.shape).astype(np.float32) for n in (q, k, v)}
+    values["m"] = np.broadcast_to(np.tri(6, keys, -1, dtype=bool), mask.shape)  # the first row has no key
+    before, after = (
+        onnxruntime.InferenceSession(serialize(standalone(Graph((q, k, v, mask), (root,)), {"": 17}, {}))).run(
+            None, values
+        )[0]
+        for root in (root, found)
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    assert not after[:, :, 0].any()
+    assert after[:, :, 1:].all()

@@ -3,6 +3,7 @@ agree."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,16 +85,15 @@ constant)."""
 
 
 def opsets(use: Use) -> dict[str, int]:
-    """The first opsets from 18 on that have the operator."""
+    """The first opsets from 18 on that have the operator, by its own name where there is one."""
     if use.op.domain:
         return {"": 18, use.op.domain: 1}
+    names: dict[int, str] = {}
     for opset in range(max(use.op.since, 18), NEWEST + 1):
-        try:
-            use.op.to_onnx(use.term, opset)
-            return {"": opset}
-        except Unsupported:
-            continue
-    return {"": use.op.until}
+        with suppress(Unsupported):
+            names[opset] = use.op.to_onnx(use.term, opset).op_type
+    own = [opset for opset, name in names.items() if name == use.op.onnx]
+    return {"": next(iter(own or names), use.op.until)}
 
 
 def _random(type: Tensor, rng: np.random.Generator, integers: bool, below: int) -> Any:

@@ -7,8 +7,9 @@ import itertools
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -17,8 +18,10 @@ from taso_mirage.errors import IllTyped, InvalidModel, TasoMirageError, Undecida
 from taso_mirage.ir.dims import Dim, Symbolic, parse_dim, symbol, symbols
 from taso_mirage.ir.model import Model, Origin, Weight
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
+from taso_mirage.onnx_io.branches import branch_taken, refuses
 from taso_mirage.onnx_io.inference import inferred
 from taso_mirage.onnx_io.kernels import without_kernels
+from taso_mirage.onnx_io.states import without_zeros
 from taso_mirage.onnx_io.typed_nodes import TypedOutput, typed
 from taso_mirage.onnx_io.types_microsoft import MICROSOFT_TYPES
 from taso_mirage.onnx_io.types_of_refused import REFUSED_TYPES
@@ -98,6 +101,10 @@ class _Reader:
         self.input_sizes: set[str] = set()
         self.known_sizes: set[str] = set()
         self.own_symbols: dict[str, Symbolic] = {}
+        self.refused: set[Node] = set()
+        """What the runtime does not run, with these ranks."""
+        self.tried = 0
+        """Ifs of which both branches were read."""
 
     def read(self) -> None:
         graph = self.source.graph
@@ -107,14 +114,22 @@ class _Reader:
         for value in inputs:
             self._input(value)
         self.input_sizes = set(self.known_sizes)
-        self._inside(graph)
+        self.inside(graph)
 
-    def _inside(self, graph: ir.Graph) -> None:
+    def inside(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
             if value not in self.terms:
                 self._initializer(value)
         for node in graph:
-            self._node(node)
+            self.node(node)
+
+    def copied(self) -> Self:
+        """A reader that goes on from here, and changes nothing of this one."""
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | set | list):
+                setattr(other, name, value.copy())
+        return other
 
     # ------------------------------------------------------------ values
 
@@ -214,12 +229,16 @@ class _Reader:
 
     # ------------------------------------------------------------ nodes
 
-    def _node(self, node: ir.Node) -> None:
-        branch = self._only_branch(node)
+    def put(self, node: ir.Node, branch: ir.Graph) -> None:
+        """A branch in the place of an If."""
+        self.inside(branch)
+        for inner, output in zip(branch.outputs, node.outputs, strict=True):
+            self._bind(output, self.value(inner))
+
+    def node(self, node: ir.Node) -> None:
+        branch = branch_taken(self, node)
         if branch is not None:
-            self._inside(branch)
-            for inner, output in zip(branch.outputs, node.outputs, strict=True):
-                self._bind(output, self.value(inner))
+            self.put(node, branch)
             return
         try:
             term = self._whole(node, self._known(node))
@@ -236,17 +255,6 @@ class _Reader:
             self._bind(node.outputs[0], term)
         metadata = dict(node.metadata_props)
         self.origins.setdefault(term, Origin(node.name, node.doc_string, metadata))
-
-    def _only_branch(self, node: ir.Node) -> ir.Graph | None:
-        """The branch of an If whose condition is a constant: it stands in the node's place."""
-        if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
-            return None
-        condition = self.value(node.inputs[0])
-        if condition.op != "constant" or condition.dtype != "bool" or len(bodies(node)) != 2:
-            return None
-        name = "then_branch" if condition.attr("value").numpy().reshape(-1)[0] else "else_branch"
-        branch = node.attributes[name].as_graph()
-        return branch if len(branch.outputs) == len(node.outputs) else None
 
     def _bind(self, output: ir.Value, term: Node) -> None:
         self.terms[output] = term
@@ -322,12 +330,15 @@ class _Reader:
 
     def _opaque(self, node: ir.Node, reason: str) -> Node:
         captured = list(dict.fromkeys(v for body in bodies(node) for v in outer_values(body)))
-        args = [ABSENT if v is None else self.value(v) for v in node.inputs] + [self.value(v) for v in captured]
+        given = [ABSENT if v is None else self.value(v) for v in node.inputs]
+        args = [*without_zeros(node, given), *(self.value(v) for v in captured)]
         types = self._output_types(node, args[: len(node.inputs)])
         call = OpaqueCall(node, tuple(captured))
         single = len(types) == 1
         term = Node("opaque", tuple(args), (("call", call),), lambda: types[0] if single else types)
         self.reasons[term] = reason
+        if refuses(node, args[: len(node.inputs)]):
+            self.refused.add(term)
         return term
 
     def _output_types(self, node: ir.Node, args: list[Node]) -> tuple[Tensor, ...]:

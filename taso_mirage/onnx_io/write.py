@@ -360,7 +360,7 @@ class _Writer:
         if node.attr("scalar"):
             shape = self._constant(np.array([], np.int64), self._fresh("scalar"))
             return self._append("Reshape", [parts[0], shape], {}, [name], [node.tensor])[0]
-        return self._append("Concat", parts, {"axis": 0}, [name], [node.tensor])[0]
+        return parts[0] if len(parts) == 1 else self._append("Concat", parts, {"axis": 0}, [name], [node.tensor])[0]
 
     def _size(self, dim: Dim) -> ir.Value:
         """A one-element int64 vector that holds `dim` when the model runs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -103,6 +103,16 @@ def _dim(node: Node, axis: int) -> Dim:
     return node.shape[axis]
 
 
+def _ascending(axes: Sequence[int]) -> bool:
+    return list(axes) == sorted(axes)
+
+
+def _nested(inner: Sequence[int], outer: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Both axes of a rank, where the inner ones count what is not at the outer ones."""
+    others = [k for k in range(rank) if k not in outer]
+    return tuple(sorted((*outer, *(others[k] for k in inner))))
+
+
 EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rank": lambda x: len(x.shape),
     "shape": lambda x: x.shape,
@@ -131,6 +141,8 @@ EXPRESSION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minus": lambda xs, ys: tuple(x - y for x, y in zip(xs, ys, strict=True)),
     "without": lambda xs, i: tuple(x for k, x in enumerate(xs) if k != i),
     "at": lambda xs, indices: tuple(xs[i] for i in indices),
+    "nested": lambda i, j, rank: _nested(i, j, rank),
+    "moves_ones": lambda p, shape: _ascending([i for i in p if shape[i] != 1]),
 }
 """What an expression may call.
 

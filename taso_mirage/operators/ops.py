@@ -106,7 +106,7 @@ class Example:
     Tests and fuzzing run over all of them.
     """
 
-    operands: tuple[str | Sequence[Any] | None, ...]
+    operands: tuple[str | int | Sequence[Any] | None, ...]
     attrs: Mapping[str, Any]
 
 
@@ -133,6 +133,7 @@ class Op:
     law_texts: list[str] = field(default_factory=list)
     law_typings: dict[int, str] = field(default_factory=dict)
     together: set[int] = field(default_factory=set)
+    last: set[int] = field(default_factory=set)
     examples: list[Example] = field(default_factory=list)
     traits: Traits = field(default_factory=Traits)
     import_hook: Importer | None = None
@@ -192,24 +193,26 @@ class Op:
             shown = ", ".join("-" if t is None else str(t) for t in types)
             raise IllTyped(f"{self.name}({shown}), {dict(attrs)}: {error}") from None
 
-    def laws(self, text: str, together: bool = False) -> None:
+    def laws(self, text: str, together: bool = False, last: bool = False) -> None:
         """State equations `lhs == rhs  where guard`, one a line; tests check every one.
 
         `*b` is an optional operand (`rewriting/optional_operands.py`). A line `given x: (m, k) | p:
         (k, m)` below a law is one typing of it, with its attributes; the tests draw typings around
         that, or else around the operators' examples. `together`: they are tried at all
-        of their places at once (`search/together.py`).
+        of their places at once (`search/together.py`). `last`: as passes they come after larger
+        fusions, whose patterns have what they take away.
         """
         for line in (each.strip() for each in text.strip().splitlines()):
             if line.startswith("given "):
                 self.law_typings[len(self.law_texts) - 1] = line.removeprefix("given ")
             elif line and line[0] != "#":
                 self.together |= {len(self.law_texts)} if together else set()
+                self.last |= {len(self.law_texts)} if last else set()
                 self.law_texts.append(line)
 
-    def example(self, *operands: str | Sequence[Any] | None, **attrs: Any) -> None:
-        """State one legal use: types like "float32[2,3]", values like [0, 2], None for an operand
-        left out."""
+    def example(self, *operands: str | int | Sequence[Any] | None, **attrs: Any) -> None:
+        """State one legal use: types like "float32[2,3]", values like [0, 2] or 2, None for an
+        operand left out."""
         self.examples.append(Example(operands, attrs))
 
     def importer(self, hook: Importer) -> Importer:

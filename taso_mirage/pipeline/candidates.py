@@ -9,6 +9,7 @@ from functools import partial
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.cost_cache import cache_path
 from taso_mirage.measure.target import Target
+from taso_mirage.onnx_io.counted import reads_smaller
 from taso_mirage.operators.ops import traits
 from taso_mirage.pipeline.problem import Problem, rewriter_for
 from taso_mirage.pipeline.shares import DECIDING, search_seconds
@@ -70,7 +71,7 @@ def mutate(job: Job, start: Start) -> Mutations:
 
 def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[list[ModelCandidate], SearchStatistics]:
     """The model after the passes, and after passes, search and passes again; only those that differ
-    from the original.
+    from the original. What was read and is written again with fewer nodes does, too.
 
     Where the provider has options that suit some convolutions, every such set of options is
     searched, and the original is tried.
@@ -94,12 +95,14 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         )
     ]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
-    candidates = [passed, *others, *candidates, *(each for each in together if each is not None)]
+    read = ModelCandidate("read", problem.model, (), passed.cost, problem.target)
+    candidates = [passed, *others, *candidates, *(each for each in together if each is not None), read]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}
-    unchanged = (problem.model.graph, problem.target)
-    return [c for key, c in distinct.items() if key != unchanged], statistics
+    if not reads_smaller(problem.model):
+        distinct.pop((problem.model.graph, problem.target))
+    return list(distinct.values()), statistics
 
 
 def variants(job: Job, problem: Problem) -> tuple[Target, ...]:

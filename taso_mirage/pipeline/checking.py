@@ -99,7 +99,7 @@ class _Checking:
     def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
         """The steps before the first one that breaks the model, which is named; where it only turns
         a decision, all steps but such ones."""
-        if not chosen.steps:  # the same graph with other options
+        if not chosen.steps:  # the same graph, folded as it was read, or with other options
             self.job.failure = f"the check failed with {dict(chosen.target.options)} ({bad}): the original is kept"
             return None, ()
         try:

@@ -24,6 +24,7 @@ from taso_mirage.search.steps import BODIES
 from taso_mirage.search.survival import surviving
 
 KEPT = "the original's graph is kept"
+FOLDED = "no equation was applied: what the model computes of sizes and constants was folded"
 LOOKS = 3
 """A gain that may be chance is measured so often, at most."""
 PROMISING = 0.98
@@ -108,6 +109,8 @@ class Choosing:
             chance = "" if timing.ratio < KEEP_BELOW else ", which may be chance"
             self.job.kept = f"measured {timing.ratio:.3f} times as fast{chance}: {KEPT}"
             return Choice(None, timing, normal)
+        if not candidate.steps and candidate.target == self.problem.target:
+            self.job.remarks.append(FOLDED)
         return Choice(candidate, timing, normal)
 
     def _what_pays(self, best: ModelCandidate, timing: Timing, pace: float) -> tuple[ModelCandidate, Timing]:

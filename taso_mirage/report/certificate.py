@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.dims import Dim, Symbolic, bind
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, topological, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topological, variable
+from taso_mirage.operators.ops import by_onnx, load_specs
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
 from taso_mirage.report.changes import FOLDING, ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
+from taso_mirage.search.passes import Context, pass_order, simplify
+from taso_mirage.search.steps import RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__
@@ -35,7 +41,7 @@ BARE = ("constant", "extents", "absent")
 def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proofs) -> dict[str, Any]:
     """The certificate of a result, as JSON data. `equations` are those that its steps name."""
     book = _Book(result, proofs)
-    for step in result.steps if result.changed else ():
+    for step in (*result.steps, *_from_bodies(result, proofs)) if result.changed else ():
         for each in step.details or (step,):
             for region in changed_regions(each, equations):
                 book.enter(region)
@@ -47,6 +53,38 @@ def certificate(result: Result, equations: Mapping[str, Equation], proofs: Proof
         "records": book.records,
         "kernels": [str(each) for each in result.kernels],
     }
+
+
+def _from_bodies(result: Result, proofs: Proofs) -> Iterator[RewriteStep]:
+    """The steps from what is written for a term, where the model's opset has no operator of its
+    name, to the term: the file is read as the first."""
+    standard, *_ = pass_order(result.rules.equations, proofs)
+    context = Context(result.model.opsets, {})
+    for node in result.model.nodes():
+        body = _body(node, result.model.opsets)
+        if body is None:
+            continue
+        named = (a for a in dict.fromkeys(node.args) if a.op not in BARE and isinstance(a.type, Tensor))
+        cut = {arg: variable(f"operand {i}", arg.tensor) for i, arg in enumerate(named)}
+        back = {leaf: arg for arg, leaf in cut.items()}
+        start, end = substitute((body, node), cut)
+        found, steps = simplify((start,), standard, context)
+        for step in steps if found == (end,) else ():
+            yield replace(step, old=substitute(step.old, back), new=substitute(step.new, back))
+
+
+def _body(node: Node, opsets: Mapping[str, int]) -> Node | None:
+    """The term of another operator as which a term is written, if it is."""
+    op = load_specs().get(node.op)
+    if op is None or op.onnx is None or op.domain not in opsets:
+        return None
+    call = op.to_onnx(node, opsets[op.domain])
+    if call.op_type == op.onnx:
+        return None
+    for other in by_onnx().get((call.domain, call.op_type), ()):
+        with suppress(Unsupported, IllTyped):
+            return other.from_onnx(call)
+    return None
 
 
 def write_certificate(path: Path, result: Result, proofs: Proofs) -> None:

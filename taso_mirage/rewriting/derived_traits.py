@@ -47,7 +47,7 @@ def _used(op: Op, example: Example) -> frozenset[str]:
     return frozenset(meaning.used)
 
 
-def _noted(operand: str | Sequence[Any] | None) -> tuple[Tensor, None] | None:
+def _noted(operand: str | int | Sequence[Any] | None) -> tuple[Tensor, None] | None:
     if operand is None:
         return None
     return (parse_type(operand) if isinstance(operand, str) else Tensor("int64", np.shape(operand))), None

@@ -48,7 +48,8 @@ class Equation:
     """lhs = rhs for all typings on which `where` holds.
 
     Variables are untyped inputs; both sides have as many outputs. `together`: it is tried at all
-    of its places at once (`search/together.py`).
+    of its places at once (`search/together.py`). `last`: among the passes it comes after large
+    fusions.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Equation:
     where: Expr | None = None
     evidence: str = "law"
     together: bool = False
+    last: bool = False
 
     def reverse(self) -> Equation | None:
         """The equation read from right to left; None where the right side does not determine the

@@ -281,7 +281,7 @@ def _stated_laws() -> tuple[tuple[Equation, str], ...]:
         variants = [(i, each) for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
         for number, (i, variant) in enumerate(variants):
             equation = parse_equation(variant.text, f"{op.name}.{number}")
-            found.append((replace(equation, together=i in op.together), variant.typing))
+            found.append((replace(equation, together=i in op.together, last=i in op.last), variant.typing))
     return tuple(found)
 
 

@@ -28,6 +28,8 @@ from taso_mirage.search.weights import dtype_holds
 
 SWEEPS = 8
 LARGE = 4
+FASTER = 1 - 1e-6
+"""Of the time on a roofline: what as many terms may take at most."""
 FEW = 1 << 16
 """Operations on weights in half precision that may be tried out before a rewrite is taken."""
 
@@ -128,10 +130,11 @@ def new_terms(results: Sequence[Node], known: Mapping[str, Node]) -> list[Node]:
 
 def pass_order(equations: Sequence[Equation], keep: Keep | None = None) -> list[Rules]:
     """The order in which laws are tried as passes: standard operators first; then into the
-    runtime's own, large patterns before small ones, because a small fusion would hide a large one.
+    runtime's own, large patterns before small ones, because a small fusion would hide a large one;
+    and what would hide one as well (`last`).
     `keep` says which applications are proved."""
-    helpful = [e for e in equations if can_shrink(e)]
-    standard = [e for e in helpful if not runtime_specific(e)]
+    helpful = [e for e in equations if e.last or can_shrink(e)]
+    standard = [e for e in helpful if not (runtime_specific(e) or e.last)]
     large = [e for e in helpful if len(e.lhs_terms) >= LARGE]
     return [Rules(standard, keep), Rules([*standard, *large], keep), Rules(helpful, keep)]
 
@@ -326,14 +329,15 @@ def _rebuilt(node: Node, done: Mapping[Node, Node]) -> Node:
 
 
 def _smaller(application: Application, uses: Mapping[Node, int], context: Context) -> bool:
-    """Whether fewer terms run after an application, no slower on a roofline, and all of them may be
-    written."""
+    """Whether fewer terms run after an application, no slower on a roofline, or as many that are
+    faster, as what others use stays; and all of them may be written."""
     new = new_terms(application.results, application.found.operands)
     added = [n for n in new if n.op != "item" and not is_weight(n)]
     removed = removed_terms(application.found, uses)
-    if len(added) >= len(removed) or not all(context.legal(n) for n in new):
+    if len(added) > len(removed) or not all(context.legal(n) for n in new):
         return False
-    if sum(map(context.estimate, added)) > sum(map(context.estimate, removed)):
+    before, after = (sum(map(context.estimate, terms)) for terms in (removed, added))
+    if after > before * (1.0 if len(added) < len(removed) else FASTER):
         return False
     if context.slower is None or not runtime_specific(application.equation):
         return True

@@ -215,6 +215,8 @@ def _read(names: Names, place: tuple[str, int]) -> Any:
 def _write(names: Names, place: tuple[str, int], size: Any) -> None:
     name, i = place
     value = names[name]
+    if isinstance(value, Node) and isinstance(size, int) and size < 0:
+        return  # an axis from the end is no size
     sizes = list(value.shape if isinstance(value, Node) else value)
     sizes[i] = size
     names[name] = _typed(value, value.dtype, sizes) if isinstance(value, Node) else tuple(sizes)

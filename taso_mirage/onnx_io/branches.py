@@ -1,0 +1,101 @@
+"""The branch that stands in the place of an If: the one that a constant condition takes, or the one
+without which the model does not run.
+
+Exporters write `x.squeeze(-1)` of a size that they do not know as an If with a result of one rank
+or of another. Where what follows takes one of them only, a run that ends has taken that branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import dropwhile
+from typing import Protocol, Self
+
+import onnx_ir as ir
+
+from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, topological
+from taso_mirage.onnx_io.walk import bodies
+
+TRIED = 8
+"""Ifs of a model of which both branches are read with all that follows, at most."""
+RANKS: Mapping[str, tuple[int, ...]] = {"LSTM": (3, 3, 3), "GRU": (3, 3, 3), "RNN": (3, 3, 3)}
+"""Standard operators that ONNX Runtime runs only with first operands of these ranks."""
+ALIKE = frozenset({"Conv", "ConvTranspose"})
+"""Standard operators whose first two operands have one rank."""
+
+
+class Reading(Protocol):
+    """What reads a model, node by node."""
+
+    source: ir.Model
+    tried: int
+    refused: set[Node]
+
+    def value(self, value: ir.Value) -> Node: ...
+    def inside(self, graph: ir.Graph) -> None: ...
+    def node(self, node: ir.Node) -> None: ...
+    def put(self, node: ir.Node, branch: ir.Graph) -> None: ...
+    def copied(self) -> Self: ...
+
+
+def branch_taken(reader: Reading, node: ir.Node) -> ir.Graph | None:
+    """The branch that stands in the place of a node, if it is an If of which that is known."""
+    if (node.domain, node.op_type) != ("", "If") or len(node.inputs) != 1 or node.inputs[0] is None:
+        return None
+    condition = reader.value(node.inputs[0])
+    if len(bodies(node)) != 2 or condition.dtype != "bool":
+        return None
+    branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
+    if any(len(branch.outputs) != len(node.outputs) for branch in branches):
+        return None
+    if condition.op == "constant":
+        return branches[int(condition.attr("value").numpy().reshape(-1)[0])]
+    return _only_runnable(reader, node, branches)
+
+
+def _only_runnable(reader: Reading, node: ir.Node, branches: list[ir.Graph]) -> ir.Graph | None:
+    """The branch with which the rest runs, if it does not with the other. In a branch that is put
+    into the model nothing says what of it an output of the model needs."""
+    if reader.tried >= TRIED or node.graph is not reader.source.graph:
+        return None
+    try:
+        readers = [_with(reader, node, branch) for branch in branches]
+        ranks = [[_rank(each.value(output)) for output in node.outputs] for each in readers]
+        if ranks[0] == ranks[1]:
+            return None
+        reader.tried += 1
+        running = [branch for each, branch in zip(readers, branches, strict=True) if _runs(each, node)]
+    except TasoMirageError:
+        return None
+    return running[0] if len(running) == 1 else None
+
+
+def _with(reader: Reading, node: ir.Node, branch: ir.Graph) -> Reading:
+    """A copy of a reader with a branch in the place of a node."""
+    copy = reader.copied()
+    copy.tried = TRIED  # no trials within trials
+    copy.put(node, branch)
+    return copy
+
+
+def _runs(reader: Reading, node: ir.Node) -> bool:
+    """Whether what follows on a node may run: no operator that an output needs is refused."""
+    graph = reader.source.graph
+    for each in list(dropwhile(lambda each: each is not node, graph))[1:]:
+        reader.node(each)
+    needed = topological([reader.value(output) for output in graph.outputs])
+    return reader.refused.isdisjoint(needed)
+
+
+def _rank(term: Node) -> int | None:
+    return len(term.type.shape) if isinstance(term.type, Tensor) and term.type.shape is not None else None
+
+
+def refuses(node: ir.Node, operands: list[Node]) -> bool:
+    """Whether ONNX Runtime does not run a node, as its operands have other ranks than it takes."""
+    if node.domain != "":
+        return False
+    ranks = [None if operand is ABSENT else _rank(operand) for operand in operands]
+    wrong = any(rank not in (None, wanted) for rank, wanted in zip(ranks, RANKS.get(node.op_type, ()), strict=False))
+    return wrong or (node.op_type in ALIKE and None not in ranks[:2] and len(set(ranks[:2])) == 2)

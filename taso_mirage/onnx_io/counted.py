@@ -1,0 +1,20 @@
+"""Whether reading alone makes a model smaller: sizes and constants are folded, dead nodes gone."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io.write import to_ir
+
+FREE = frozenset({"Constant", "Identity"})
+"""Standard operators that the runtime does not run."""
+
+
+def reads_smaller(model: Model) -> bool:
+    """Whether what was read has fewer nodes when it is written again."""
+    return _nodes(to_ir(model)) < _nodes(model.header)
+
+
+def _nodes(model: ir.Model) -> int:
+    return sum(not (node.domain == "" and node.op_type in FREE) for node in model.graph)

@@ -1,0 +1,31 @@
+"""Operands of recurrent operators that are zero, which is what they are where they are left out:
+exporters compute initial states of zeros from the size of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.operators.expressions import uniform_value
+from taso_mirage.rewriting.derived_traits import primitives
+
+STATES: Mapping[str, Sequence[int]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+"""Standard operators with the places of their initial states."""
+MOVES = frozenset({"reshape", "transpose", "expand", "concat", "slice"})
+"""Primitives that only move elements of their operands."""
+
+
+def without_zeros(node: ir.Node, operands: Sequence[Node]) -> list[Node]:
+    """The operands of a node; initial states of zeros are left out."""
+    places = STATES.get(node.op_type, ()) if node.domain == "" else ()
+    return [ABSENT if i in places and _zero(each) else each for i, each in enumerate(operands)]
+
+
+def _zero(term: Node) -> bool:
+    """Whether all elements are known to be zero."""
+    if term.op == "constant":
+        return uniform_value(term) == 0
+    moved = primitives(term.op) if term.args else None
+    return moved is not None and moved <= MOVES and all(map(_zero, term.args))
