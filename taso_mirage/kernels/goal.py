@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
+from taso_mirage.operators.ops import traits
 
 LabelNames: TypeAlias = tuple[tuple[str, ...], ...]
 """For each axis the labels that make it up, outermost first: one as a rule, none for an axis of
@@ -32,7 +34,8 @@ class Labelled:
     """A goal over named axes.
 
     `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views,
-    called x and x'. `leaves`: the leaf of every view. `constants`: the value of each scalar by its
+    called x and x'. `leaves`: the leaf of every view; of a leaf with several numbers in a byte the
+    term that has them apart. `constants`: the value of each scalar by its
     name. `functions`: an example term of each opaque function by its name. `split`: the grid part
     and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed
     over.
@@ -62,6 +65,12 @@ class Labelled:
         """All labels of the inputs, in order of appearance."""
         return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
 
+    @property
+    def steps(self) -> dict[str, int]:
+        """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
+        packed = ((axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes)
+        return {label: n for label, n in packed if n > 1}
+
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
         return next((pair for pair in self.split.values() if pair[0] == label), (label,))
@@ -69,6 +78,19 @@ class Labelled:
 
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
+SMALL_INTEGERS = ("int8", "uint8")
+"""What they also load, to compute with the floats that these are."""
+
+
+def is_packed(node: Node) -> bool:
+    """Whether a term is the numbers of a few bits that the bytes of a leaf hold: to the search, a
+    leaf."""
+    return traits(node).lowering is Lowering.UNPACK and node.args[0].op in LEAVES
+
+
+def in_a_byte(leaf: Node) -> int:
+    """How many elements of a goal's leaf a byte in memory holds; 1 for all but packed ones."""
+    return 8 // int(leaf.attr("bits")) if leaf.args else 1
 
 
 def refuse(goal: Graph) -> None:
@@ -76,7 +98,7 @@ def refuse(goal: Graph) -> None:
     nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
-        if node.op in LEAVES and node.dtype not in (*COMPUTED, "bool"):
+        if node.op in LEAVES and node.dtype not in (*COMPUTED, *SMALL_INTEGERS, "bool"):
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):

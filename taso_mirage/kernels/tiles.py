@@ -80,7 +80,7 @@ def tiled(
     `width`: bytes of an element of inputs and results.
     """
     labels = sorted(_labels(kernel, closure))
-    options = [_options(label, kernel, closure, sizes, device) for label in labels]
+    options = [_whole_bytes(label, _options(label, kernel, closure, sizes, device), closure) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
     tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
     model = _Model(kernel, closure, sizes, tiles, width, device)
@@ -132,6 +132,11 @@ def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSiz
     parts = _parts(size, 1, device.longest)
     overlapping = () if device.general or parts[-1] >= UNEVEN[0] or size == parts[-1] else UNEVEN
     return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
+
+
+def _whole_bytes(label: str, options: list[int], closure: Closure) -> list[int]:
+    step = closure.goal.steps.get(label, 1)
+    return [n for n in options if n % step == 0]
 
 
 def _read(kernel: PlannedKernel, closure: Closure) -> set[str]:

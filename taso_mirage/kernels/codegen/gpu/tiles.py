@@ -127,7 +127,7 @@ class Tiles(Meaning[Tile]):
         numbers = [x.number for x in xs]
         if None not in numbers:
             with np.errstate(all="ignore"):
-                return self._number(float(fn(*[np.float64(n) for n in numbers])), dtype, shape)
+                return self._number(float(fn(*_numbers(xs))), dtype, shape)
         if function is POWER:
             return self._power(xs[0], xs[1])
         if not function.triton:
@@ -212,7 +212,7 @@ class Tiles(Meaning[Tile]):
         if any(x.number is None and (not x.zero or self.roots(x) != whole) for x in xs):
             return False
         with np.errstate(all="ignore"):
-            return bool(fn(*[np.float64(x.number or 0.0) for x in xs]) == 0)
+            return bool(fn(*_numbers(xs)) == 0)
 
     def roots(self, x: Tile) -> list[int]:
         return [self.axes_of.find(a) for a in x.present]
@@ -329,10 +329,13 @@ class Tiles(Meaning[Tile]):
         if [n for n in a.shape if n != 1] == [n for n in wanted if n != 1]:  # dims of 1 are no axes
             left = iter([x for x, n in zip(a.axes, a.shape, strict=True) if n != 1])
             return replace(a, shape=wanted, axes=tuple(None if n == 1 else next(left) for n in wanted))
-        axes = tuple(None if n == 1 else self.axes_of.fresh(n) for n in wanted)
+        same = next((i for i, (n, m) in enumerate(zip(a.shape, wanted, strict=False)) if n != m), 0)
+        kept, cut = a.axes[:same], wanted[same:]
+        axes = (*kept, *(None if n == 1 else self.axes_of.fresh(n) for n in cut))
         new = [x for x in axes if x is not None]
         whole = [x for x, n in zip(a.axes, a.shape, strict=True) if n != 1]
-        if None in whole or any(self.axes_of.padded(x) for x in (*a.present, *new)):
+        changed = [x for x in (*a.axes[same:], *axes[same:]) if x is not None]
+        if None in whole or any(self.axes_of.padded(x) for x in changed):
             raise Unsupported(f"a reshape of a tile of {a.shape} to {wanted} whose sizes are not powers of two")
         sizes = ", ".join(str(self.axes_of.lanes(x)) for x in new)
         code = self.lines.let(a.stage, self.hint, f"tl.reshape({a.code}, [{sizes}])")
@@ -342,6 +345,8 @@ class Tiles(Meaning[Tile]):
         """Two tiles of equal size side by side."""
         if len(xs) == 1:
             return xs[0]
+        if len(xs) == 2 and all(x.shape[axis] == 1 for x in xs):
+            return self._beside(*[self.ready(x) for x in xs], axis)
         if len(xs) != 2 or xs[0].shape != xs[1].shape or None in (xs[0].axes[axis], xs[1].axes[axis]):
             raise Unsupported(f"a concatenation of tiles of {[x.shape for x in xs]}")
         a, b = (self.computed(x) for x in xs)
@@ -359,6 +364,18 @@ class Tiles(Meaning[Tile]):
         stage = max(a.stage, b.stage)
         shape = (*a.shape[:axis], 2 * n, *a.shape[axis + 1 :])
         return Tile(self.lines.let(stage, self.hint, code), shape, axes, a.dtype, a.stored, stage)
+
+    def _beside(self, a: Tile, b: Tile, axis: int) -> Tile:
+        """Two tiles that lack an axis, along it."""
+        both, rank = self.common(a.shape, [a, b]), len(a.present)
+        if self.roots(a) != self.roots(b) or a.stored != b.stored:
+            raise Unsupported(f"a concatenation of tiles of {a.shape} that differ in kind")
+        axes = (*both[:axis], self.axes_of.fresh(2), *both[axis + 1 :])
+        place = self._place(axes, axis)
+        joined = f"tl.join({a.code}, {b.code})"
+        code = joined if place == rank else f"tl.permute({joined}, {(*range(place), rank, *range(place, rank))})"
+        stage, shape = max(a.stage, b.stage), (*a.shape[:axis], 2, *a.shape[axis + 1 :])
+        return replace(a, code=self.lines.let(stage, self.hint, code), shape=shape, axes=axes, stage=stage)
 
     @staticmethod
     def _place(axes: Sequence[int | None], axis: int) -> int:
@@ -396,6 +413,11 @@ class Tiles(Meaning[Tile]):
         if name in ABSENT_HERE:
             raise Unsupported(f"the primitive {name} has no form in a Triton kernel")
         return super().__getattribute__(name)
+
+
+def _numbers(xs: Sequence[Tile]) -> list[float]:
+    """Operands as numbers: 0 for what is none."""
+    return [(np.float64 if is_float(x.dtype) else np.int64)(x.number or 0) for x in xs]
 
 
 ABSENT_HERE = frozenset({"cumulate", "pad", "window", "take", "take_along"})
