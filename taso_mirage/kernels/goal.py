@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
@@ -71,6 +72,17 @@ class Labelled:
         packed = ((axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes)
         return {label: n for label, n in packed if n > 1}
 
+    def within(self, label: str) -> int:
+        """How many elements stand beside each other in one step along a label: of the axis that it
+        cuts, where that is several labels."""
+        axes = [axis[axis.index(label) + 1 :] for own in self.inputs.values() for axis in own if label in axis]
+        return max([prod(self.sizes[x] for x in inner if x in self.sizes) for inner in axes], default=1)
+
+    def stored(self, view: str) -> float | None:
+        """The bytes of an element of a view, where they are not those of the floats of the goal."""
+        leaf = self.leaves.get(view)
+        return None if leaf is None or leaf.dtype not in SMALL_INTEGERS else 1 / in_a_byte(leaf)
+
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
         return next((pair for pair in self.split.values() if pair[0] == label), (label,))
@@ -86,6 +98,11 @@ def is_packed(node: Node) -> bool:
     """Whether a term is the numbers of a few bits that the bytes of a leaf hold: to the search, a
     leaf."""
     return traits(node).lowering is Lowering.UNPACK and node.args[0].op in LEAVES
+
+
+def stored_leaf(leaf: Node) -> Node:
+    """The input or weight that a goal's leaf is, or is packed in."""
+    return leaf.args[0] if leaf.args else leaf
 
 
 def in_a_byte(leaf: Node) -> int:

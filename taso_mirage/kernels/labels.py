@@ -23,7 +23,7 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames, is_packed
+from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -162,8 +162,7 @@ class _Reading:
     def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""
         order = {node: i for i, node in enumerate(self.graph.inputs)}
-        stored = {name: leaf.args[0] if leaf.args else leaf for name, leaf in self.leaves.items()}
-        names = sorted(self.inputs, key=lambda name: order.get(stored[name], len(order)))
+        names = sorted(self.inputs, key=lambda name: order.get(stored_leaf(self.leaves[name]), len(order)))
         return {name: self.inputs[name] for name in names}, {name: self.leaves[name] for name in names}
 
     def _read(self, value: LabelledValue) -> bool:
@@ -266,8 +265,7 @@ class _Reading:
         return self.views[name]
 
     def _leaf_name(self, leaf: Node) -> str:
-        if leaf.args:
-            return self._leaf_name(leaf.args[0])
+        leaf = stored_leaf(leaf)
         if not is_constant(leaf):
             return str(leaf.attr("name"))
         constants = [n for n in self.values if is_constant(n)]

@@ -39,6 +39,7 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.kernels.cpu import prepared as kernels_prepared
 from taso_mirage.kernels.functions import is_defined
+from taso_mirage.kernels.goal import stored_leaf
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
 from taso_mirage.operators.expressions import is_weight
@@ -226,7 +227,7 @@ class _Growing:
 
         What reads a result of several has the kind of a view.
         """
-        if not node.args or is_weight(node) or not is_defined(node) or traits(node).quantized:
+        if not node.args or is_weight(node) or not is_defined(node) or self._of_integers(node):
             return None
         if is_part(node):
             return _Kind.CHAIN if node.args[0] in self.kinds else None
@@ -245,6 +246,12 @@ class _Growing:
         kind = _folding(found, weights)
         free = self.batched and any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is _Kind.LINEAR and free else kind
+
+    def _of_integers(self, node: Node) -> bool:
+        """Whether a quantized operator is in no region: kernels on a GPU take weights of integers,
+        and activations that are floats."""
+        activations = [a for a in node.args if a is not ABSENT and not is_weight(a)]
+        return traits(node).quantized and (self.lanes == 1 or not all(is_float(a.dtype) for a in activations))
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that
@@ -339,7 +346,7 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if len(graph.inputs) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
+        if _read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
@@ -351,7 +358,7 @@ class _Growing:
         products: set[Node] = set()
         for lane, graph in lanes:
             own = {n for n in lane if self.kinds[n] in (_Kind.PRODUCT, _Kind.LINEAR)}
-            if len(graph.inputs) > INPUTS or not own.isdisjoint(products):
+            if _read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
             if len(lanes) > 1 and self._computes(graph) < 1:
                 return False
@@ -404,13 +411,18 @@ class _Growing:
         return rank
 
 
+def _read(graph: Graph) -> int:
+    """How many inputs a graph has, quantized weights as one with their scales and zeros."""
+    return len(graph.inputs) - sum(len([a for a in n.args[2:] if a is not ABSENT]) for n in graph if traits(n).quantized)
+
+
 def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
     """The kind of an operator by its labels; None for a linear layer of more than ROWS rows."""
     results = {x for axes in found.outputs for axis in axes for x in axis}
     axes = {n: {x for axis in own for x in axis} for n, own in found.inputs.items()}
     kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
     summed = found.reduced - results
-    known = [n for n in axes if found.leaves[n] in weights]
+    known = [n for n in axes if stored_leaf(found.leaves[n]) in weights]
     varying = {x for n, own in axes.items() if n not in known and own & summed for x in own}
     for reduced in summed:
         factors = [n for n, own in axes.items() if reduced in own]

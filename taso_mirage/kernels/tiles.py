@@ -52,7 +52,7 @@ UNEVEN = (16, 32, 64, 128)
 """Tiles of a label that no such power of two divides: the last block's overlaps with the one
 before."""
 ITERATION = (16, 512)
-"""Elements of the looped label in one iteration."""
+"""Elements in one iteration, along the looped label and within each of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, str]:
 def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
     if label == kernel.loop:
-        return _parts(size, *ITERATION)
+        low, high = (max(n // closure.goal.within(label), 1) for n in ITERATION)
+        return _parts(size, low, high)
     if label not in kernel.body.grid:
         return [size]
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
@@ -171,6 +172,8 @@ class _Model:
         inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
         self.inner = _innermost(kernel, closure)
+        views = [(c, e.kind.reads) for c, e in kernel.body.chosen if e.kind.reads is not None]
+        self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
         self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
 
     def shared(self) -> TileCounts:
@@ -253,8 +256,8 @@ class _Model:
     def _whole(self, c: int) -> float:
         return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
 
-    def _bytes(self, c: int) -> int:
-        return STORED if c in self.body.leaves else self.width
+    def _bytes(self, c: int) -> float:
+        return self.widths.get(c, STORED if c in self.body.leaves else self.width)
 
     def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
         found = self.one
