@@ -413,7 +413,9 @@ class _Growing:
 
 def _read(graph: Graph) -> int:
     """How many inputs a graph has, quantized weights as one with their scales and zeros."""
-    return len(graph.inputs) - sum(len([a for a in n.args[2:] if a is not ABSENT]) for n in graph if traits(n).quantized)
+    return len(graph.inputs) - sum(
+        len([a for a in n.args[2:] if a is not ABSENT]) for n in graph if traits(n).quantized
+    )
 
 
 def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:

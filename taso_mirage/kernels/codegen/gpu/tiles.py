@@ -49,6 +49,8 @@ class Tile:
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
     until after the loop."""
+    together: tuple[int, int] | None = None
+    """An axis of which a thread has so many neighbouring elements at least."""
 
     @property
     def present(self) -> list[int]:
@@ -149,9 +151,8 @@ class Tiles(Meaning[Tile]):
         )
         stage = max(x.stage for x in xs)
         code = self.lines.let(stage, self.hint, code)
-        found = Tile(
-            code, shape, axes, dtype, stored or self._computed_as(dtype), stage, self._keeps_zero(fn, xs, axes)
-        )
+        zero, together = self._keeps_zero(fn, xs, axes), next((x.together for x in xs if x.together), None)
+        found = Tile(code, shape, axes, dtype, stored or self._computed_as(dtype), stage, zero, together=together)
         if function is SUBTRACT:
             self.differences[found.code, found.axes] = xs[0], xs[1]
         return found
@@ -229,7 +230,12 @@ class Tiles(Meaning[Tile]):
         known = folded(function)
         inner = self.masked(self.computed(inner), over, known.neutral)
         code, left = inner.code, inner.present
-        if function is ADD and self.lines.is_product(code):
+        together = self._together(inner, left[-1]) if left and left[-1] in over else 1
+        if function is ADD and together > 1:
+            lanes = [self.axes_of.lanes(a) for a in left]
+            apart = [*lanes[:-1], lanes[-1] // together, together]
+            code = f"tl.sum(tl.reshape({code}, {apart}), {len(left)})"
+        elif function is ADD and self.lines.is_product(code):
             # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
             # their sums differ, and both may write.
             code = f"{code} + 0.0"
@@ -237,6 +243,12 @@ class Tiles(Meaning[Tile]):
             code = f"{known.triton}({code}, {left.index(axis)})"
             left.remove(axis)
         return replace(x, code=self.lines.let(inner.stage, self.hint, code), fold=None, stage=inner.stage)
+
+    def _together(self, x: Tile, axis: int) -> int:
+        """How many neighbouring elements along an axis a thread has: their sum is none of lanes
+        that exchange."""
+        known, n = x.together or (axis, 1)
+        return n if self.axes_of.find(known) == self.axes_of.find(axis) else 1
 
     def computed(self, x: Tile) -> Tile:
         """x as arithmetic wants it: half precisions widened."""
