@@ -86,6 +86,9 @@ class Tiles(Meaning[Tile]):
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one
         difference and one power of 2."""
+        self.raised: dict[str, tuple[str, int]] = {}
+        """Integers in half precision, each with itself and a number together, and that number: what
+        else is taken away can be with it."""
         self.notes: list[str] = []
         """Why products are computed as they are."""
 
@@ -134,6 +137,8 @@ class Tiles(Meaning[Tile]):
             return self._power(xs[0], xs[1])
         if not function.triton:
             raise Unsupported(f"Triton has no {function.name} here; add it to the function's record")
+        if function is SUBTRACT and (less := self._less(*xs)) is not None:
+            return less
         xs = tuple(self.computed(x) for x in xs)
         axes = self.common(shape, xs)
         if function is EXP and (power := self._power_of_two(xs[0], axes)) is not None:
@@ -156,6 +161,14 @@ class Tiles(Meaning[Tile]):
         if function is SUBTRACT:
             self.differences[found.code, found.axes] = xs[0], xs[1]
         return found
+
+    def _less(self, x: Tile, y: Tile) -> Tile | None:
+        """Integers less one, where they were made with a number that is still to be taken away."""
+        if x.code not in self.raised or y.number is None or not 0 <= y.number <= 255 or y.number % 1:
+            return None
+        code, number = self.raised[x.code]
+        code = self.lines.let(x.stage, self.hint, f"{code} - {number + y.number}")
+        return replace(x, code=code, zero=False)
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
         """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one
@@ -283,6 +296,8 @@ class Tiles(Meaning[Tile]):
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)
+        if is_float(a.stored) and is_float(dtype) and not is_float(a.dtype):
+            return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype) and (a.stored == "float32" or a.stored == dtype):
             return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype):
