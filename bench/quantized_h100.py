@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits in blocks (`MatMulNBits`) with half precision activations on one NVIDIA GPU.
+"""Weights of 4 and 8 bits in blocks (`MatMulNBits`) with activations in half precision on a GPU.
 
     python bench/quantized_h100.py [products] [decode] [--rows 1 8] [--programs 50] [-o FILE]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import onnx
 import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -252,7 +251,7 @@ def gated_mlp(zeros: bool = True) -> Model:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [1, 1, width]) for name in "xy")
     graph = helper.make_graph(nodes, "mlp", [x], [y], held)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return from_ir(onnx_ir.from_proto(onnx.helper.make_model(graph, opset_imports=opsets)))
+    return from_ir(onnx_ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10)))
 
 
 def test_a_gated_mlp_is_one_region_on_a_gpu() -> None:

@@ -78,6 +78,11 @@ class Labelled:
         axes = [axis[axis.index(label) + 1 :] for own in self.inputs.values() for axis in own if label in axis]
         return max([prod(self.sizes[x] for x in inner if x in self.sizes) for inner in axes], default=1)
 
+    def denser(self, label: str) -> int:
+        """How many elements along a label take the bytes of one in half precision."""
+        views = [name for name, own in self.inputs.items() if any(label in axis for axis in own)]
+        return max([int(2 / (self.stored(name) or 2)) for name in views], default=1)
+
     def stored(self, view: str) -> float | None:
         """The bytes of an element of a view, where they are not those of the floats of the goal."""
         leaf = self.leaves.get(view)

@@ -42,8 +42,9 @@ from taso_mirage.kernels.functions import is_defined
 from taso_mirage.kernels.goal import stored_leaf
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
+from taso_mirage.kernels.quantized import of_integers, operands_read
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
 
 SymbolSizes = Mapping[str, int]
@@ -227,7 +228,7 @@ class _Growing:
 
         What reads a result of several has the kind of a view.
         """
-        if not node.args or is_weight(node) or not is_defined(node) or self._of_integers(node):
+        if not node.args or is_weight(node) or not is_defined(node) or of_integers(node, self.lanes > 1):
             return None
         if is_part(node):
             return _Kind.CHAIN if node.args[0] in self.kinds else None
@@ -246,12 +247,6 @@ class _Growing:
         kind = _folding(found, weights)
         free = self.batched and any(not isinstance(n, int) for result in results for n in result.shape)
         return None if kind is _Kind.LINEAR and free else kind
-
-    def _of_integers(self, node: Node) -> bool:
-        """Whether a quantized operator is in no region: kernels on a GPU take weights of integers,
-        and activations that are floats."""
-        activations = [a for a in node.args if a is not ABSENT and not is_weight(a)]
-        return traits(node).quantized and (self.lanes == 1 or not all(is_float(a.dtype) for a in activations))
 
     def _whole(self, node: Node) -> tuple[Node, ...]:
         """What a region has with a term: of several results that one computes, it and all that
@@ -346,7 +341,7 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if _read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
+        if operands_read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
@@ -358,7 +353,7 @@ class _Growing:
         products: set[Node] = set()
         for lane, graph in lanes:
             own = {n for n in lane if self.kinds[n] in (_Kind.PRODUCT, _Kind.LINEAR)}
-            if _read(graph) > INPUTS or not own.isdisjoint(products):
+            if operands_read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
             if len(lanes) > 1 and self._computes(graph) < 1:
                 return False
@@ -409,13 +404,6 @@ class _Growing:
             if not waiting:
                 rank |= dict.fromkeys(group, len(rank))
         return rank
-
-
-def _read(graph: Graph) -> int:
-    """How many inputs a graph has, quantized weights as one with their scales and zeros."""
-    return len(graph.inputs) - sum(
-        len([a for a in n.args[2:] if a is not ABSENT]) for n in graph if traits(n).quantized
-    )
 
 
 def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:

@@ -105,18 +105,18 @@ def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
     return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
-def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, str]:
-    """The label along which the elements of a tensor stand side by side; of what kernels hand on,
-    as the goal's results have them."""
+def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
+    """The labels of a tensor, the one along which elements stand side by side first; of what
+    kernels hand on that one alone, as the goal's results have it."""
     goal = closure.goal
     axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))
-    found = {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
+    found = {c: [x for axis in own for x in axis][::-1] for c, own in axes.items() if own and own[-1]}
     results = [x for own in goal.outputs for axis in own for x in axis]
     for c in (*kernel.body.leaves, *kernel.body.targets):
         inner = [x for x in results if x in closure.classes[c]]
         if c not in found and inner:
-            found[c] = inner[-1]
+            found[c] = inner[-1:]
     return found
 
 
@@ -124,7 +124,7 @@ def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSiz
     size = sizes[label]
     if label == kernel.loop:
         low, high = (max(n // closure.goal.within(label), 1) for n in ITERATION)
-        return _parts(size, low, high)
+        return _parts(size, low, high * closure.goal.denser(label))
     if label not in kernel.body.grid:
         return [size]
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
@@ -245,10 +245,12 @@ class _Model:
         """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without
         iterations a line."""
         width = self._bytes(c)
-        label = self.inner.get(c)
         least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
-        row = self.tiles[label] * width if label is not None else self.one * least
-        return self._tile(c) * width * np.maximum(least / row, 1)
+        row, whole = self.one * width, self.one > 0
+        for label in self.inner.get(c, ()):
+            row = row * np.where(whole, self.tiles[label], 1)
+            whole = whole & (self.tiles[label] == self.sizes[label])
+        return self._tile(c) * width * np.where(c in self.inner, np.maximum(least / row, 1), 1)
 
     def _times(self, c: int) -> TileCounts:
         return self.iterations if c in self.inside else self.one

@@ -40,9 +40,8 @@ from taso_mirage.kernels.codegen.gpu.program import (
     guessed,
 )
 from taso_mirage.kernels.codegen.gpu.threads import chain
-from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded, known_count
-from taso_mirage.kernels.codegen.gpu.words import WORD, in_words, numbers, of_words, outermost
-from taso_mirage.kernels.codegen.gpu.words import pointer as word_pointer
+from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
+from taso_mirage.kernels.codegen.gpu.words import in_words, loaded_numbers
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -333,23 +332,8 @@ class TritonBlock:
     def _words(self, node: Node) -> Tile:
         """The numbers of an operand of bytes, loaded as words."""
         i = self.body.inputs.index(node.args[0])
-        (argument, leaf), bits = (self.arguments[i], self.body.inputs[i]), self.words[node]
-        shape = (*leaf.shape[:-1], known_count(leaf.shape[-1:]) // WORD)
-        axes = tuple(self.axes.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
-        present = [a for a in axes if a is not None]
-        order = outermost(present)
-        buffer = of_words(argument.buffer)
-        at = place(
-            self.tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, self._cuts(i)
-        )
-        padded = [a for a in present if self.axes.padded(a)]
-        mask = f", mask={self.tiles.mask(order, padded)}, other=0" if padded else ""
-        code = f"tl.load({word_pointer(self.tiles, argument.name)}{at}{mask})"
-        if order != present:
-            code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
-        name = self.lines.let(self.stage[node], f"{argument.name}_words", code)
-        words = Tile(name, shape, axes, node.dtype, "int32", self.stage[node], zero=True)
-        return numbers(self.tiles, words, bits, node.op)
+        (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.body.inputs[i]
+        return loaded_numbers(self.tiles, name, buffer, leaf, node, self.words[node], self.stage[node], self._cuts(i))
 
     def _cuts(self, i: int) -> list[TileCut]:
         """How the grid and the loop cut an operand."""

@@ -373,7 +373,7 @@ class Tiles(Meaning[Tile]):
         if len(xs) == 1:
             return xs[0]
         if len(xs) == 2 and all(x.shape[axis] == 1 for x in xs):
-            return self._beside(*[self.ready(x) for x in xs], axis)
+            return self._beside(self.ready(xs[0]), self.ready(xs[1]), axis)
         if len(xs) != 2 or xs[0].shape != xs[1].shape or None in (xs[0].axes[axis], xs[1].axes[axis]):
             raise Unsupported(f"a concatenation of tiles of {[x.shape for x in xs]}")
         a, b = (self.computed(x) for x in xs)
@@ -442,9 +442,9 @@ class Tiles(Meaning[Tile]):
         return super().__getattribute__(name)
 
 
-def _numbers(xs: Sequence[Tile]) -> list[float]:
+def _numbers(xs: Sequence[Tile]) -> list[np.float64 | np.int64]:
     """Operands as numbers: 0 for what is none."""
-    return [(np.float64 if is_float(x.dtype) else np.int64)(x.number or 0) for x in xs]
+    return [np.float64(x.number or 0) if is_float(x.dtype) else np.int64(x.number or 0) for x in xs]
 
 
 ABSENT_HERE = frozenset({"cumulate", "pad", "window", "take", "take_along"})
