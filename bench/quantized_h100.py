@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,9 +252,13 @@ def in_blocks(model: onnx.ModelProto, block: int = 128) -> onnx.ModelProto:
 
 
 def decode(options: argparse.Namespace, known: Machine) -> dict[str, Any]:
-    model = common.imported(in_blocks(common.halved(common.proto(DECODE, options.models, options.small))))
+    case = DECODE
+    if options.layers is not None:
+        own = {**DECODE.options["configuration"], "num_hidden_layers": options.layers}
+        case = replace(DECODE, name=f"{DECODE.name}_{options.layers}", options={**DECODE.options, "configuration": own})
+    model = common.imported(in_blocks(common.halved(common.proto(case, options.models, options.small))))
     config = Config(budget=options.budget, target=CUDA, seconds=min(2.0, options.seconds))
-    return {"case": str(DECODE), **common.measured(model, config, options, {}, known, end_to_end.left)}
+    return {"case": str(case), **common.measured(model, config, options, {}, known, end_to_end.left)}
 
 
 # ---------------------------------------------------------------- rows
@@ -273,6 +277,7 @@ def main() -> None:
     parser = common.arguments(__doc__ or "", ["products", "decode"], ["products", "decode"])
     parser.add_argument("--rows", type=int, nargs="*", help="only products of so many rows")
     parser.add_argument("--programs", type=int, default=50, help="muGraphs of a product that are measured")
+    parser.add_argument("--layers", type=int, help="of the decode model, for a try")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     options = parser.parse_args()
     device, known = tune.gpu_and_versions(), end_to_end.machine()
