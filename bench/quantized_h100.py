@@ -202,7 +202,6 @@ def measured(product: Product, programs: Sequence[TritonProgram], compiler: Any,
         "refused": sum(not e < TOLERANCE for e in errors),
         "programs": len(programs),
         "launches": [{"grid": x.grid, "loop": x.loop} | asdict(x.schedule) for x in best.program.launches],
-        "source": best.program.source,
     }
 
 
