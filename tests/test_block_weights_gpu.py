@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -18,19 +19,24 @@ from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable
 from taso_mirage.kernels.closure import close
-from taso_mirage.kernels.codegen import triton as codegen
 from taso_mirage.kernels.codegen.compile import compiled
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.elementwise import MUL, SUB
 from taso_mirage.kernels.field_check import Field32, refuted_derivations
 from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
+from taso_mirage.kernels.packaging.plan import cuda_kernel
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.meanings.reals import EXACT
-from taso_mirage.onnx_io import from_ir
+from taso_mirage.measure.session import Session, working_providers
+from taso_mirage.measure.target import CUDA
+from taso_mirage.onnx_io import from_ir, serialize
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
+from taso_mirage.targets.cuda.device import gpu
+from taso_mirage.targets.cuda.lowering import everywhere
 from taso_mirage.verdicts import Evidence, Failure, FailureKind
 
 COLUMNS, INNER = 32, 128
@@ -236,7 +242,9 @@ def gated_mlp(zeros: bool = True) -> Model:
             numpy_helper.from_array(rng.integers(0, 256, shape).astype(np.uint8), name + k)
             for k, shape in shapes.items()
         )
-        held.append(numpy_helper.from_array(rng.random((columns, inner // block)).astype(np.float16), name + "s"))
+        held.append(
+            numpy_helper.from_array((rng.random((columns, inner // block)) / 64).astype(np.float16), name + "s")
+        )
         operands = [x, name + "b", name + "s", *([name + "z"] if zeros else [])]
         attributes = {"domain": "com.microsoft", "K": inner, "N": columns, "bits": 4, "block_size": block}
         nodes.append(helper.make_node("MatMulNBits", operands, [name], name, **attributes))
@@ -265,7 +273,34 @@ def test_products_of_blocks_are_in_no_region_elsewhere() -> None:
     assert found.isdisjoint({"gate", "up", "down"})
 
 
-def test_a_gated_mlp_has_a_program() -> None:
-    graph = next(g for g in fragments(gated_mlp(), NONE, lanes=4) if len(g.inputs) > 8)
-    found = searched(graph)[0]
-    assert codegen.program(found.graph).launches
+def with_kernel(model: Model, capability: int) -> Model:
+    """The model with a kernel in place of its gated MLP."""
+    graph, sites = next(each for each in fragments(model, NONE, lanes=4).items() if len(each[0].inputs) > 8)
+    program = searched(graph)[0].program()
+    planned = cuda_kernel(program, everywhere(program, capability, ()), [])
+    return embed(model, [EmbeddedRegion(site.inputs, site.outputs, planned) for site in sites])
+
+
+def feed() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).normal(size=(1, 1, 64)).astype(np.float16)}
+
+
+def run(model: Model) -> np.ndarray:
+    session = onnxruntime.InferenceSession(serialize(model), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, feed())[0])
+
+
+def test_a_model_with_a_kernel_keeps_its_operators() -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    model = gated_mlp()
+    np.testing.assert_array_equal(run(with_kernel(model, 90)), run(model))
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" not in working_providers(), reason="needs a GPU")
+def test_a_kernel_runs_in_a_model_on_a_gpu() -> None:
+    model, device = gated_mlp(), gpu()
+    assert device is not None
+    session = Session(serialize(with_kernel(model, device.capability)), CUDA, library=True)
+    found, wanted = np.asarray(session.run(feed())[0], np.float64), run(model).astype(np.float64)
+    assert session.captures
+    assert np.linalg.norm(found - wanted) < 4e-3 * np.linalg.norm(wanted)
