@@ -3,13 +3,17 @@ products with them, and rows of them."""
 
 import numpy as np
 
-from op_specs.arithmetic import mul
+from op_specs.arithmetic import mul, sub
+from op_specs.cast import cast
+from op_specs.expand import expand
 from op_specs.gather import gather
 from op_specs.matmul import matmul
 from op_specs.quantize import dequantize, parameter, single
 from op_specs.quantized_products import with_bias
+from op_specs.reshape import reshape
 from op_specs.transpose import transpose
 from taso_mirage.errors import IllTyped, Unsupported
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.operators.ops import Call, op
 
@@ -39,10 +43,10 @@ def matmul_nbits(
     blocks = (K + block_size - 1) // block_size
     if g_idx is not None or xp.shape(b) != (N, blocks, block_size * bits // 8):
         raise IllTyped(f"weights of shape {xp.shape(b)} for {N} columns of {blocks} blocks, or with groups")
-    weights = _of_floats(xp, xp.slice(xp.reshape(_unpacked(xp, b, bits), (N, blocks * block_size)), 1, 0, K), a)
-    offsets = _of_blocks(xp, _zeros(xp, zeros, scales, N, blocks, bits), N, blocks, block_size, K)
-    factor = _of_blocks(xp, scales, N, blocks, block_size, K)
-    weights = mul(xp, xp.sub(weights, _of_floats(xp, offsets, a)), factor)
+    numbers = reshape(xp, _of_floats(xp, _unpacked(xp, b, bits), a), shape=(N, blocks * block_size))
+    offsets = _of_floats(xp, _zeros(xp, zeros, scales, N, blocks, bits), a)
+    offsets, factor = (_of_blocks(xp, each, N, blocks, block_size, K) for each in (offsets, scales))
+    weights = mul(xp, sub(xp, _first(xp, numbers, K), offsets), factor)
     return with_bias(xp, matmul(xp, a, transpose(xp, weights, perm=(1, 0))), bias)
 
 
@@ -74,12 +78,11 @@ def gather_block_quantized(
     return rows if xp.dtype(rows) == dtype else xp.cast(rows, dtype)
 
 
-def _unpacked(xp, packed, bits: int):
-    """(..., bytes) of uint8 -> (..., numbers), the lowest bits first."""
-    if bits not in (2, 4, 8) or xp.dtype(packed) != "uint8":
+@op(lowering=Lowering.UNPACK)
+def unpacked(xp, packed, *, bits: int):
+    """(..., bytes) of uint8 -> (..., numbers), the lowest bits first"""
+    if bits not in (2, 4) or xp.dtype(packed) != "uint8":
         raise IllTyped(f"{bits} bits in {xp.dtype(packed)}")
-    if bits == 8:
-        return packed
     shape = xp.shape(packed)
     shifts = [xp.map(np.right_shift, packed, xp.literal(at, packed)) for at in range(0, 8, bits)]
     low = [xp.map(np.bitwise_and, s, xp.literal(2**bits - 1, packed)) for s in shifts]
@@ -87,12 +90,22 @@ def _unpacked(xp, packed, bits: int):
     return xp.reshape(parts, (*shape[:-1], shape[-1] * (8 // bits)))
 
 
+def _unpacked(xp, packed, bits: int):
+    """Bytes as the numbers that they hold."""
+    return packed if bits == 8 and xp.dtype(packed) == "uint8" else unpacked(xp, packed, bits=bits)
+
+
+def _first(xp, x, n: int):
+    """The first n columns: all, where blocks divide them."""
+    return x if xp.shape(x)[1] == n else xp.slice(x, 1, 0, n)
+
+
 def _zeros(xp, zeros, scales, columns: int, blocks: int, bits: int):
     """The zero of each block: (n, blocks)."""
     if zeros is None or is_float(xp.dtype(zeros)):
-        return xp.literal(2 ** (bits - 1), scales) if zeros is None else xp.reshape(zeros, (columns, blocks))
-    packed = xp.reshape(zeros, (columns, (blocks * bits + 7) // 8))
-    return xp.slice(_unpacked(xp, packed, bits), 1, 0, blocks)
+        return xp.literal(2 ** (bits - 1), scales) if zeros is None else _shaped(xp, zeros, (columns, blocks))
+    packed = _shaped(xp, zeros, (columns, (blocks * bits + 7) // 8))
+    return _first(xp, _unpacked(xp, packed, bits), blocks)
 
 
 def _offsets(xp, zeros, scales, bits: int):
@@ -106,12 +119,16 @@ def _of_blocks(xp, p, columns: int, blocks: int, block_size: int, k: int):
     """A scale or zero with one for each weight: (n, k)."""
     if xp.rank(p) == 0:
         return p
-    apart = xp.expand(xp.reshape(p, (columns, blocks, 1)), (columns, blocks, block_size))
-    return xp.slice(xp.reshape(apart, (columns, blocks * block_size)), 1, 0, k)
+    apart = expand(xp, reshape(xp, p, shape=(columns, blocks, 1)), shape=(columns, blocks, block_size))
+    return _first(xp, reshape(xp, apart, shape=(columns, blocks * block_size)), k)
+
+
+def _shaped(xp, x, shape: tuple[int, ...]):
+    return x if tuple(xp.shape(x)) == shape else reshape(xp, x, shape=shape)
 
 
 def _of_floats(xp, x, like):
-    return x if xp.dtype(x) == xp.dtype(like) else xp.cast(x, xp.dtype(like))
+    return x if xp.dtype(x) == xp.dtype(like) else cast(xp, x, to=xp.dtype(like))
 
 
 @matmul_nbits.importer

@@ -9,6 +9,7 @@ in pairs; the definitions are ONNX's, which do not.
 
 import numpy as np
 
+from op_specs.arithmetic import add
 from op_specs.conv import check_bias, conv, windows
 from op_specs.matmul import matmul
 from op_specs.quantize import centred, dynamic_quantize, shifted, single
@@ -173,7 +174,7 @@ def with_bias(xp, x, bias):
         return x
     if xp.shape(bias) != xp.shape(x)[-1:]:
         raise IllTyped(f"bias of shape {xp.shape(bias)} for {xp.shape(x)}")
-    return xp.add(x, bias)
+    return add(xp, x, bias)
 
 
 def _windowed(op_: Op, kernel: int) -> None:

@@ -8,8 +8,9 @@ stabilisers of those that are relative to a maximum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, is_float, variab
 from taso_mirage.kernels.closure import Closure
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.base import Written
-from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.derivations.contraction import DOT
+from taso_mirage.kernels.derivations.folds import SUM_KIND
+from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, in_a_byte, is_packed
 from taso_mirage.kernels.stabilised import Stabilisation, Stabiliser
 from taso_mirage.kernels.structures import AFTER, PlannedKernel, class_phases
 from taso_mirage.operators.ops import term
@@ -111,13 +114,16 @@ class _Kernel:
     bare: dict[int, Node] = field(default_factory=dict)
     axes: dict[int, list[str]] = field(default_factory=dict)
     operands: list[tuple[Stored, Node]] = field(default_factory=list)
+    edges: dict[int, DerivationEdge] = field(default_factory=dict)
+    uses: Counter[int] = field(default_factory=Counter)
     largest: dict[int, Node] = field(default_factory=dict)
     final: dict[int, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.goal = self.closure.goal
         self.body, self.loop, self.plainly = self.kernel.body, self.kernel.loop, False
-        self.order = axes_order(self.closure)
+        self.order, self.edges = axes_order(self.closure), dict(self.body.chosen)
+        self.uses = Counter([*self.body.targets, *(a for e in self.edges.values() for a in e.args)])
         self.stages = (class_phases(self.body, self.closure, self.loop) if self.loop is not None else None) or {}
         reads = {label for c, e in self.body.chosen if e.kind.reads is not None for label in self.closure.classes[c]}
         self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
@@ -231,10 +237,17 @@ class _Kernel:
     def _tile(self, name: str, tensor: Stored) -> Written:
         """A tile of an operand with the labels of its axes, in their own order."""
         tile = tuple(dim_product(self._size(x) for x in axis) for axis in tensor.labels)
-        leaf = variable(name, Tensor(tensor.node.dtype, tile))
+        node, packed = tensor.node, in_a_byte(tensor.node) if is_packed(tensor.node) else 1
+        if packed > 1:
+            tile, tensor = (*tile[:-1], tile[-1] // packed), replace(tensor, node=node.args[0])
+        value = leaf = variable(name, Tensor(node.dtype, tile))
         self.operands.append((tensor, leaf))
+        if packed > 1:
+            value = term("unpacked", leaf, bits=8 // packed)
+        if node.dtype in SMALL_INTEGERS:
+            value = term("cast", value, to=self.dtype)
         axes = [x for axis in tensor.labels for x in axis if x not in self.hidden]
-        return self.converted(self._reshaped(leaf, [self._size(x) for x in axes])), axes
+        return self.converted(self._reshaped(value, [self._size(x) for x in axes])), axes
 
     def _result(self, target: int) -> Node:
         """A result as the goal has it; what another kernel reads has the body's dtype."""
@@ -302,6 +315,17 @@ class _Kernel:
         axes = self.axes[a], self.axes[b], self._axes(self.closure.classes[made])
         spelled = ["".join(letters[x] for x in each) for each in axes]
         return term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
+
+    def summed(self, made: int, c: int) -> Node:
+        while c in self.edges and self.uses[c] == 1 and not self.looped(c, self.edges[c]):
+            if self.edges[c].kind is DOT:
+                return self.contracted(made, self.edges[c].args)
+            if self.edges[c].kind is not SUM_KIND:
+                break
+            (c,) = self.edges[c].args
+        own, left = self._axes(self.closure.classes[c]), self._axes(self.closure.classes[made])
+        axes = tuple(i for i, label in enumerate(own) if label not in left)
+        return term("reduce_sum", self.ordered(c), axes=axes, keepdims=0)
 
     def looped(self, made: int, edge: DerivationEdge) -> bool:
         return self.stages.get(made) == AFTER and edge.label == self.loop

@@ -23,9 +23,10 @@ from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_float, topological
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import Labelled, LabelNames
+from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, LabelNames
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import Field, Residues, agree
+from taso_mirage.meanings.residues import moduli
 from taso_mirage.operators.ops import get
 
 TESTS = 8
@@ -59,7 +60,17 @@ def refuted_derivations(
 
 
 class Field32(Field):
-    """The field where all floats have one dtype: rounding between them is a kernel's own affair."""
+    """The field where all floats have one dtype: rounding between them is a kernel's own affair.
+
+    Bytes are any.
+    """
+
+    def fresh(self, type: Tensor) -> Residues:
+        if type.dtype not in SMALL_INTEGERS:
+            return super().fresh(type)
+        limits, shape = np.iinfo(type.dtype), tuple(int(n) for n in type.shape or ())
+        data = self.rng.integers(limits.min, limits.max + 1, (self.trials, *shape))
+        return self._make(data[None] % moduli(len(shape)), type.dtype)
 
     def load(self, array: Array) -> Residues:
         found = super().load(array)
@@ -105,7 +116,9 @@ class _Values:
         nodes = {each.node: each for each in self.goal.known}
         values: dict[Node, Residues | None] = {ABSENT: None}
         found: dict[AbstractExpression, Residues] = {}
-        for node in topological(each.node for each in self.goal.known):
+        leaves = {*self.goal.leaves.values()}
+        packed = [leaf for leaf in leaves if leaf.args]
+        for node in (*packed, *topological((each.node for each in self.goal.known), stop=packed)):
             if node is ABSENT:
                 continue
             axes = nodes[node].axes if node in nodes else ((),) * len(node.shape)
@@ -127,6 +140,8 @@ class _Values:
     def _run(self, node: Node, shape: tuple[int, ...], values: Mapping[Node, Residues | None]) -> Residues:
         if is_scalar(node):
             return self.xp.constant(node.attr("value"))
+        if node.dtype in SMALL_INTEGERS and node in self.goal.leaves.values():  # any numbers: it is cast alone
+            return replace(self.xp.fresh(Tensor("float32", shape)), dtype=node.dtype)
         if not node.args:
             return self.xp.fresh(Tensor("float32" if is_float(node.dtype) else node.dtype, shape))
         attrs: dict[str, Any] = dict(node.attrs)
@@ -136,7 +151,8 @@ class _Values:
         return result
 
     def _named(self, value: Residues, axes: LabelNames) -> Residues:
-        """A tensor of the goal as a value over labels."""
+        """A tensor of the goal as a value over labels; of integers as the floats that they are."""
+        value = self.xp.cast(value, "float32") if value.dtype in SMALL_INTEGERS else value
         labels = [label for axis in axes for label in axis]
         apart = self.xp.reshape(value, [self.sizes[label] for label in labels])
         return self.xp.transpose(apart, [labels.index(label) for label in sorted(labels)])

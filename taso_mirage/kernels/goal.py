@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from taso_mirage.errors import Unsupported
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import LEAVES, Graph, Node, topological
 from taso_mirage.kernels.abstract import Algebra
 from taso_mirage.kernels.atoms import AbstractExpression
 from taso_mirage.meanings.base import Scalar
+from taso_mirage.operators.ops import traits
 
 LabelNames: TypeAlias = tuple[tuple[str, ...], ...]
 """For each axis the labels that make it up, outermost first: one as a rule, none for an axis of
@@ -32,7 +35,8 @@ class Labelled:
     """A goal over named axes.
 
     `inputs`: the axes of every view; a leaf that is used under two sets of labels has two views,
-    called x and x'. `leaves`: the leaf of every view. `constants`: the value of each scalar by its
+    called x and x'. `leaves`: the leaf of every view; of a leaf with several numbers in a byte the
+    term that has them apart. `constants`: the value of each scalar by its
     name. `functions`: an example term of each opaque function by its name. `split`: the grid part
     and the inner part of a label; `sizes` has the whole label. `reduced`: labels that are summed
     over.
@@ -62,6 +66,28 @@ class Labelled:
         """All labels of the inputs, in order of appearance."""
         return tuple(dict.fromkeys(label for axes in self.inputs.values() for axis in axes for label in axis))
 
+    @property
+    def steps(self) -> dict[str, int]:
+        """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
+        packed = ((axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes)
+        return {label: n for label, n in packed if n > 1}
+
+    def within(self, label: str) -> int:
+        """How many elements stand beside each other in one step along a label: of the axis that it
+        cuts, where that is several labels."""
+        axes = [axis[axis.index(label) + 1 :] for own in self.inputs.values() for axis in own if label in axis]
+        return max([prod(self.sizes[x] for x in inner if x in self.sizes) for inner in axes], default=1)
+
+    def denser(self, label: str) -> int:
+        """How many elements along a label take the bytes of one in half precision."""
+        views = [name for name, own in self.inputs.items() if any(label in axis for axis in own)]
+        return max([int(2 / (self.stored(name) or 2)) for name in views], default=1)
+
+    def stored(self, view: str) -> float | None:
+        """The bytes of an element of a view, where they are not those of the floats of the goal."""
+        leaf = self.leaves.get(view)
+        return None if leaf is None or leaf.dtype not in SMALL_INTEGERS else 1 / in_a_byte(leaf)
+
     def whole(self, label: str) -> tuple[str, ...]:
         """The labels that a fold over one is about: both parts for the grid part of a split one."""
         return next((pair for pair in self.split.values() if pair[0] == label), (label,))
@@ -69,6 +95,24 @@ class Labelled:
 
 COMPUTED = ("float16", "bfloat16", "float32")
 """The dtypes that kernels compute with."""
+SMALL_INTEGERS = ("int8", "uint8")
+"""What they also load, to compute with the floats that these are."""
+
+
+def is_packed(node: Node) -> bool:
+    """Whether a term is the numbers of a few bits that the bytes of a leaf hold: to the search, a
+    leaf."""
+    return traits(node).lowering is Lowering.UNPACK and node.args[0].op in LEAVES
+
+
+def stored_leaf(leaf: Node) -> Node:
+    """The input or weight that a goal's leaf is, or is packed in."""
+    return leaf.args[0] if leaf.args else leaf
+
+
+def in_a_byte(leaf: Node) -> int:
+    """How many elements of a goal's leaf a byte in memory holds; 1 for all but packed ones."""
+    return 8 // int(leaf.attr("bits")) if leaf.args else 1
 
 
 def refuse(goal: Graph) -> None:
@@ -76,7 +120,7 @@ def refuse(goal: Graph) -> None:
     nothing is computed."""
     order = topological([*goal.inputs, *goal.outputs])
     for node in order:
-        if node.op in LEAVES and node.dtype not in (*COMPUTED, "bool"):
+        if node.op in LEAVES and node.dtype not in (*COMPUTED, *SMALL_INTEGERS, "bool"):
             raise Unsupported(f"{node.attr('name')} is {node.dtype}; kernels compute with {', '.join(COMPUTED)}")
     for i, output in enumerate(goal.outputs):
         if not any(node.op in LEAVES for node in topological([output])):

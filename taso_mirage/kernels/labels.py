@@ -23,7 +23,7 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames
+from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -58,7 +58,8 @@ def label(graph: Graph, split: str | None = None) -> Labelled:
 
 def _values(outputs: Sequence[Node], meaning: LabelsMeaning) -> dict[Node, LabelledValue]:
     values: dict[Node, LabelledValue] = {}
-    for node in topological(outputs):
+    packed = dict.fromkeys(n for n in topological(outputs) if is_packed(n))
+    for node in (*packed, *topological(outputs, stop=packed)):
         if node is ABSENT:
             continue
         try:
@@ -73,7 +74,7 @@ def _value(node: Node, values: Mapping[Node, LabelledValue], meaning: LabelsMean
         raise Unsupported("it is no single tensor")
     if is_scalar(node):
         return meaning.constant(node.attr("value"))
-    if not node.args:
+    if not node.args or is_packed(node):
         return meaning.leaf(node)
     if role(node) in OPAQUE:
         aligned, axes = meaning.broadcast([values[a] for a in tensors(node)])
@@ -161,7 +162,7 @@ class _Reading:
     def _views(self) -> tuple[dict[str, LabelNames], dict[str, Node]]:
         """The views in the order of the graph's inputs, then as they were met."""
         order = {node: i for i, node in enumerate(self.graph.inputs)}
-        names = sorted(self.inputs, key=lambda name: order.get(self.leaves[name], len(order)))
+        names = sorted(self.inputs, key=lambda name: order.get(stored_leaf(self.leaves[name]), len(order)))
         return {name: self.inputs[name] for name in names}, {name: self.leaves[name] for name in names}
 
     def _read(self, value: LabelledValue) -> bool:
@@ -264,6 +265,7 @@ class _Reading:
         return self.views[name]
 
     def _leaf_name(self, leaf: Node) -> str:
+        leaf = stored_leaf(leaf)
         if not is_constant(leaf):
             return str(leaf.attr("name"))
         constants = [n for n in self.values if is_constant(n)]

@@ -39,10 +39,12 @@ from taso_mirage.ir.terms import (
 )
 from taso_mirage.kernels.cpu import prepared as kernels_prepared
 from taso_mirage.kernels.functions import is_defined
+from taso_mirage.kernels.goal import stored_leaf
 from taso_mirage.kernels.horizontal import groups
 from taso_mirage.kernels.labels import Labelled, label
+from taso_mirage.kernels.quantized import of_integers, operands_read
 from taso_mirage.operators.expressions import is_weight
-from taso_mirage.operators.ops import term, traits
+from taso_mirage.operators.ops import term
 from taso_mirage.operators.work import size, sized, work
 
 SymbolSizes = Mapping[str, int]
@@ -226,7 +228,7 @@ class _Growing:
 
         What reads a result of several has the kind of a view.
         """
-        if not node.args or is_weight(node) or not is_defined(node) or traits(node).quantized:
+        if not node.args or is_weight(node) or not is_defined(node) or of_integers(node, self.lanes > 1):
             return None
         if is_part(node):
             return _Kind.CHAIN if node.args[0] in self.kinds else None
@@ -339,7 +341,7 @@ class _Growing:
         if len(members) > OPERATORS or not self._runs_through(members) or not self._convex(set(members)):
             return False
         graph = self.fragment(members)
-        if len(graph.inputs) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
+        if operands_read(graph) > INPUTS * self.lanes or not all(is_float(o.dtype) for o in graph.outputs):
             return False
         return self._labelled(graph) is not None and self._beside(self._lanes(members))
 
@@ -351,7 +353,7 @@ class _Growing:
         products: set[Node] = set()
         for lane, graph in lanes:
             own = {n for n in lane if self.kinds[n] in (_Kind.PRODUCT, _Kind.LINEAR)}
-            if len(graph.inputs) > INPUTS or not own.isdisjoint(products):
+            if operands_read(graph) > INPUTS or not own.isdisjoint(products):
                 return False
             if len(lanes) > 1 and self._computes(graph) < 1:
                 return False
@@ -410,7 +412,7 @@ def _folding(found: Labelled, weights: set[Node]) -> _Kind | None:
     axes = {n: {x for axis in own for x in axis} for n, own in found.inputs.items()}
     kind = _Kind.FOLD if found.reduced else _Kind.CHAIN
     summed = found.reduced - results
-    known = [n for n in axes if found.leaves[n] in weights]
+    known = [n for n in axes if stored_leaf(found.leaves[n]) in weights]
     varying = {x for n, own in axes.items() if n not in known and own & summed for x in own}
     for reduced in summed:
         factors = [n for n, own in axes.items() if reduced in own]

@@ -358,7 +358,8 @@ class Search:
         if self.options.max_kernels < 2:
             return []
         free = self.free or {}
-        return sorted(x for x in self.labelled.reduced if self.labelled.sizes[x] >= SPLIT_FROM and x not in free)
+        goal = self.labelled
+        return sorted(x for x in goal.reduced if goal.sizes[x] * goal.within(x) >= SPLIT_FROM and x not in free)
 
     def _candidates(self, split: str | None, end: float, progress: _Progress) -> Iterator[TiledPlan]:
         def closing(classes: int, waiting: int) -> None:

@@ -14,7 +14,7 @@ from math import prod
 from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, is_constant, topological, weight
 from taso_mirage.kernels.field_check import tied
 from taso_mirage.kernels.functions import is_scalar
-from taso_mirage.kernels.goal import Labelled
+from taso_mirage.kernels.goal import Labelled, in_a_byte
 from taso_mirage.kernels.tiles import Tiled, TileSizes
 from taso_mirage.operators.ops import term
 
@@ -55,12 +55,13 @@ def shrunk_sizes(goal: Labelled, kernels: Sequence[Cuts]) -> dict[str, int]:
     members: dict[str, list[str]] = {}
     for label, group in groups.items():
         members.setdefault(group, []).append(label)
-    left = {UNEVEN: iter(ODD), PART: iter(COMPOSITE), ONE: iter(SMALL)}
+    left, steps = {UNEVEN: iter(ODD), PART: iter(COMPOSITE), ONE: iter(SMALL)}, goal.steps
     sizes: dict[str, int] = {}
     for labels in (own for group, own in members.items() if group not in products):
         cut = {each.get(label) for each in kernels for label in labels}
         kind = next((kind for kind in (UNEVEN, PART) if kind in cut), ONE)
-        sizes |= dict.fromkeys(labels, next(n for n in left[kind] if n not in sizes.values()))
+        step = max(steps.get(label, 1) for label in labels)
+        sizes |= dict.fromkeys(labels, next(step * n for n in left[kind] if step * n not in sizes.values()))
     for whole, (outer, inner) in goal.split.items():
         sizes |= {outer: 2, whole: 2 * sizes[inner]}
     for group, parts in products.items():
@@ -85,6 +86,10 @@ def resized_goal(goal: Labelled, sizes: TileSizes) -> tuple[Graph, dict[str, Nod
     """The goal with other sizes of its labels, and the leaf of every view."""
     axes = {each.node: each.axes for each in goal.known}
     done: dict[Node, Node] = {ABSENT: ABSENT}
+    for packed in (n for n in goal.leaves.values() if n.args):
+        shape = tuple(prod(sizes[x] for x in axis) for axis in axes[packed])
+        stored, n = packed.args[0], in_a_byte(packed)
+        done[stored] = Node(stored.op, (), stored.attrs, Tensor(stored.dtype, (*shape[:-1], shape[-1] // n)))
     for node in topological(axes):
         shape = tuple(prod(sizes[x] for x in axis) for axis in axes.get(node, ()))
         if node in done or (is_scalar(node)):

@@ -52,7 +52,7 @@ UNEVEN = (16, 32, 64, 128)
 """Tiles of a label that no such power of two divides: the last block's overlaps with the one
 before."""
 ITERATION = (16, 512)
-"""Elements of the looped label in one iteration."""
+"""Elements in one iteration, along the looped label and within each of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def tiled(
     `width`: bytes of an element of inputs and results.
     """
     labels = sorted(_labels(kernel, closure))
-    options = [_options(label, kernel, closure, sizes, device) for label in labels]
+    options = [_whole_bytes(label, _options(label, kernel, closure, sizes, device), closure) for label in labels]
     grids = np.meshgrid(*options, indexing="ij") if options else []
     tiles = {label: grid.reshape(-1).astype(float) for label, grid in zip(labels, grids, strict=True)}
     model = _Model(kernel, closure, sizes, tiles, width, device)
@@ -105,25 +105,26 @@ def _labels(kernel: PlannedKernel, closure: Closure) -> set[str]:
     return {label for c in (*body.leaves, *(c for c, _ in body.chosen)) for label in closure.classes[c]}
 
 
-def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, str]:
-    """The label along which the elements of a tensor stand side by side; of what kernels hand on,
-    as the goal's results have them."""
+def _innermost(kernel: PlannedKernel, closure: Closure) -> dict[int, list[str]]:
+    """The labels of a tensor, the one along which elements stand side by side first; of what
+    kernels hand on that one alone, as the goal's results have it."""
     goal = closure.goal
     axes = {c: goal.inputs[e.kind.name] for c, e in kernel.body.chosen if e.kind.reads in goal.inputs}
     axes |= dict(zip(closure.targets, goal.outputs, strict=True))
-    found = {c: own[-1][-1] for c, own in axes.items() if own and own[-1]}
+    found = {c: [x for axis in own for x in axis][::-1] for c, own in axes.items() if own and own[-1]}
     results = [x for own in goal.outputs for axis in own for x in axis]
     for c in (*kernel.body.leaves, *kernel.body.targets):
         inner = [x for x in results if x in closure.classes[c]]
         if c not in found and inner:
-            found[c] = inner[-1]
+            found[c] = inner[-1:]
     return found
 
 
 def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSizes, device: Device) -> list[int]:
     size = sizes[label]
     if label == kernel.loop:
-        return _parts(size, *ITERATION)
+        low, high = (max(n // closure.goal.within(label), 1) for n in ITERATION)
+        return _parts(size, low, high * closure.goal.denser(label))
     if label not in kernel.body.grid:
         return [size]
     if any(label == outer for outer, _ in closure.goal.split.values()) and label in _read(kernel, closure):
@@ -132,6 +133,11 @@ def _options(label: str, kernel: PlannedKernel, closure: Closure, sizes: TileSiz
     parts = _parts(size, 1, device.longest)
     overlapping = () if device.general or parts[-1] >= UNEVEN[0] or size == parts[-1] else UNEVEN
     return sorted({*parts, *(n for n in shares if n <= device.longest), *(n for n in overlapping if n < size)})
+
+
+def _whole_bytes(label: str, options: list[int], closure: Closure) -> list[int]:
+    step = closure.goal.steps.get(label, 1)
+    return [n for n in options if n % step == 0]
 
 
 def _read(kernel: PlannedKernel, closure: Closure) -> set[str]:
@@ -166,6 +172,8 @@ class _Model:
         inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
         self.inside = {c for c, s in (inside or {}).items() if s == INSIDE}
         self.inner = _innermost(kernel, closure)
+        views = [(c, e.kind.reads) for c, e in kernel.body.chosen if e.kind.reads is not None]
+        self.widths = {c: n for c, view in views if (n := closure.goal.stored(view)) is not None}
         self.sources = [c for c, e in kernel.body.chosen if e.kind.reads is not None] + list(kernel.body.leaves)
 
     def shared(self) -> TileCounts:
@@ -237,10 +245,12 @@ class _Model:
         """Bytes of a tile as memory gives them: at least a sector of the innermost axis, without
         iterations a line."""
         width = self._bytes(c)
-        label = self.inner.get(c)
         least = np.where(self.once, max(self.device.sector, self.device.line), self.device.sector)
-        row = self.tiles[label] * width if label is not None else self.one * least
-        return self._tile(c) * width * np.maximum(least / row, 1)
+        row, whole = self.one * width, self.one > 0
+        for label in self.inner.get(c, ()):
+            row = row * np.where(whole, self.tiles[label], 1)
+            whole = whole & (self.tiles[label] == self.sizes[label])
+        return self._tile(c) * width * np.where(c in self.inner, np.maximum(least / row, 1), 1)
 
     def _times(self, c: int) -> TileCounts:
         return self.iterations if c in self.inside else self.one
@@ -248,8 +258,8 @@ class _Model:
     def _whole(self, c: int) -> float:
         return float(np.prod([self.sizes[label] for label in self.closure.classes[c]]))
 
-    def _bytes(self, c: int) -> int:
-        return STORED if c in self.body.leaves else self.width
+    def _bytes(self, c: int) -> float:
+        return self.widths.get(c, STORED if c in self.body.leaves else self.width)
 
     def _product(self, factors: Iterable[TileCounts]) -> TileCounts:
         found = self.one

@@ -103,6 +103,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
     # ------------------------------------------------------------ elements
 
     def map(self, fn: Scalar, *xs: LabelledValue) -> LabelledValue:
+        _refuse_integers(*xs)
         dtype = SHAPES.map(fn, *[Tensor(x.dtype, ()) for x in xs]).dtype
         if fn is np.divide and xs[1].term.kind is TermForm.SCALAR and xs[1].term.labels:
             return replace(xs[0], term=self._mean(xs[0].term, xs[1].term))
@@ -178,6 +179,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
     # ------------------------------------------------------------ folds
 
     def contract(self, equation: str, a: LabelledValue, b: LabelledValue) -> LabelledValue:
+        _refuse_integers(a, b)
         letters_a, letters_b, result = contraction(equation, len(a.axes), len(b.axes))
         (left, right), found = self._placed([a, b], [letters_a, letters_b])
         axes = tuple([found[letter] for letter in result])
@@ -185,6 +187,7 @@ class LabelsMeaning(Meaning[LabelledValue]):
         return self.made(ScalarTerm(DOT, (left.term, right.term), labels=labels), axes, a.dtype)
 
     def reduce(self, fn: np.ufunc, a: LabelledValue, axes: Sequence[int], keepdims: bool = True) -> LabelledValue:
+        _refuse_integers(a)
         kind = next((each for each in derivations.REDUCTIONS if each.fold is fn), None)
         if kind is None:
             raise Unsupported(f"a fold of {scalar_name(fn)}")
@@ -206,3 +209,11 @@ class LabelsMeaning(Meaning[LabelledValue]):
         axes = ((),) * (len(shape) - len(a.axes)) + a.axes
         wide = tuple([axis or self.unifier.fresh(int(n)) for axis, n in zip(axes, shape, strict=True)])
         return self.made(a.term, wide, a.dtype)
+
+
+def _refuse_integers(*values: LabelledValue) -> None:
+    """Raise Unsupported where an operand is of integers: they may wrap, and kernels compute with
+    floats."""
+    for each in values:
+        if not is_float(each.dtype) and each.dtype != "bool":
+            raise Unsupported(f"arithmetic of {each.dtype}")

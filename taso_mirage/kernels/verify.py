@@ -16,6 +16,7 @@ import numpy as np
 
 from taso_mirage.ir.terms import LEAVES, Graph, Node, Tensor, is_float, numpy_dtype, topological
 from taso_mirage.kernels.field_check import Field32
+from taso_mirage.kernels.goal import SMALL_INTEGERS
 from taso_mirage.meanings.arrays import Array
 from taso_mirage.meanings.field import agree
 from taso_mirage.meanings.reals import EXACT, Reals
@@ -219,6 +220,9 @@ def _reference(goal: Graph, case: NumericCase, seed: int) -> NumericReference:
 
 def _drawn(type: Tensor, case: NumericCase, index: int, rng: np.random.Generator) -> Array:
     shape = tuple(int(n) for n in type.shape or ())
+    if type.dtype in SMALL_INTEGERS:
+        limits = np.iinfo(type.dtype)
+        return rng.integers(limits.min, limits.max + 1, shape).astype(type.dtype)
     if not is_float(type.dtype):
         return rng.integers(0, 2, shape).astype(numpy_dtype(type.dtype))
     values = rng.normal(size=shape)

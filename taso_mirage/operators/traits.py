@@ -74,7 +74,8 @@ class Traits:
         are (in half precision to one of single precision).
     `sums`: The operator adds its operands: where a law leaves one out, the other is the result.
     `quantized`: The operator quantizes, or takes quantized operands. The runtime fuses it with its
-        neighbours as they are, so it is not computed before the run, and is in no kernel.
+        neighbours as they are, so it is not computed before the run, and is in no kernel; but on a
+        GPU, where its activations are floats and its integers weights.
     `decides`: Results are decisions of rounding. The float64 reference computes them in the
         declared dtypes, as the runtime does.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.

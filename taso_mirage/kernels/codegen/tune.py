@@ -20,6 +20,8 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import fixed
 from taso_mirage.ir.mugraph import USUAL
@@ -411,6 +413,10 @@ def _drawn(buffer: TritonBuffer, generator: Any, sizes: Mapping[str, int]) -> An
     import torch
 
     shape = fixed(buffer.shape, sizes)
+    if buffer.dtype in ("int8", "uint8"):
+        limits = np.iinfo(buffer.dtype)
+        found = torch.randint(limits.min, limits.max + 1, shape, generator=generator, device="cuda")
+        return found.to(getattr(torch, buffer.dtype))
     values = torch.randn(shape, generator=generator, device="cuda")
     if len(shape) > 1 and shape[-2] > LONG:  # a sum over that many stays in the range of half precision
         values *= shape[-2] ** -0.5

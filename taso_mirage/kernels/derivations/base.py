@@ -107,6 +107,10 @@ class BodyWriter(Protocol):
     def contracted(self, made: int, args: Sequence[int]) -> Node:
         """The product of two classes, summed over what the class `made` lacks."""
 
+    def summed(self, made: int, c: int) -> Node:
+        """A class, summed over what the class `made` lacks: at once with the sums that it is
+        itself, where these wait for no loop and nothing else reads them."""
+
     def looped(self, made: int, edge: DerivationEdge) -> bool:
         """Whether the for-loop cuts the label that a derivation folds."""
 

@@ -86,6 +86,10 @@ class Sum(FoldKind):
     def ill(self, below: Sequence[OverflowEffect]) -> str:
         return ""
 
+    def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
+        value = body.summed(made, edge.args[0])
+        return body.written(made, body.accumulated(made, edge, value, "sum"))
+
 
 class Mean(Sum):
     """A sum by how many elements there are; of a split label by how many the whole has."""

@@ -311,4 +311,5 @@ REMAINDER = declare_function(
 )
 FMOD = declare_function(Function("fmod", np.fmod, division=Division(rest=True, floors=False), dear=True))
 LEFT_SHIFT = declare_function(Function("left_shift", np.left_shift, free=(1,)))
-RIGHT_SHIFT = declare_function(Function("right_shift", np.right_shift, free=(1,)))
+RIGHT_SHIFT = declare_function(Function("right_shift", np.right_shift, free=(1,), triton="({} >> {})"))
+BITWISE_AND = declare_function(Function("bitwise_and", np.bitwise_and, triton="({} & {})"))

@@ -16,7 +16,7 @@ import numpy as np
 from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Batch
-from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
+from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, numpy_dtype, variable
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen import triton, tune
 from taso_mirage.kernels.codegen.compile import CompiledKernel, compiled
@@ -249,7 +249,7 @@ class Right:
 
 
 def _exact(tensor: Any, node: Node) -> Any:
-    return EXACT.load((tensor if node.dtype == "bool" else tensor.double()).cpu().numpy())
+    return EXACT.load((tensor.double() if is_float(node.dtype) else tensor).cpu().numpy())
 
 
 def _close(result: Any, wanted: Any, node: Node) -> bool:

@@ -21,7 +21,7 @@ from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames
-from taso_mirage.kernels.codegen.gpu.offsets import Groups, inner, place
+from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.order import Order, ordered
 from taso_mirage.kernels.codegen.gpu.products import (
     DEFERRED,
@@ -41,6 +41,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 )
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
+from taso_mirage.kernels.codegen.gpu.words import in_words, loaded_numbers
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -102,6 +103,7 @@ class TritonBlock:
         halves = [x for x, b in zip(self.body.inputs, reads, strict=True) if b.dtype in HALF]
         self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
         self.split, self.merged = self._views()
+        self.words = in_words(self.body, reads, self.readers)
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
         for _ in range(2):  # what dots demand of axes is known after the first reading
@@ -162,6 +164,8 @@ class TritonBlock:
 
     def _value(self, node: Node) -> Tile:
         self.tiles.hint = node.op
+        if node in self.words:
+            return self._words(node)
         if node in self.split:
             leaf = self.body.inputs.index(node.args[0])
             if node.args[0] in self.apart:
@@ -309,12 +313,8 @@ class TritonBlock:
         groups = self.split.get(leaf) or [[d] for d in range(len(shape))]
         axes = tuple(None if n == 1 else self.axes.fresh(n) for n in shape)
         present = [a for a in axes if a is not None]
-        cuts = [
-            *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
-            (self.node.attr("fmap")[i], self.loop, None, "t"),
-        ]
         tile = self.body.inputs[i].shape
-        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, cuts)
+        at = place(self.tiles, argument.buffer, tile, inner(groups, shape, axes), present, self._cuts(i))
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{at}{mask}{hint})"
@@ -328,6 +328,19 @@ class TritonBlock:
             self.in_flight += self._lanes(found) * numpy_dtype(stored).itemsize
         self.largest = max(self.largest, self._lanes(found))
         return found
+
+    def _words(self, node: Node) -> Tile:
+        """The numbers of an operand of bytes, loaded as words."""
+        i = self.body.inputs.index(node.args[0])
+        (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.body.inputs[i]
+        return loaded_numbers(self.tiles, name, buffer, leaf, node, self.words[node], self.stage[node], self._cuts(i))
+
+    def _cuts(self, i: int) -> list[TileCut]:
+        """How the grid and the loop cut an operand."""
+        return [
+            *zip(self.node.attr("imap")[i], self.grid, self.overlaps, ("g0", "g1", "g2"), strict=False),
+            (self.node.attr("fmap")[i], self.loop, None, "t"),
+        ]
 
     def _store(self, o: int, x: Tile, argument: Argument) -> None:
         x = self.tiles.ready(x)

@@ -161,11 +161,10 @@ def _multiplied(
     code = f"{_arranged(xp, a, left, order)} * {_arranged(xp, b, right, order)}"
     stage = max(a.stage, b.stage)
     axes = tuple(both[c] for c in order)
-    zero = a.zero and b.zero
+    zero, together = a.zero and b.zero, a.together or b.together
     shape = tuple(xp.axes_of.size(x) for x in axes)
-    found = replace(
-        a, code=xp.lines.let(stage, xp.hint, code), shape=shape, axes=axes, stage=stage, zero=zero, number=None
-    )
+    made = replace(a, code=xp.lines.let(stage, xp.hint, code), shape=shape, axes=axes, stage=stage)
+    found = replace(made, zero=zero, number=None, together=together)
     if inner:
         xp.notes.append(f"{xp.hint}: multiplied and summed in fp32; one operand is a vector.")
     left_over = [c for c in order if c not in inner]

@@ -49,6 +49,8 @@ class Tile:
     fold: tuple[Function, Tile, tuple[int, ...]] | None = None
     """(function, operand, axes) of a fold that is not written yet: an accumulator may put it off
     until after the loop."""
+    together: tuple[int, int] | None = None
+    """An axis of which a thread has so many neighbouring elements at least."""
 
     @property
     def present(self) -> list[int]:
@@ -84,6 +86,9 @@ class Tiles(Meaning[Tile]):
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one
         difference and one power of 2."""
+        self.raised: dict[str, tuple[str, int]] = {}
+        """Integers in half precision, each with itself and a number together, and that number: what
+        else is taken away can be with it."""
         self.notes: list[str] = []
         """Why products are computed as they are."""
 
@@ -127,11 +132,13 @@ class Tiles(Meaning[Tile]):
         numbers = [x.number for x in xs]
         if None not in numbers:
             with np.errstate(all="ignore"):
-                return self._number(float(fn(*[np.float64(n) for n in numbers])), dtype, shape)
+                return self._number(float(fn(*_numbers(xs))), dtype, shape)
         if function is POWER:
             return self._power(xs[0], xs[1])
         if not function.triton:
             raise Unsupported(f"Triton has no {function.name} here; add it to the function's record")
+        if function is SUBTRACT and (less := self._less(*xs)) is not None:
+            return less
         xs = tuple(self.computed(x) for x in xs)
         axes = self.common(shape, xs)
         if function is EXP and (power := self._power_of_two(xs[0], axes)) is not None:
@@ -149,12 +156,19 @@ class Tiles(Meaning[Tile]):
         )
         stage = max(x.stage for x in xs)
         code = self.lines.let(stage, self.hint, code)
-        found = Tile(
-            code, shape, axes, dtype, stored or self._computed_as(dtype), stage, self._keeps_zero(fn, xs, axes)
-        )
+        zero, together = self._keeps_zero(fn, xs, axes), next((x.together for x in xs if x.together), None)
+        found = Tile(code, shape, axes, dtype, stored or self._computed_as(dtype), stage, zero, together=together)
         if function is SUBTRACT:
             self.differences[found.code, found.axes] = xs[0], xs[1]
         return found
+
+    def _less(self, x: Tile, y: Tile) -> Tile | None:
+        """Integers less one, where they were made with a number that is still to be taken away."""
+        if x.code not in self.raised or y.number is None or not 0 <= y.number <= 255 or y.number % 1:
+            return None
+        code, number = self.raised[x.code]
+        code = self.lines.let(x.stage, self.hint, f"{code} - {number + y.number}")
+        return replace(x, code=code, zero=False)
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:
         """1 / y, where y has fewer elements than a quotient: of float16, whose numbers all have one
@@ -212,7 +226,7 @@ class Tiles(Meaning[Tile]):
         if any(x.number is None and (not x.zero or self.roots(x) != whole) for x in xs):
             return False
         with np.errstate(all="ignore"):
-            return bool(fn(*[np.float64(x.number or 0.0) for x in xs]) == 0)
+            return bool(fn(*_numbers(xs)) == 0)
 
     def roots(self, x: Tile) -> list[int]:
         return [self.axes_of.find(a) for a in x.present]
@@ -229,7 +243,12 @@ class Tiles(Meaning[Tile]):
         known = folded(function)
         inner = self.masked(self.computed(inner), over, known.neutral)
         code, left = inner.code, inner.present
-        if function is ADD and self.lines.is_product(code):
+        together = self._together(inner, left[-1]) if left and left[-1] in over else 1
+        if function is ADD and together > 1:
+            lanes = [self.axes_of.lanes(a) for a in left]
+            apart = [*lanes[:-1], lanes[-1] // together, together]
+            code = f"tl.sum(tl.reshape({code}, {apart}), {len(left)})"
+        elif function is ADD and self.lines.is_product(code):
             # Contracted with the sum, a product that lanes exchange is rounded in all but its own:
             # their sums differ, and both may write.
             code = f"{code} + 0.0"
@@ -237,6 +256,12 @@ class Tiles(Meaning[Tile]):
             code = f"{known.triton}({code}, {left.index(axis)})"
             left.remove(axis)
         return replace(x, code=self.lines.let(inner.stage, self.hint, code), fold=None, stage=inner.stage)
+
+    def _together(self, x: Tile, axis: int) -> int:
+        """How many neighbouring elements along an axis a thread has: their sum is none of lanes
+        that exchange."""
+        known, n = x.together or (axis, 1)
+        return n if self.axes_of.find(known) == self.axes_of.find(axis) else 1
 
     def computed(self, x: Tile) -> Tile:
         """x as arithmetic wants it: half precisions widened."""
@@ -271,6 +296,8 @@ class Tiles(Meaning[Tile]):
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)
+        if is_float(a.stored) and is_float(dtype) and not is_float(a.dtype):
+            return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype) and (a.stored == "float32" or a.stored == dtype):
             return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype):
@@ -329,10 +356,13 @@ class Tiles(Meaning[Tile]):
         if [n for n in a.shape if n != 1] == [n for n in wanted if n != 1]:  # dims of 1 are no axes
             left = iter([x for x, n in zip(a.axes, a.shape, strict=True) if n != 1])
             return replace(a, shape=wanted, axes=tuple(None if n == 1 else next(left) for n in wanted))
-        axes = tuple(None if n == 1 else self.axes_of.fresh(n) for n in wanted)
+        same = next((i for i, (n, m) in enumerate(zip(a.shape, wanted, strict=False)) if n != m), 0)
+        kept, cut = a.axes[:same], wanted[same:]
+        axes = (*kept, *(None if n == 1 else self.axes_of.fresh(n) for n in cut))
         new = [x for x in axes if x is not None]
         whole = [x for x, n in zip(a.axes, a.shape, strict=True) if n != 1]
-        if None in whole or any(self.axes_of.padded(x) for x in (*a.present, *new)):
+        changed = [x for x in (*a.axes[same:], *axes[same:]) if x is not None]
+        if None in whole or any(self.axes_of.padded(x) for x in changed):
             raise Unsupported(f"a reshape of a tile of {a.shape} to {wanted} whose sizes are not powers of two")
         sizes = ", ".join(str(self.axes_of.lanes(x)) for x in new)
         code = self.lines.let(a.stage, self.hint, f"tl.reshape({a.code}, [{sizes}])")
@@ -342,6 +372,8 @@ class Tiles(Meaning[Tile]):
         """Two tiles of equal size side by side."""
         if len(xs) == 1:
             return xs[0]
+        if len(xs) == 2 and all(x.shape[axis] == 1 for x in xs):
+            return self._beside(self.ready(xs[0]), self.ready(xs[1]), axis)
         if len(xs) != 2 or xs[0].shape != xs[1].shape or None in (xs[0].axes[axis], xs[1].axes[axis]):
             raise Unsupported(f"a concatenation of tiles of {[x.shape for x in xs]}")
         a, b = (self.computed(x) for x in xs)
@@ -359,6 +391,18 @@ class Tiles(Meaning[Tile]):
         stage = max(a.stage, b.stage)
         shape = (*a.shape[:axis], 2 * n, *a.shape[axis + 1 :])
         return Tile(self.lines.let(stage, self.hint, code), shape, axes, a.dtype, a.stored, stage)
+
+    def _beside(self, a: Tile, b: Tile, axis: int) -> Tile:
+        """Two tiles that lack an axis, along it."""
+        both, rank = self.common(a.shape, [a, b]), len(a.present)
+        if self.roots(a) != self.roots(b) or a.stored != b.stored:
+            raise Unsupported(f"a concatenation of tiles of {a.shape} that differ in kind")
+        axes = (*both[:axis], self.axes_of.fresh(2), *both[axis + 1 :])
+        place = self._place(axes, axis)
+        joined = f"tl.join({a.code}, {b.code})"
+        code = joined if place == rank else f"tl.permute({joined}, {(*range(place), rank, *range(place, rank))})"
+        stage, shape = max(a.stage, b.stage), (*a.shape[:axis], 2, *a.shape[axis + 1 :])
+        return replace(a, code=self.lines.let(stage, self.hint, code), shape=shape, axes=axes, stage=stage)
 
     @staticmethod
     def _place(axes: Sequence[int | None], axis: int) -> int:
@@ -396,6 +440,11 @@ class Tiles(Meaning[Tile]):
         if name in ABSENT_HERE:
             raise Unsupported(f"the primitive {name} has no form in a Triton kernel")
         return super().__getattribute__(name)
+
+
+def _numbers(xs: Sequence[Tile]) -> list[np.float64 | np.int64]:
+    """Operands as numbers: 0 for what is none."""
+    return [np.float64(x.number or 0) if is_float(x.dtype) else np.int64(x.number or 0) for x in xs]
 
 
 ABSENT_HERE = frozenset({"cumulate", "pad", "window", "take", "take_along"})

@@ -1,0 +1,103 @@
+"""Integers of a few bits in words of 32: what a block loads of weights, as floats.
+
+A thread that loads a word has eight numbers of four bits side by side. Two at a time become floats
+of half precision without a conversion, which is slow on a GPU: their bits are set below those of
+1024, which is then taken away. Blocks of weights are loaded with the blocks outermost: so
+neighbouring threads read neighbouring words, and a thread has several rows for which it reads an
+activation once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from taso_mirage.ir.mugraph import LoopPhase, Lowering
+from taso_mirage.ir.terms import Graph, Node, is_float
+from taso_mirage.kernels.codegen.gpu.offsets import TileCut, inner, place
+from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
+from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles, known_count
+from taso_mirage.operators.ops import traits
+
+WORD_BYTES = 4
+"""Those of a word."""
+POWER, TWICE = 1024, 0x64006400
+"""A number of half precision of which the least bit is 1, and the bits of two of it."""
+
+
+def in_words(body: Graph, reads: Sequence[TritonBuffer], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
+    """The terms that are numbers of a few bits of what is loaded, with how many bits: whole words
+    of them, of which only floats are read."""
+    found = {}
+    for x, buffer in zip(body.inputs, reads, strict=True):
+        if buffer.dtype != "uint8" or not x.shape or not _whole(x) or not _whole(buffer):
+            continue
+        for node in readers.get(x, ()):
+            unpacks = traits(node).lowering is Lowering.UNPACK
+            floats = [node] if not unpacks else readers.get(node, ())
+            if all(traits(each).converts and is_float(each.dtype) for each in floats):
+                found[node] = node.attr("bits") if unpacks else 8
+    return found
+
+
+def _whole(x: Node | TritonBuffer) -> bool:
+    return isinstance(x.shape[-1], int) and x.shape[-1] % WORD_BYTES == 0
+
+
+def loaded_numbers(
+    tiles: Tiles,
+    name: str,
+    buffer: TritonBuffer,
+    leaf: Node,
+    node: Node,
+    bits: int,
+    stage: LoopPhase,
+    cuts: Sequence[TileCut],
+) -> Tile:
+    """The term `node`, which is the numbers of `leaf`: a tile of the argument `name`."""
+    shape = (*leaf.shape[:-1], known_count(leaf.shape[-1:]) // WORD_BYTES)
+    buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
+    axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
+    present = [a for a in axes if a is not None]
+    order = _outermost(present)
+    at = place(tiles, buffer, shape, inner([[d] for d in range(len(shape))], shape, axes), order, cuts)
+    padded = [a for a in present if tiles.axes_of.padded(a)]
+    mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
+    pointer = tiles.lines.let(LoopPhase.INVARIANT, f"{name}_words", f"{name}.to(tl.pointer_type(tl.int32))")
+    code = f"tl.load({pointer}{at}{mask})"
+    if order != present:
+        code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
+    words = tiles.lines.let(stage, f"{name}_words", code)
+    return _apart(tiles, Tile(words, shape, axes, node.dtype, "int32", stage, zero=True), bits, node.op)
+
+
+def _outermost(present: Sequence[int]) -> list[int]:
+    """The axes of a tile in the order in which it is loaded: Triton spreads threads over the last
+    one, and then over the first."""
+    return [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
+
+
+def _apart(tiles: Tiles, words: Tile, bits: int, name: str) -> Tile:
+    """The floats of a tile of words, along its last dim: of the dtype that the words have."""
+    each, low, high = 32 // bits, list[str](), list[str]()
+    mask = (2**bits - 1) * 0x10001
+    for i in range(each // 2):
+        moved = f"({words.code} >> {bits * i})" if i else words.code
+        both = tiles.lines.let(words.stage, name, f"({moved} & {mask:#x}) | {TWICE:#x}")
+        low.append(f"{both}.to(tl.int16)")
+        high.append(f"({both} >> 16).to(tl.int16)")
+    parts = [tiles.lines.let(words.stage, name, part) for part in (*low, *high)]
+    axes = (*words.axes[:-1], tiles.axes_of.fresh(words.shape[-1] * each))
+    lanes = ", ".join(str(tiles.axes_of.lanes(a)) for a in axes if a is not None)
+    raised = f"tl.reshape({_joined(parts)}, [{lanes}]).to(tl.float16, bitcast=True)"
+    raised = tiles.lines.let(words.stage, name, raised)
+    code = tiles.lines.let(words.stage, name, f"{raised} - {float(POWER)}")
+    tiles.raised[code] = raised, POWER
+    shape = (*words.shape[:-1], words.shape[-1] * each)
+    together = None if axes[-1] is None else (axes[-1], each)
+    return replace(words, code=code, shape=shape, axes=axes, stored="float16", together=together)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Tiles in turn along new axes, the first ones along the last."""
+    return parts[0] if len(parts) == 1 else f"tl.join({_joined(parts[::2])}, {_joined(parts[1::2])})"
