@@ -95,8 +95,8 @@ def search(job: Job, problem: Problem, start: Start, found: Mutations) -> tuple[
         )
     ]
     together = [problem.rewriter.together(each) for each in (passed, *candidates)]
-    read = ModelCandidate("read", problem.model, (), passed.cost, problem.target)
-    candidates = [passed, *others, *candidates, *(each for each in together if each is not None), read]
+    read = problem.rewriter.candidate("read", problem.model)
+    candidates = [read, passed, *others, *candidates, *(each for each in together if each is not None)]
     if start.budget.stop:
         job.remarks.append("interrupted: the search ended early, with the best found so far")
     distinct = {(c.model.graph, c.target): c for c in reversed(candidates)}

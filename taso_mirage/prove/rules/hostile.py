@@ -290,7 +290,8 @@ def _constants(names: Names, rng: Random, edges: Sequence[float]) -> None:
         names[name] = constant(np.full(array.shape, whole, array.dtype))
     elif array.dtype.kind != "b":
         number = _number(float(array.flat[0]), rng, edges)
-        names[name] = constant(np.full(array.shape, number).astype(array.dtype))
+        with np.errstate(over="ignore"):
+            names[name] = constant(np.full(array.shape, number).astype(array.dtype))
 
 
 Change = Callable[[Names, Random, Sequence[float]], None]
