@@ -11,7 +11,9 @@ _UNSIGNED = "cast(add(cast(z, to='int32'), 128), to='uint8')"
 dequantize.laws(
     f"""
     dequantize(quantize(x, s, z, dtype='int8', **a), s, z, **b) \
-        == dequantize(quantize(x, s, {_UNSIGNED}, dtype='uint8', **a), s, {_UNSIGNED}, **b)  where is_weight(z)
+        == dequantize(quantize(x, s, {_UNSIGNED}, dtype='uint8', **a), s, {_UNSIGNED}, **b)  where abs(value(z)) <= 128
+    given x: (n, c), s: (), z: int8 () | a: {{axis: 1, block_size: 0, saturate: 1}}, \
+        b: {{axis: 1, block_size: 0, dtype: 'float32'}}
 """,
     together=True,
 )

@@ -1,0 +1,91 @@
+"""The model that ONNX Runtime makes of a model, with what each of its nodes takes and how long: by
+the runtime's own profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taso_mirage.targets.onnx_runtime import inference_session, refused
+from taso_mirage.targets.protocol import Arrays, Source
+from taso_mirage.targets.stamp import Provider
+
+RUNS = 3
+"""At least, after one that is not counted."""
+TIME = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNode:
+    """A node of the model that runs: its name, operator, values, the dtypes and shapes of its
+    operands (those that are there) and results, and the seconds of a run."""
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operands: tuple[tuple[str, tuple[int, ...]], ...]
+    results: tuple[tuple[str, tuple[int, ...]], ...]
+    seconds: float
+
+
+def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seconds: float) -> list[RunNode]:
+    """The nodes of the optimized model, in its order.
+
+    It is written, its nodes are numbered, and it runs as it is. Raises RunFailed.
+    """
+    from taso_mirage.onnx_io.groups import number_nodes
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "optimized.onnx")
+        inference_session(source, providers, dump=path)
+        nodes = number_nodes(path)
+        events = _events(path, providers, inputs, seconds)
+    found = []
+    for number, (name, operator, taken, given) in nodes.items():
+        mine = events.get(number, [])
+        first = mine[0]["args"] if mine else {}
+        operands, results = (_types(first.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
+        each = sum(e["dur"] for e in mine) / len(mine) * 1e-6 if mine else 0.0
+        found.append(RunNode(name, operator, taken, given, operands, results, each))
+    return found
+
+
+def _events(path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """What the profiler says of each node, run by run but the first."""
+    session = inference_session(path, providers, optimized=False, profile=path)
+    end, runs = time.perf_counter() + seconds, 0
+    try:
+        while runs <= RUNS or time.perf_counter() < end:
+            session.run(None, dict(inputs))
+            runs += 1
+    except Exception as error:
+        raise refused("run", error) from None
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with open(session.end_profiling()) as file:
+        for event in json.load(file):
+            if event.get("cat") == "Node" and event["name"].endswith(TIME):
+                found[event["name"].removesuffix(TIME)].append(event)
+    return {name: events[len(events) // runs :] for name, events in found.items()}
+
+
+def _types(said: Sequence[dict[str, list[int]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The profiler's `{"float": [2, 3]}`, by our names of dtypes."""
+    names = {"float": "float32", "double": "float64"}
+    return tuple((names.get(dtype, dtype), tuple(shape)) for each in said for dtype, shape in each.items())
+
+
+def operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
+    """What the runtime makes of a small model: the operators of its nodes."""
+    from taso_mirage.onnx_io.groups import number_nodes
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "optimized.onnx")
+        inference_session(content, providers, dump=path)
+        return [operator for _, operator, _, _ in number_nodes(path).values()]
