@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 import models
@@ -115,11 +114,7 @@ QUANTIZED: Mapping[str, Quantized] = {
     **{f"{name}_qdq": Quantized(name, partial(qdq, per_channel=True)) for name in ("mobilenet_v2", "resnet50")},
     "bert_qdq": Quantized("bert", qdq),
     **{f"{name}_int8": Quantized(name, dynamic_int8) for name in ("bert", "minilm", "whisper_decoder")},
-    **{
-        f"{name}_int4_{block}": Quantized(name, partial(int4, block=block))
-        for name in LANGUAGE
-        for block in BLOCKS
-    },
+    **{f"{name}_int4_{block}": Quantized(name, partial(int4, block=block)) for name in LANGUAGE for block in BLOCKS},
 }
 
 

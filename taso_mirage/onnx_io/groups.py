@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 SMALL = 64
@@ -20,13 +21,18 @@ STEP = 1 / 128
 Operands = Sequence[tuple[str, tuple[int, ...]]]
 
 
-def number_nodes(path: str) -> dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-    """Name the nodes of a file by their numbers; the name, operator, inputs and outputs that each
-    had."""
+def number_nodes(path: str) -> dict[str, onnx.NodeProto]:
+    """Name the nodes of a file by their numbers; each as it was, without its bodies."""
     model = onnx.load(path, load_external_data=False)
     found = {}
     for i, node in enumerate(model.graph.node):
-        found[f"#{i}"] = node.name, node.op_type, tuple(node.input), tuple(node.output)
+        found[f"#{i}"] = onnx.NodeProto(
+            name=node.name,
+            op_type=node.op_type,
+            input=node.input,
+            output=node.output,
+            attribute=[a for a in node.attribute if a.type == onnx.AttributeProto.INT],
+        )
         node.name = f"#{i}"
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
@@ -36,8 +42,8 @@ def number_nodes(path: str) -> dict[str, tuple[str, str, tuple[str, ...], tuple[
 @dataclass(frozen=True, slots=True)
 class Place:
     """An operand or result: its type, the number of its scale (0: it is not quantized), how many
-    scales there are along an axis (0: one for all), whether it is held before the run, and its
-    value where a group keeps it."""
+    scales there are along an axis (0: one for all), whether it is held before the run, its value
+    where a group keeps it, and whether it is a bias with the product of the operands' scales."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,6 +52,7 @@ class Place:
     axis: int = 1
     held: bool = False
     value: bytes = b""
+    product: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,21 @@ def group_of(found: FileNodes, node: Any, operands: Operands, results: Operands)
         for i, name in enumerate(node.output)
     ]
     floats = frozenset(i for i, name in enumerate(node.output) if name and _in_floats(found, name))
+    if len(node.input) > 2 and places[2] is not None and places[2].dtype == "int32" and _is_product(found, node):
+        places = (*places[:2], replace(places[2], product=True), *places[3:])
     opset = next((o.version for o in found.model.opset_import if o.domain in ("", "ai.onnx")), 17)
     return QuantizedGroup(_bare(node), opset, places, tuple(ends), floats)
+
+
+def _is_product(found: FileNodes, node: Any) -> bool:
+    """Whether the scale of a bias is the product of those of the operands, as it is for sums of
+    products."""
+    makers = [found.dequantized(name) for name in node.input[:3]]
+    scales = [None if n is None else found.held.get(n.input[1]) for n in makers]
+    if any(s is None or uses_external_data(s) for s in scales):
+        return False
+    a, b, bias = (numpy_helper.to_array(s) for s in scales)
+    return bool(np.allclose(a * b, bias, rtol=1e-5))
 
 
 def _in_floats(found: FileNodes, name: str) -> bool:
@@ -134,8 +154,9 @@ def _operand(found: FileNodes, name: str, type: tuple[str, tuple[int, ...]], sca
     before = found.dequantized(name)
     if before is None:
         held = found.held.get(name)
-        small = held is not None and int(np.prod(held.dims)) <= SMALL
-        return Place(*type, held=held is not None, value=held.SerializeToString() if small else b"")
+        if held is None:
+            return Place(*type)
+        return Place(*type, held=True, value=held.SerializeToString() if np.prod(held.dims) <= SMALL else b"")
     source = found.held.get(before.input[0])
     return _scaled(found, before, type[1], scales, source is not None)
 
@@ -150,7 +171,9 @@ def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[st
     scale = found.held.get(node.input[1])
     zero = found.held.get(node.input[2]) if len(node.input) > 2 else None
     dtype = "uint8" if zero is None else np.dtype(helper.tensor_dtype_to_np_dtype(zero.data_type)).name
-    key = node.input[1] if scale is None else str(scale.SerializeToString()[: 1 << 12].replace(scale.name.encode(), b""))
+    key = (
+        node.input[1] if scale is None else str(scale.SerializeToString()[: 1 << 12].replace(scale.name.encode(), b""))
+    )
     count = int(np.prod(scale.dims)) if scale is not None and scale.dims else 0
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
     return Place(dtype, shape, scales.setdefault(key, len(scales) + 1), 0 if count == 1 else count, axis, held)
@@ -168,7 +191,7 @@ def group_model(group: QuantizedGroup) -> bytes:
             new, given = _fed(f"x{i}", place)
             nodes += new
             (held if place.held else inputs).append(given)
-            held += _parameters(f"x{i}", place)
+            held += _parameters(f"x{i}", place, _step(group, place))
     nodes.append(node)
     for i, place in enumerate(group.results):
         if place is not None:
@@ -176,7 +199,7 @@ def group_model(group: QuantizedGroup) -> bytes:
             if place.scale:
                 nodes.append(helper.make_node(QUANTIZE, [f"y{i}", f"y{i}_s", f"y{i}_z"], [f"q{i}"], axis=place.axis))
                 outputs.append(_info(f"q{i}", place.dtype, place.shape))
-                held += _parameters(f"y{i}", place)
+                held += _parameters(f"y{i}", place, _step(group, place))
     opsets = [helper.make_opsetid("", group.opset), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "group", inputs, outputs, held)
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
@@ -201,10 +224,16 @@ def _fed(name: str, place: Place) -> tuple[list[Any], Any]:
     return [helper.make_node(DEQUANTIZE, [source, f"{name}_s", f"{name}_z"], [name], axis=place.axis)], tensor
 
 
-def _parameters(name: str, place: Place) -> Iterator[Any]:
+def _step(group: QuantizedGroup, place: Place) -> float:
+    """The scale of a place."""
+    factors = [p for p in group.operands[:2] if p is not None]
+    return STEP * place.scale if not place.product else float(np.prod([STEP * p.scale for p in factors]))
+
+
+def _parameters(name: str, place: Place, step: float) -> Iterator[Any]:
     if place.scale:
         shape = (place.scales,) if place.scales else ()
-        yield numpy_helper.from_array(np.full(shape, STEP * place.scale, np.float32), f"{name}_s")
+        yield numpy_helper.from_array(np.full(shape, step, np.float32), f"{name}_s")
         yield numpy_helper.from_array(np.zeros(shape, _numpy(place.dtype)), f"{name}_z")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,12 @@ TIME = "_kernel_time"
 
 @dataclass(frozen=True, slots=True)
 class RunNode:
-    """A node of the model that runs: its name, operator, values, the dtypes and shapes of its
-    operands (those that are there) and results, and the seconds of a run."""
+    """A node of the model that runs: its name, operator, integer attributes, values, the dtypes and
+    shapes of its operands (those that are there) and results, and the seconds of a run."""
 
     name: str
     operator: str
+    attributes: Mapping[str, int]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     operands: tuple[tuple[str, tuple[int, ...]], ...]
@@ -48,16 +50,20 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
         nodes = number_nodes(path)
         events = _events(path, providers, inputs, seconds)
     found = []
-    for number, (name, operator, taken, given) in nodes.items():
+    for number, node in nodes.items():
         mine = events.get(number, [])
         first = mine[0]["args"] if mine else {}
         operands, results = (_types(first.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
-        each = sum(e["dur"] for e in mine) / len(mine) * 1e-6 if mine else 0.0
-        found.append(RunNode(name, operator, taken, given, operands, results, each))
+        each = statistics.median(e["dur"] for e in mine) * 1e-6 if mine else 0.0
+        attributes = {a.name: a.i for a in node.attribute}
+        values = tuple(node.input), tuple(node.output)
+        found.append(RunNode(node.name, node.op_type, attributes, *values, operands, results, each))
     return found
 
 
-def _events(path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float) -> dict[str, list[dict[str, Any]]]:
+def _events(
+    path: str, providers: Sequence[Provider], inputs: Arrays, seconds: float
+) -> dict[str, list[dict[str, Any]]]:
     """What the profiler says of each node, run by run but the first."""
     session = inference_session(path, providers, optimized=False, profile=path)
     end, runs = time.perf_counter() + seconds, 0
@@ -81,11 +87,11 @@ def _types(said: Sequence[dict[str, list[int]]]) -> tuple[tuple[str, tuple[int, 
     return tuple((names.get(dtype, dtype), tuple(shape)) for each in said for dtype, shape in each.items())
 
 
-def operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
+def optimized_operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
     """What the runtime makes of a small model: the operators of its nodes."""
     from taso_mirage.onnx_io.groups import number_nodes
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(content, providers, dump=path)
-        return [operator for _, operator, _, _ in number_nodes(path).values()]
+        return [node.op_type for node in number_nodes(path).values()]
