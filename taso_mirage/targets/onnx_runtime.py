@@ -95,7 +95,8 @@ def ort_values(arrays: Arrays) -> dict[str, Any]:
     """As the runtime takes them: they stay where they are, for as long as a session has these."""
     from onnxruntime import OrtValue
 
-    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    return {name: OrtValue.ortvalue_from_numpy(array) for name, array in whole.items()}
 
 
 def fixed_input_types(session: Any) -> dict[str, Tensor]:
