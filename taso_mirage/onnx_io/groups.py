@@ -21,8 +21,9 @@ STEP = 1 / 128
 Operands = Sequence[tuple[str, tuple[int, ...]]]
 
 
-def number_nodes(path: str) -> dict[str, onnx.NodeProto]:
-    """Name the nodes of a file by their numbers; each as it was, without its bodies."""
+def number_nodes(path: str) -> tuple[dict[str, onnx.NodeProto], dict[str, tuple[str, tuple[int, ...]]]]:
+    """Name the nodes of a file by their numbers; each as it was, without its bodies, and the types
+    of the weights."""
     model = onnx.load(path, load_external_data=False)
     found = {}
     for i, node in enumerate(model.graph.node):
@@ -36,7 +37,11 @@ def number_nodes(path: str) -> dict[str, onnx.NodeProto]:
         node.name = f"#{i}"
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
-    return found
+    return found, {t.name: (_dtype(t), tuple(t.dims)) for t in model.graph.initializer}
+
+
+def _dtype(tensor: Any) -> str:
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[st
     """What a node of a quantization says of its small integers."""
     scale = found.held.get(node.input[1])
     zero = found.held.get(node.input[2]) if len(node.input) > 2 else None
-    dtype = "uint8" if zero is None else np.dtype(helper.tensor_dtype_to_np_dtype(zero.data_type)).name
+    dtype = "uint8" if zero is None else _dtype(zero)
     key = (
         node.input[1] if scale is None else str(scale.SerializeToString()[: 1 << 12].replace(scale.name.encode(), b""))
     )

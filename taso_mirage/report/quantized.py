@@ -168,7 +168,7 @@ def reasons(found: FileNodes, node: Any, ran: RunNode, fuses: Fuses) -> list[str
         return [f"its accuracy level is below {LEVEL}: the runtime multiplies floats"]
     if not _beside(found, node):
         return ["the file does not quantize it"]
-    if ran.operator != node.op_type:
+    if ran.operator not in (node.op_type, f"Fused{node.op_type}"):
         return [f"the runtime made it a part of {ran.operator}, which it computes in floats"]
     group = group_of(found, node, ran.operands, ran.results)
     if fuses(group):

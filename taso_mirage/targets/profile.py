@@ -20,20 +20,22 @@ from taso_mirage.targets.stamp import Provider
 RUNS = 3
 """At least, after one that is not counted."""
 TIME = "_kernel_time"
+ValueType = tuple[str, tuple[int, ...]]
+"""A dtype and a shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunNode:
-    """A node of the model that runs: its name, operator, integer attributes, values, the dtypes and
-    shapes of its operands (those that are there) and results, and the seconds of a run."""
+    """A node of the model that runs: its name, operator, integer attributes, values, the types of
+    its operands (those that are there) and results, and the seconds of a run."""
 
     name: str
     operator: str
     attributes: Mapping[str, int]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    operands: tuple[tuple[str, tuple[int, ...]], ...]
-    results: tuple[tuple[str, tuple[int, ...]], ...]
+    operands: tuple[ValueType, ...]
+    results: tuple[ValueType, ...]
     seconds: float
 
 
@@ -47,13 +49,14 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(source, providers, dump=path)
-        nodes = number_nodes(path)
+        nodes, held = number_nodes(path)
         events = _events(path, providers, inputs, seconds)
     found = []
     for number, node in nodes.items():
         mine = events.get(number, [])
         first = mine[0]["args"] if mine else {}
-        operands, results = (_types(first.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
+        taken, results = (_types(first.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
+        operands = _operands(node.input, held, taken)
         each = statistics.median(e["dur"] for e in mine) * 1e-6 if mine else 0.0
         attributes = {a.name: a.i for a in node.attribute}
         values = tuple(node.input), tuple(node.output)
@@ -81,7 +84,18 @@ def _events(
     return {name: events[len(events) // runs :] for name, events in found.items()}
 
 
-def _types(said: Sequence[dict[str, list[int]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _operands(names: Sequence[str], held: Mapping[str, ValueType], taken: Sequence[ValueType]) -> tuple[ValueType, ...]:
+    """The types of operands: the profiler leaves out weights that the runtime has packed."""
+    left, found = list(taken), []
+    for name in names:
+        type = held.get(name) if name else None
+        if left and name and (type is None or left[0] == type):
+            type = left.pop(0)
+        found += [] if type is None else [type]
+    return tuple(found)
+
+
+def _types(said: Sequence[dict[str, list[int]]]) -> tuple[ValueType, ...]:
     """The profiler's `{"float": [2, 3]}`, by our names of dtypes."""
     names = {"float": "float32", "double": "float64"}
     return tuple((names.get(dtype, dtype), tuple(shape)) for each in said for dtype, shape in each.items())
@@ -94,4 +108,4 @@ def optimized_operators(content: bytes, providers: Sequence[Provider]) -> list[s
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(content, providers, dump=path)
-        return [node.op_type for node in number_nodes(path).values()]
+        return [node.op_type for node in number_nodes(path)[0].values()]
