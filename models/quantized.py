@@ -10,6 +10,7 @@ dynamically into int8, and weights into 4 bits in blocks for MatMulNBits with ac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import tempfile
@@ -138,10 +139,16 @@ def _samples(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Iterator[dict[
     return (models.inputs(model, seed, sizes) for seed in range(SAMPLES))
 
 
-def _quiet() -> Any:
-    """The tools log what they do."""
-    logging.getLogger().setLevel(logging.ERROR)
-    return exporter.quiet()
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The tools log what they do, and set the levels of logging when they are imported."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with exporter.quiet():
+            yield
+    finally:
+        logging.disable(before)
 
 
 def main(arguments: list[str] | None = None) -> int:
