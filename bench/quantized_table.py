@@ -22,7 +22,11 @@ def quantized(found: dict[str, Any]) -> list[str]:
     ratios = [row["times"]["ratio"] for row in timed]
     mean = float(np.exp(np.mean(np.log(ratios)))) if ratios else 0.0
     said = [f"{ended} of {len(rows)} ended without an error"]
-    said += [f"geometric mean {mean:.3f} (the aim is {MEAN}), least {min(ratios):.3f} (the aim is {LEAST})"] if ratios else []
+    said += (
+        [f"geometric mean {mean:.3f} (the aim is {MEAN}), least {min(ratios):.3f} (the aim is {LEAST})"]
+        if ratios
+        else []
+    )
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
     return [*lines, "", f"{'; '.join(said)}. Kernels: {found['kernels']}. {found['device']}; {versions}."]
 

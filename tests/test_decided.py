@@ -86,3 +86,18 @@ def test_what_cannot_be_evaluated_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(checking, "FloatReference", Late)
     assert optimized(RIGHT).failure is not None
+
+
+def test_what_could_not_be_checked_in_time_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized models need more references in the check: where there is no time for them, the
+    fastest candidate is not yet the choice."""
+
+    def late(*_: object) -> None:
+        raise OutOfTime("a float64 reference takes too long")
+
+    assert optimized(RIGHT, "r = Identity(sum)").changed
+    monkeypatch.setattr(checking, "compare", late)
+    result = optimized(RIGHT, "r = Identity(sum)")
+    assert not result.changed
+    assert result.model.graph == result.original.graph
+    assert any("ended in the stage 'check'" in note for note in result.notes)

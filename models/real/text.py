@@ -67,6 +67,7 @@ QWEN2 = {
     "num_attention_heads": 14,
     "num_key_value_heads": 2,
     "intermediate_size": 4864,
+    "head_dim": 64,
 }
 LLAMA = {
     "hidden_size": 1024,
@@ -106,7 +107,7 @@ DECODERS: Mapping[str, Architecture] = {
     "qwen2": Architecture(
         "Qwen2ForCausalLM",
         "Qwen2Config",
-        {key: value for key, value in GROUPED.items() if key != "head_dim"},
+        GROUPED,
         QWEN2,
         {"use_cache": True},
     ),
