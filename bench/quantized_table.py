@@ -1,5 +1,5 @@
-"""The table of quantized models (`bench/quantized.py`): how each ended, its times beside those of the
-float32 original, and where the bars of the benchmark are."""
+"""The table of quantized models (`bench/quantized.py`): how each ended, its times beside those of
+the float32 original, and where the bars of the benchmark are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`inspect --profile`: what of a quantized model runs in integers, what does not and why, told by the
-runtime's own model; and activations in int8 as uint8, which mends most of it."""
+"""`inspect --profile`: what of a quantized model runs in integers, what does not and why, told by
+the runtime's own model; and activations in int8 as uint8, which mends most of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.operators.ops import get
 from taso_mirage.prove.rules.fuzz import fuzz
 from taso_mirage.prove.symbolic import Proved, prove_symbolic
-from taso_mirage.report.quantized import profile
+from taso_mirage.report.quantized import runtime_profile
 from taso_mirage.rewriting.equation import instantiate
 from taso_mirage.rewriting.index import Rules
 from taso_mirage.rewriting.library import parse_attributes, parse_given
@@ -37,8 +37,8 @@ SCALES = {"s": 0.05, "s2": 0.07, "s3": 0.09, "ws": 0.02}
 
 
 def quantized(body: str, shape: str = f"1,{CHANNELS},6,6", **more: Any) -> onnx.ModelProto:
-    """A model of `x` to `y`: scales, zeros of both signs (`z` of int8, `u` of uint8), a kernel `w` and
-    a bias `b` with the scale `bs` of sums of products."""
+    """A model of `x` to `y`: scales, zeros of both signs (`z` of int8, `u` of uint8), a kernel `w`
+    and a bias `b` with the scale `bs` of sums of products."""
     model = onnx.parser.parse_model(f"{HEAD} g (float[{shape}] x) => (float[{shape}] y) {{ {body} }}")
     rng = np.random.default_rng(0)
     held = {name: np.float32(value) for name, value in SCALES.items()}
@@ -72,7 +72,7 @@ def found(model: onnx.ModelProto, place: Path) -> dict[str, Any]:
     path = place / "m.onnx"
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
-    return profile(from_proto_model(model), path, Config())
+    return runtime_profile(from_proto_model(model), path, Config())
 
 
 def from_proto_model(model: onnx.ModelProto) -> Any:

@@ -226,7 +226,7 @@ def inspect(
     config = Config(shapes=((parse_shape(loaded, shape or []), 1.0),))
     found = inspection.inspection(loaded, representative(loaded, config))
     if profile:
-        found["profile"] = quantized.profile(loaded, model, config)
+        found["profile"] = quantized.runtime_profile(loaded, model, config)
     if as_json:
         say(json.dumps(found, indent=2))
         return

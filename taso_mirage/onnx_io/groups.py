@@ -18,10 +18,11 @@ SMALL = 64
 """Numbers of a constant that a group keeps: shapes, axes, pads."""
 STEP = 1 / 128
 """Scales of a group: so many of it as their number, which says which are equal."""
-Operands = Sequence[tuple[str, tuple[int, ...]]]
+ValueType = tuple[str, tuple[int, ...]]
+"""A dtype and a shape."""
 
 
-def number_nodes(path: str) -> tuple[dict[str, onnx.NodeProto], dict[str, tuple[str, tuple[int, ...]]]]:
+def number_nodes(path: str) -> tuple[dict[str, onnx.NodeProto], dict[str, ValueType]]:
     """Name the nodes of a file by their numbers; each as it was, without its bodies, and the types
     of the weights."""
     model = onnx.load(path, load_external_data=False)
@@ -45,7 +46,7 @@ def _dtype(tensor: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupValue:
     """An operand or result: its type, the number of its scale (0: it is not quantized), how many
     scales there are along an axis (0: one for all), whether it is held before the run, its value
     where a group keeps it, and whether it is a bias with the product of the operands' scales."""
@@ -67,8 +68,8 @@ class QuantizedGroup:
 
     node: bytes
     opset: int
-    operands: tuple[Place | None, ...]
-    results: tuple[Place | None, ...]
+    operands: tuple[GroupValue | None, ...]
+    results: tuple[GroupValue | None, ...]
     floats: frozenset[int] = frozenset()
 
 
@@ -112,7 +113,9 @@ def read_nodes(path: str) -> FileNodes:
     return found
 
 
-def group_of(found: FileNodes, node: Any, operands: Operands, results: Operands) -> QuantizedGroup:
+def group_of(
+    found: FileNodes, node: Any, operands: Sequence[ValueType], results: Sequence[ValueType]
+) -> QuantizedGroup:
     """The group around a node whose operands (those that are there) and results had these types
     when it ran in floats."""
     scales: dict[str, int] = {}
@@ -155,23 +158,23 @@ def _bare(node: Any) -> bytes:
     return bytes(copy.SerializeToString(deterministic=True))
 
 
-def _operand(found: FileNodes, name: str, type: tuple[str, tuple[int, ...]], scales: dict[str, int]) -> Place:
+def _operand(found: FileNodes, name: str, type: ValueType, scales: dict[str, int]) -> GroupValue:
     before = found.dequantized(name)
     if before is None:
         held = found.held.get(name)
         if held is None:
-            return Place(*type)
-        return Place(*type, held=True, value=held.SerializeToString() if np.prod(held.dims) <= SMALL else b"")
+            return GroupValue(*type)
+        return GroupValue(*type, held=True, value=held.SerializeToString() if np.prod(held.dims) <= SMALL else b"")
     source = found.held.get(before.input[0])
     return _scaled(found, before, type[1], scales, source is not None)
 
 
-def _result(found: FileNodes, name: str, type: tuple[str, tuple[int, ...]], scales: dict[str, int]) -> Place:
+def _result(found: FileNodes, name: str, type: ValueType, scales: dict[str, int]) -> GroupValue:
     after = found.quantized(name)
-    return Place(*type) if after is None else _scaled(found, after, type[1], scales, False)
+    return GroupValue(*type) if after is None else _scaled(found, after, type[1], scales, False)
 
 
-def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[str, int], held: bool) -> Place:
+def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[str, int], held: bool) -> GroupValue:
     """What a node of a quantization says of its small integers."""
     scale = found.held.get(node.input[1])
     zero = found.held.get(node.input[2]) if len(node.input) > 2 else None
@@ -181,7 +184,7 @@ def _scaled(found: FileNodes, node: Any, shape: tuple[int, ...], scales: dict[st
     )
     count = int(np.prod(scale.dims)) if scale is not None and scale.dims else 0
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-    return Place(dtype, shape, scales.setdefault(key, len(scales) + 1), 0 if count == 1 else count, axis, held)
+    return GroupValue(dtype, shape, scales.setdefault(key, len(scales) + 1), 0 if count == 1 else count, axis, held)
 
 
 def group_model(group: QuantizedGroup) -> bytes:
@@ -210,11 +213,11 @@ def group_model(group: QuantizedGroup) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
 
 
-def _float(place: Place) -> str:
+def _float(place: GroupValue) -> str:
     return "float32" if place.scale else place.dtype
 
 
-def _fed(name: str, place: Place) -> tuple[list[Any], Any]:
+def _fed(name: str, place: GroupValue) -> tuple[list[Any], Any]:
     """What makes an operand, and the input or weight that it comes from."""
     source = f"{name}_q" if place.scale else name
     if place.value and not place.scale:
@@ -229,13 +232,13 @@ def _fed(name: str, place: Place) -> tuple[list[Any], Any]:
     return [helper.make_node(DEQUANTIZE, [source, f"{name}_s", f"{name}_z"], [name], axis=place.axis)], tensor
 
 
-def _step(group: QuantizedGroup, place: Place) -> float:
+def _step(group: QuantizedGroup, place: GroupValue) -> float:
     """The scale of a place."""
     factors = [p for p in group.operands[:2] if p is not None]
     return STEP * place.scale if not place.product else float(np.prod([STEP * p.scale for p in factors]))
 
 
-def _parameters(name: str, place: Place, step: float) -> Iterator[Any]:
+def _parameters(name: str, place: GroupValue, step: float) -> Iterator[Any]:
     if place.scale:
         shape = (place.scales,) if place.scales else ()
         yield numpy_helper.from_array(np.full(shape, step, np.float32), f"{name}_s")

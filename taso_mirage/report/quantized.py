@@ -25,8 +25,9 @@ from taso_mirage.onnx_io.groups import (
     DEQUANTIZE,
     QUANTIZE,
     FileNodes,
-    Place,
+    GroupValue,
     QuantizedGroup,
+    ValueType,
     group_model,
     group_of,
     read_nodes,
@@ -63,11 +64,11 @@ def kind(node: RunNode) -> str:
     return IN_FLOATS if _float((*node.operands, *node.results)) else OTHER
 
 
-def _float(types: Iterable[tuple[str, tuple[int, ...]]]) -> bool:
+def _float(types: Iterable[ValueType]) -> bool:
     return any(dtype in FLOATS for dtype, _ in types)
 
 
-def profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
+def runtime_profile(model: Model, path: Path, config: Config) -> dict[str, Any]:
     """The diagnosis of a model that was read from a file, at sizes at which it runs.
 
     Raises what the runtime says where it does not.
@@ -241,29 +242,29 @@ def _repairs(group: QuantizedGroup, node: Any) -> Iterable[tuple[str, Repair]]:
         yield f"opset {group.opset}; it runs in integers at {LATEST}", lambda g: replace(g, opset=LATEST)
 
 
-def _activations(group: QuantizedGroup) -> list[Place]:
+def _activations(group: QuantizedGroup) -> list[GroupValue]:
     return [p for p in (*group.operands, *group.results) if p is not None and p.scale and not p.held]
 
 
-def _quantized(place: Place) -> Place:
+def _quantized(place: GroupValue) -> GroupValue:
     return replace(place, dtype="uint8", scale=1, value=b"")
 
 
-def _of_product(place: Place) -> Place:
+def _of_product(place: GroupValue) -> GroupValue:
     return replace(place, product=True)
 
 
-def _unsigned(place: Place) -> Place:
+def _unsigned(place: GroupValue) -> GroupValue:
     return replace(place, dtype="uint8" if place.dtype == "int8" else place.dtype)
 
 
-def _of_one_scale(place: Place) -> Place:
+def _of_one_scale(place: GroupValue) -> GroupValue:
     return replace(place, scales=0)
 
 
-def _at(part: str, i: int, change: Callable[[Place], Place]) -> Repair:
+def _at(part: str, i: int, change: Callable[[GroupValue], GroupValue]) -> Repair:
     def changed(group: QuantizedGroup) -> QuantizedGroup:
-        def one(places: Sequence[Place | None]) -> tuple[Place | None, ...]:
+        def one(places: Sequence[GroupValue | None]) -> tuple[GroupValue | None, ...]:
             return tuple(change(p) if j == i and p is not None else p for j, p in enumerate(places))
 
         if part == "operands":
@@ -282,10 +283,10 @@ def _not_in_floats(i: int) -> Repair:
     return lambda group: replace(group, floats=group.floats - {i})
 
 
-def _every(change: Callable[[Place], Place]) -> Repair:
+def _every(change: Callable[[GroupValue], GroupValue]) -> Repair:
     """Of all activations."""
 
-    def one(place: Place | None) -> Place | None:
+    def one(place: GroupValue | None) -> GroupValue | None:
         return change(place) if place is not None and place.scale and not place.held else place
 
     return lambda group: replace(

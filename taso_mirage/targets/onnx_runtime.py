@@ -26,7 +26,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
 """Of the operators that it has."""
 WEIGHTS = "weights"
-"""The file of large weights, beside a model that the runtime wrote: one of protobuf ends at 2 GB."""
+"""The file of large weights beside a model that the runtime wrote: protobuf ends at 2 GB."""
 
 
 def inference_session(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taso_mirage.onnx_io.groups import ValueType, number_nodes
 from taso_mirage.targets.onnx_runtime import inference_session, refused
 from taso_mirage.targets.protocol import Arrays, Source
 from taso_mirage.targets.stamp import Provider
@@ -20,8 +21,6 @@ from taso_mirage.targets.stamp import Provider
 RUNS = 3
 """At least, after one that is not counted."""
 TIME = "_kernel_time"
-ValueType = tuple[str, tuple[int, ...]]
-"""A dtype and a shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,6 @@ def profiled(source: Source, providers: Sequence[Provider], inputs: Arrays, seco
 
     It is written, its nodes are numbered, and it runs as it is. Raises RunFailed.
     """
-    from taso_mirage.onnx_io.groups import number_nodes
-
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(source, providers, dump=path)
@@ -103,8 +100,6 @@ def _types(said: Sequence[dict[str, list[int]]]) -> tuple[ValueType, ...]:
 
 def optimized_operators(content: bytes, providers: Sequence[Provider]) -> list[str]:
     """What the runtime makes of a small model: the operators of its nodes."""
-    from taso_mirage.onnx_io.groups import number_nodes
-
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "optimized.onnx")
         inference_session(content, providers, dump=path)
