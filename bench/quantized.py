@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(done.seconds, 1),
             "budget": options.budget,
             "peak_mb": round(done.peak / 1e6, 1),
+            "load": round(os.getloadavg()[0], 1),
             "mb": {ALONE: round(size(file) / 1e6, 2), FLOAT32: round(size(wide) / 1e6, 2)},
         }
         changed = done.code == 0 and json.loads(done.output)["changed"]
