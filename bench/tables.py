@@ -16,6 +16,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+from quantized_table import quantized  # noqa: E402
 from real_table import real  # noqa: E402
 
 PEERS = {"onnxruntime": "alone", "onnxslim": "onnxslim", "onnxsim": "onnxsim", "onnxscript": "onnxscript"}
@@ -380,6 +381,7 @@ TABLES = {
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,
     "real-cpu2": real,
+    "quantized-cpu2": quantized,
 }
 
 

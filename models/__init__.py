@@ -23,6 +23,7 @@ EXPORTED = {
     "resnet3d18": "basic",
     "resnet50": "resnet",
     "resnext50": "resnet",
+    "mobilenet_v2": "mobilenet",
     "inception_v3": "inception",
     "nasnet_a": "nasnet",
     "csrnet": "csrnet",

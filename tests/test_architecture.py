@@ -49,6 +49,7 @@ HEAVY = {
     "jinja2": {"report/pages.py"},
     "onnx": {
         "onnx_io/files.py",
+        "onnx_io/groups.py",
         "onnx_io/protos.py",
         "kernels/tensorrt/model.py",
         "report/inspection.py",

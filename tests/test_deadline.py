@@ -4,6 +4,7 @@ room. Clocks are made up."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,14 @@ from taso_mirage.ir.terms import Tensor, variable
 from taso_mirage.meanings.arrays import pairwise, pairwise_in_parts
 from taso_mirage.measure.bulk import bulk, smaller
 from taso_mirage.measure.evaluation import Evaluation, Evaluations, Left
+from taso_mirage.measure.reference import NoReference
 from taso_mirage.measure.sizes import SEEDS
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import problem
+from taso_mirage.pipeline.stage import Job
 from taso_mirage.pipeline.stages import optimize_model
 from taso_mirage.search.config import Config, Stop
+from taso_mirage.search.cost import MeasuredCost
 from taso_mirage.system.deadline import Deadline
 
 
@@ -206,3 +211,28 @@ def test_a_product_in_parts_is_the_product(left: str, right: str, result: str) -
     expected = pairwise(a, b, left, right, result)
     for part in (8, 64, 200, 1 << 20):
         assert np.allclose(pairwise_in_parts(a, b, left, right, result, part), expected, rtol=1e-12)
+
+
+def test_the_cost_of_what_is_kept_is_not_measured_beyond_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no reference was found, nothing had been measured before: hundreds of terms were."""
+    measured: list[float] = []
+
+    def slow(self: MeasuredCost, *_: object) -> float:
+        measured.append(time.monotonic())
+        time.sleep(0.1)
+        return 1e-6
+
+    def none(job: Job, *_: object) -> list[object]:
+        job.deadline.hasten()  # 1.5 s are left
+        raise NoReference("no float64 reference")
+
+    monkeypatch.setattr(MeasuredCost, "_now", slow)
+    monkeypatch.setattr(problem, "prepared_cases", none)
+    made = variable("x", Tensor(F, (4,)))
+    outputs = made
+    for _ in range(60):
+        outputs = term("concat", outputs, variable("x", Tensor(F, (4,))), axis=0)
+    result = optimize_model(model((made,), (outputs,)), Config(budget=30.0, cache=None))
+    assert not result.changed
+    assert "no float64 reference" in str(result.kept)
+    assert 0 < len(measured) < 40

@@ -8,8 +8,10 @@ import onnx
 import pytest
 
 from taso_mirage.errors import OutOfTime
+from taso_mirage.measure.check import NUDGES, check_cases
 from taso_mirage.measure.reference import FloatReference
-from taso_mirage.onnx_io import from_ir, from_proto
+from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.pipeline import checking, optimize_model
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.text import parse_equation
@@ -86,3 +88,32 @@ def test_what_cannot_be_evaluated_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(checking, "FloatReference", Late)
     assert optimized(RIGHT).failure is not None
+
+
+def test_what_could_not_be_checked_in_time_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized models need more references in the check: where there is no time for them, the
+    fastest candidate is not yet the choice."""
+
+    def late(*_: object) -> None:
+        raise OutOfTime("a float64 reference takes too long")
+
+    assert optimized(RIGHT, "r = Identity(sum)").changed
+    monkeypatch.setattr(checking, "compare", late)
+    result = optimized(RIGHT, "r = Identity(sum)")
+    assert not result.changed
+    assert result.model.graph == result.original.graph
+    assert any("ended in the stage 'check'" in note for note in result.notes)
+
+
+def test_roundings_of_scales_move_a_reference_whose_inputs_are_whole() -> None:
+    """1 over a scale of 0.4 is 2.5, which a scale that is rounded another way quantizes to 3; of
+    whole numbers and integers alone nothing is rounded otherwise."""
+    for scale, moved in (("0.4", True), ("2.0", False)):
+        text = f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (int32[4] x) => (float[4] r) <float s = {{{scale}}}, int8 zero = {{0}}>
+        {{ a = Cast <to = 1> (x) q = QuantizeLinear(a, s, zero) r = DequantizeLinear(q, s, zero) }}"""
+        model = from_ir(from_proto(onnx.parser.parse_model(text)))
+        given = {"x": np.array([1, 3, -1, 5], np.int32)}
+        case = next(check_cases(model, Session(serialize(model, source=True)), {}, [given]))
+        (found,) = case.moved(len(NUDGES))
+        assert (found > 0.3) == moved

@@ -11,6 +11,7 @@ import pytest
 
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Node, Tensor, is_float, numpy_dtype, topological, variable
+from taso_mirage.meanings.intervals import Interval
 from taso_mirage.meanings.reals import REALS
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.prove.bounded import prove_bounded
@@ -283,3 +284,29 @@ def test_what_wraps_is_not_proved(text: str, dtype: str) -> None:
 def test_what_is_true_of_classes_is_proved(text: str, dtype: str) -> None:
     assert not differs(text, dtype), "this is false"
     assert proved(text, dtype)
+
+
+def clamped(low: float, high: float, function: str) -> str:
+    return f"cast(min(max({function}(x), {low}), {high}), to='int8')"
+
+
+@pytest.mark.parametrize("function", ["round", "floor", "ceil"])
+@pytest.mark.parametrize(
+    ("low", "high", "right"), [(-131, 124, False), (-128, 127, True), (-3, 124, True), (-3, 200, False)]
+)
+def test_what_is_rounded_has_the_bounds_of_what_goes_in(low: int, high: int, right: bool, function: str) -> None:
+    """A bound that is known from one side only is one behind a factor as well; minima are maxima of
+    negatives."""
+    text = f"cast({clamped(low, high, function)}, to='float32') == min(max({function}(x), {low}), {high})"
+    assert proved(text, "float32") == right
+    outside = f"cast(cast({function}(min(max(x, {low}.25), {high}.25)), to='int8'), to='float32')"
+    if right and high < 127:
+        assert proved(f"{outside} == {function}(min(max(x, {low}.25), {high}.25))", "float32")
+
+
+def test_bounds_times_a_number_keep_the_side_that_is_known() -> None:
+    below = Interval(-128, None)
+    assert Interval(1, 1) * below == below == below * Interval(1, 1)
+    assert Interval(-2, -2) * below == Interval(None, 256)
+    assert Interval(0, 0) * below == Interval()
+    assert Interval(0, 1) * below == Interval()

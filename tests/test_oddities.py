@@ -20,13 +20,15 @@ from test_optimize import F, model, w, x
 
 from taso_mirage import optimize
 from taso_mirage.cli import commands
+from taso_mirage.errors import OutOfTime
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Node, Tensor, constant, variable
+from taso_mirage.measure.child import child
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.onnx_io import save, serialize
 from taso_mirage.operators.ops import term
-from taso_mirage.pipeline import growth, optimize_model
+from taso_mirage.pipeline import growth, oddities, optimize_model
 from taso_mirage.search.config import Config
 from taso_mirage.search.twins import shared_weights, twins
 
@@ -229,3 +231,18 @@ def test_a_little_more_is_no_question(tmp_path: Path) -> None:
     config = Config(budget=0.0, measure=False, may_grow=asks(False, heard))
     assert optimize_model(model((x(4, 8),), (small,)), config).changed
     assert not heard
+
+
+def test_a_remark_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float64 reference that takes too long there does not end the command."""
+    ends: list[float] = []
+
+    def late(*_: object) -> None:
+        ends.append(child().deadline.left())
+        raise OutOfTime("a float64 reference takes too long")
+
+    monkeypatch.setattr(oddities, "compare", late)
+    asked = model((x(4),), (term("relu", term("relu", x(4))),))
+    result = optimize_model(asked, Config(measure=False, budget=60))
+    assert result.changed
+    assert 0 < ends[0] <= oddities.SHARE * 60

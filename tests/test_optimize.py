@@ -25,7 +25,7 @@ from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
 from taso_mirage.measure import check
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import difference, first_bad
+from taso_mirage.measure.check import NUDGES, difference, first_bad
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU, CUDA, Target
 from taso_mirage.onnx_io import from_ir, serialize, to_ir
@@ -646,7 +646,7 @@ def test_roundings_move_a_reference_where_they_turn_a_decision() -> None:
     for first, moved in ((0.5, 1.0), (0.4, 0.0), (3.0, 0.0)):  # whole numbers are exact
         inputs = {"x": np.array([first, 1.2, 2.9, 6.4], np.float32)}
         case = next(check.check_cases(asked, Session(serialize(asked)), {}, [inputs]))
-        assert case.moved() == [moved]
+        assert case.moved(len(NUDGES)) == [moved]
 
 
 @pytest.mark.parametrize(
@@ -663,12 +663,35 @@ def test_where_rounding_turned_the_original_either_way_is_right(old: float, move
     what the original did not."""
     asked = model((x(4),), (term("round", x(4)),))
     original, exact = np.array([old, 1, 3, 6], np.float32), np.array([0.0, 1, 3, 6])
-    case = check.CheckCase("c", {}, [original], [exact], lambda: [moved])
+    case = check.CheckCase("c", {}, [original], [exact], lambda ways: [moved])
     found = []
     for value in (0.0, 1.0, 2.0, 3.0, 5.0, 5.5, -4.0, np.nan):
         (one,) = check.compare(asked, cast(Session, _Fixed([value, 1, 3, 6])), [case])
         found += [value] if one.passed else []
     assert found == right
+
+
+@pytest.mark.parametrize(
+    ("moves", "asked_for"), [([1.0], [1]), ([0.0, 0.0, 1.0], [1, 2, 3]), ([0.0] * 4, [1, 2, 3, 4])]
+)
+def test_no_more_roundings_are_evaluated_than_explain_a_decision(moves: list[float], asked_for: list[int]) -> None:
+    """Each is a float64 evaluation of the whole model; the resolution takes two of each."""
+    asked, ways = model((x(4),), (term("round", x(4)),)), []
+    resolved: list[int] = []
+
+    def moved(count: int) -> list[float]:
+        ways.append(count)
+        return [max(moves[:count])]
+
+    def resolution() -> list[float]:
+        resolved.append(1)
+        return [0.0]
+
+    original, exact = np.array([1.0, 1, 3, 6], np.float32), np.array([0.0, 1, 3, 6])
+    case = check.CheckCase("c", {}, [original], [exact], moved, resolution)
+    (one,) = check.compare(asked, cast(Session, _Fixed([0.0, 1, 3, 6])), [case])
+    assert (one.passed, ways) == (moves[-1] > 0, asked_for)
+    assert bool(resolved) == (not one.passed)
 
 
 class _Fixed:

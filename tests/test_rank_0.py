@@ -12,7 +12,9 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import taso_mirage
+from taso_mirage.ir.model import StoredWeight
 from taso_mirage.measure.session import Session
+from taso_mirage.onnx_io.originals import as_tensor
 from taso_mirage.report.result import Result
 
 DTYPES = (T.BOOL, T.FLOAT, T.DOUBLE, T.FLOAT16, T.INT8, T.INT16, T.INT32, T.INT64, T.UINT8, T.UINT32, T.UINT64)
@@ -106,3 +108,8 @@ def test_a_number_of_few_bits_is_an_array() -> None:
     assert isinstance(found["k"], np.ndarray)
     assert found["k"].dtype == ml_dtypes.bfloat16
     assert found["s"] == [1.0]
+
+
+def test_a_weight_of_rank_0_that_was_computed_is_written_so() -> None:
+    """numpy's `ascontiguousarray` makes a vector of it, which quantized operators refuse."""
+    assert as_tensor(StoredWeight(np.asarray(3, np.uint8))).shape.numpy() == ()

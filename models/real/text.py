@@ -60,6 +60,15 @@ QWEN3 = {
     "intermediate_size": 3072,
     "head_dim": 128,
 }
+QWEN2 = {
+    "vocab_size": 32000,
+    "hidden_size": 896,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "head_dim": 64,
+}
 LLAMA = {
     "hidden_size": 1024,
     "num_hidden_layers": 8,
@@ -95,6 +104,13 @@ ENCODERS: Mapping[str, Architecture] = {
 }
 DECODERS: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "LlamaConfig", GROUPED, LLAMA, {"use_cache": True}),
+    "qwen2": Architecture(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        GROUPED,
+        QWEN2,
+        {"use_cache": True},
+    ),
     "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", GROUPED, QWEN3, {"use_cache": True}),
     "moe": Architecture(
         "Qwen3MoeForCausalLM",

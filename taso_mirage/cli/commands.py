@@ -203,21 +203,36 @@ def _print(result: Result, explain: bool, model: Path, as_json: bool) -> None:
 
 
 @app.command()
-def inspect(model: ModelFile, shape: ShapeOption = None, as_json: JsonOption = False) -> None:
+def inspect(
+    model: ModelFile,
+    shape: ShapeOption = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Run it too: what of a quantized model runs in integers, what falls back to floats and why, what conversions take.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show what MODEL.onnx consists of: operators, shapes, flops, bytes, and what is opaque and
     why."""
     from taso_mirage.measure.shapes import parse_shape
     from taso_mirage.onnx_io import load
-    from taso_mirage.report import inspection
+    from taso_mirage.report import inspection, quantized
     from taso_mirage.search.config import Config, representative
 
-    loaded = load(model, trust_kernels=True)  # nothing of it runs here
-    sizes = representative(loaded, Config(shapes=((parse_shape(loaded, shape or []), 1.0),)))
-    found = inspection.inspection(loaded, sizes)
+    loaded = load(model, trust_kernels=True)  # no code of it runs here: its library is not registered
+    config = Config(shapes=((parse_shape(loaded, shape or []), 1.0),))
+    found = inspection.inspection(loaded, representative(loaded, config))
+    if profile:
+        found["profile"] = quantized.runtime_profile(loaded, model, config)
     if as_json:
         say(json.dumps(found, indent=2))
-    else:
-        inspection.show_inspection(found, model)
+        return
+    inspection.show_inspection(found, model)
+    if profile:
+        quantized.show_profile(found["profile"])
 
 
 @app.command()

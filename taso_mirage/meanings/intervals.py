@@ -26,6 +26,9 @@ class Interval:
         return Interval(low, high) if c > 0 else Interval(high, low)
 
     def __mul__(self, other: Interval) -> Interval:
+        for point, rest in ((self, other), (other, self)):
+            if point.low is not None and point.low == point.high and point.low != 0:
+                return rest.scaled(point.low)
         ends = (self.low, self.high, other.low, other.high)
         if all(v is not None for v in ends):
             a, b, c, d = (v or 0 for v in ends)

@@ -12,7 +12,7 @@ import numpy as np
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import learn
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_float, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Node, Tensor, Type, is_float, numpy_dtype, topological
 from taso_mirage.meanings.reals import EXACT
 from taso_mirage.measure.decisions import Decisions
 from taso_mirage.measure.native import Arrays
@@ -57,6 +57,7 @@ class FloatReference:
             return self._result(node, value)
 
         env, sizes = self._leaves(inputs)
+        env |= self._constants()
         env |= self._decided(inputs, sizes)
         values = interpret(self.outputs, EXACT, env, self._opaque, sizes, after, self._weight)
         return [values[o] for o in self.outputs]
@@ -71,6 +72,14 @@ class FloatReference:
 
     def _weight(self, node: Node) -> Any:
         return self._load(node, self.model.weights[node.attr("name")].numpy())
+
+    def _constants(self) -> dict[Node, Any]:
+        """The constants in floats that are not as they are: the scales of quantized numbers are
+        often all that rounding may move in such a model."""
+        if self.rng is None:
+            return {}
+        constants = [n for n in topological(self.outputs) if n.op == "constant" and is_float(n.dtype)]
+        return {n: self._load(n, n.attr("value").numpy()) for n in constants}
 
     def _leaves(self, inputs: Arrays) -> tuple[dict[Node, Any], dict[str, int]]:
         """The values of inputs, and the sizes that they tell."""
@@ -123,6 +132,9 @@ class RoughReference(FloatReference):
 
     def _input(self, node: Node, value: Any) -> Any:
         return value if isinstance(value, (list, dict)) else EXACT.load(np.asarray(value))
+
+    def _constants(self) -> dict[Node, Any]:
+        return {}
 
     def _decided(self, inputs: Arrays, sizes: Mapping[str, int]) -> dict[Node, Any]:
         decided = self.decisions(inputs, sizes)

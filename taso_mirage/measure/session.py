@@ -25,6 +25,7 @@ from taso_mirage.measure.target import CPU, Target
 from taso_mirage.onnx_io import save, serialize, serialize_apart
 from taso_mirage.onnx_io.files import checked
 from taso_mirage.operators.work import size
+from taso_mirage.targets.profile import RunNode, optimized_operators, profiled
 
 Content = tuple[bytes | str, Mapping[str, NDArray[Any]]]
 """A model's bytes, or the path of its file, and the weights that these leave out."""
@@ -143,6 +144,20 @@ def open_in_child(
         with _content(model, source) as (content, _):
             checked(content)
     return Session(lambda: _content(model, source), target, library=library)
+
+
+def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) -> list[RunNode]:
+    """What the runtime makes of the model as it was read, and the time of each of its nodes; see
+    `targets.profile`."""
+    with _content(model, True) as (content, _):
+        found: list[RunNode] = in_child(profiled, content, target.stamp.providers(), fed(inputs), seconds)
+    return found
+
+
+def operators(content: bytes, target: Target = CPU) -> list[str]:
+    """The operators that the runtime makes of a small model."""
+    found: list[str] = in_child(optimized_operators, content, target.stamp.providers())
+    return found
 
 
 def check_source(model: Model) -> None:

@@ -22,7 +22,10 @@ def in_memory(tensor: Any) -> Any:
 
 def as_tensor(weight: Any) -> Any:
     """A weight as a tensor of onnx-ir."""
-    return weight if isinstance(weight, ir.TensorProtocol) else ir.Tensor(np.ascontiguousarray(weight.numpy()))
+    if isinstance(weight, ir.TensorProtocol):
+        return weight
+    array = weight.numpy()
+    return ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))  # numpy makes a vector of rank 0
 
 
 def copy_model(old: ir.Model, graph: ir.Graph) -> ir.Model:

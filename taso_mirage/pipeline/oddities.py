@@ -8,21 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from taso_mirage.errors import TasoMirageError
+from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float, topological
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare
+from taso_mirage.measure.child import child
 from taso_mirage.measure.target import CPU, UNOPTIMIZED, Target
 from taso_mirage.operators.work import size
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
 from taso_mirage.search.twins import twins
+from taso_mirage.system.deadline import Deadline
 
 FEW = 3
 """Input sets of one shape, at least, on which an output that is equal may be constant."""
 WASTED = 0.01
 """Of the bytes of all weights, at least, those that are stored once more must be."""
+SHARE = 0.1
+"""Of the budget, for what the runtime's optimizations change: it may take float64 references."""
 LARGE = 1 << 30
 """Bytes of weights from which the original is not loaded once more to be run without
 optimizations."""
@@ -33,7 +37,16 @@ def warn(job: Job, problem: Problem, cases: Sequence[CheckCase]) -> tuple[()]:
     model = problem.model
     if job.config.part:
         return ()
-    job.remarks += [*_optimized(model, problem.target, cases), *_constant(model, cases), *_stored_twice(model)]
+    around = child().deadline
+    child().deadline = Deadline(SHARE * job.config.budget, within=around)
+    try:
+        job.remarks += _optimized(model, problem.target, cases)
+    except OutOfTime:
+        if around.last() <= 0:
+            raise
+    finally:
+        child().deadline = around
+    job.remarks += [*_constant(model, cases), *_stored_twice(model)]
     return ()
 
 

@@ -194,7 +194,7 @@ def _ordered(case: CheckCase, places: Sequence[int]) -> CheckCase:
         case,
         original=[case.original[i] for i in places],
         reference=[case.reference[i] for i in places],
-        moved=lambda: [case.moved()[i] for i in places],
+        moved=lambda ways: [case.moved(ways)[i] for i in places],
         resolution=None if resolution is None else lambda: [resolution()[i] for i in places],
     )
 

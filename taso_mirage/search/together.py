@@ -33,9 +33,9 @@ def laws_together(equations: Iterable[Equation]) -> list[Equation]:
 
 def all_at_once(outputs: Sequence[Node], rules: Rules, context: Context) -> tuple[tuple[Node, ...], list[RewriteStep]]:
     """The graph with the first legal application at every place, in one walk; as it is where
-    nothing in it has a layout."""
+    nothing in it has a layout or is quantized."""
     order = topological(outputs)
-    if not any(traits(n).layout for n in order):
+    if not any(traits(n).layout or traits(n).quantized for n in order):
         return tuple(outputs), []
     done: dict[Node, Node] = {}
     steps: list[RewriteStep] = []

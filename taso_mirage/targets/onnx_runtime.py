@@ -25,6 +25,8 @@ from taso_mirage.targets.stamp import Provider
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 DOMAINS = STANDARD | {"com.microsoft"}
 """Of the operators that it has."""
+WEIGHTS = "weights"
+"""The file of large weights beside a model that the runtime wrote: protobuf ends at 2 GB."""
 
 
 def inference_session(
@@ -35,11 +37,13 @@ def inference_session(
     apart: Mapping[str, Any] | None = None,
     dump: str = "",
     optimized: bool = True,
+    profile: str = "",
 ) -> Any:
     """An `onnxruntime.InferenceSession` at the full optimization level, or at none.
 
     `kernels`: None without the library of kernels, else whether those for CUDA are meant; `apart`:
-    what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one.
+    what `ort_values` gives; `dump`: a file for the model that the runtime makes of this one, with
+    its weights beside it; `profile`: what the name of a file of its profiler begins with.
     """
     import onnxruntime
 
@@ -50,6 +54,10 @@ def inference_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     if dump:
         options.optimized_model_filepath = dump
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     if alone:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if kernels is not None and carries_kernels(source):
@@ -87,7 +95,8 @@ def ort_values(arrays: Arrays) -> dict[str, Any]:
     """As the runtime takes them: they stay where they are, for as long as a session has these."""
     from onnxruntime import OrtValue
 
-    return {name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    return {name: OrtValue.ortvalue_from_numpy(array) for name, array in whole.items()}
 
 
 def fixed_input_types(session: Any) -> dict[str, Tensor]:
