@@ -158,25 +158,30 @@ def verify(
     ] = False,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With --laws: write the cases of each law into the folder of a library."),
+        typer.Option(
+            metavar="DIR",
+            help="With --laws: write the cases of each law into the folder of a library; with --rule the others stay.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge every rule as it is stated: typings of every kind are drawn, each case is proved or
     refuted. Exit code 5 if one fails."""
-    from taso_mirage.generate.readme import write_laws
+    from taso_mirage.generate.readme import recorded_laws, write_laws
     from taso_mirage.prove.rules.recheck import RecheckBar, failures, law_rules, recheck_rules, verdict_table
 
     if laws and files:
         raise InvalidOption("--laws and FILE exclude each other: laws stand beside their operators")
-    if record is not None and (not laws or rule):
-        raise InvalidOption("--record is for all laws: --laws without --rule")
-    rules = _selected(files or [], rule or [], law_rules() if laws else None)
+    if record is not None and not laws:
+        raise InvalidOption("--record is for laws: with --laws")
+    stated = law_rules() if laws else None
+    rules = _selected(files or [], rule or [], stated)
     with RecheckBar(len(rules), quiet=as_json) as progress:
         verdicts = list(recheck_rules(rules, seed, typings, workers or cores(), progress))
     bad = failures(verdicts)
-    if record is not None:
-        write_laws(record, {v.name: v.cases for v in verdicts})
+    if record is not None and stated is not None:
+        judged = (recorded_laws(record) if rule else {}) | {v.name: v.cases for v in verdicts}
+        write_laws(record, {law.name: judged[law.name] for law in stated if law.name in judged})
     if as_json:
         say(json.dumps({"rules": [v.as_dict() for v in verdicts], "failed": len(bad)}, indent=2))
     else:

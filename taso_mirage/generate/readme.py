@@ -29,9 +29,15 @@ def refresh(folder: Path, counts: _Counts | None = None) -> None:
     files = sorted(f for f in folder.glob("*.toml") if f.name != "rejected.toml")
     rejected = folder / "rejected.toml"
     refuted = read_rejected(rejected) if rejected.exists() else ()
-    judged = folder / "laws.json"
-    laws = json.loads(judged.read_text(encoding="utf-8")) if judged.exists() else {}
-    write_file(folder / "README.md", readme([r for f in files for r in read(f)], refuted, counts or {}, laws))
+    rules = [r for f in files for r in read(f)]
+    write_file(folder / "README.md", readme(rules, refuted, counts or {}, recorded_laws(folder)))
+
+
+def recorded_laws(folder: Path) -> dict[str, Mapping[str, int]]:
+    """The cases of each law by verdict, as laws.json has them; none where there is no such file."""
+    path = folder / "laws.json"
+    found: dict[str, Mapping[str, int]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def write_laws(folder: Path, cases: _Counts) -> None:
