@@ -584,7 +584,9 @@ def test_some_laws_are_recorded_and_the_others_stay(folder: Path) -> None:
     write_laws(folder, {"relu.0": {"proved": 1}, "relu.2": {"proved": 1}, "no law any more": {"proved": 1}})
     invoke("verify", "--laws", "--rule", "relu.2", "--record", str(folder), "--typings", "40", "--workers", "1")
     judged = json.loads((folder / "laws.json").read_text())
-    assert list(judged) == ["relu.0", "relu.2"] and judged["relu.0"] == {"proved": 1} and judged["relu.2"]["proved"] > 1
+    assert list(judged) == ["relu.0", "relu.2"]
+    assert judged["relu.0"] == {"proved": 1}
+    assert judged["relu.2"]["proved"] > 1
 
 
 def test_laws_are_judged_and_never_fail_the_command() -> None:
