@@ -5,7 +5,6 @@ import numpy as np
 
 from op_specs.arithmetic import mul, sub
 from op_specs.cast import cast
-from op_specs.expand import expand
 from op_specs.gather import gather
 from op_specs.matmul import matmul
 from op_specs.quantize import dequantize, parameter, single
@@ -43,10 +42,10 @@ def matmul_nbits(
     blocks = (K + block_size - 1) // block_size
     if g_idx is not None or xp.shape(b) != (N, blocks, block_size * bits // 8):
         raise IllTyped(f"weights of shape {xp.shape(b)} for {N} columns of {blocks} blocks, or with groups")
-    numbers = reshape(xp, _of_floats(xp, _unpacked(xp, b, bits), a), shape=(N, blocks * block_size))
+    numbers = _of_floats(xp, _unpacked(xp, b, bits), a)
     offsets = _of_floats(xp, _zeros(xp, zeros, scales, N, blocks, bits), a)
-    offsets, factor = (_of_blocks(xp, each, N, blocks, block_size, K) for each in (offsets, scales))
-    weights = mul(xp, sub(xp, _first(xp, numbers, K), offsets), factor)
+    offsets, factor = (_of_blocks(xp, each, N, blocks) for each in (offsets, scales))
+    weights = _first(xp, reshape(xp, scaled(xp, numbers, offsets, factor), shape=(N, blocks * block_size)), K)
     return with_bias(xp, matmul(xp, a, transpose(xp, weights, perm=(1, 0))), bias)
 
 
@@ -90,6 +89,12 @@ def unpacked(xp, packed, *, bits: int):
     return xp.reshape(parts, (*shape[:-1], shape[-1] * (8 // bits)))
 
 
+@op(lowering=Lowering.SCALE)
+def scaled(xp, x, zero, scale):
+    """numbers, their zeros, their scales -> (x - zero) * scale"""
+    return mul(xp, sub(xp, x, zero), scale)
+
+
 def _unpacked(xp, packed, bits: int):
     """Bytes as the numbers that they hold."""
     return packed if bits == 8 and xp.dtype(packed) == "uint8" else unpacked(xp, packed, bits=bits)
@@ -115,12 +120,9 @@ def _offsets(xp, zeros, scales, bits: int):
     return xp.slice(_unpacked(xp, zeros, bits), axis, 0, n)
 
 
-def _of_blocks(xp, p, columns: int, blocks: int, block_size: int, k: int):
-    """A scale or zero with one for each weight: (n, k)."""
-    if xp.rank(p) == 0:
-        return p
-    apart = expand(xp, reshape(xp, p, shape=(columns, blocks, 1)), shape=(columns, blocks, block_size))
-    return _first(xp, reshape(xp, apart, shape=(columns, blocks * block_size)), k)
+def _of_blocks(xp, p, columns: int, blocks: int):
+    """A scale or zero beside the weights of its block: (n, blocks, 1)."""
+    return p if xp.rank(p) == 0 else reshape(xp, p, shape=(columns, blocks, 1))
 
 
 def _shaped(xp, x, shape: tuple[int, ...]):
@@ -148,6 +150,9 @@ def _(call: Call) -> Node:
     return gather_block_quantized.term(*call.args, **call.attrs)
 
 
+unpacked.example("uint8[5,2,8]", bits=4)
+unpacked.example("uint8[3,2]", bits=2)
+scaled.example("float32[3,2,4]", "float32[3,2,1]", "float32[3,2,1]")
 matmul_nbits.example("float32[3,32]", "uint8[5,2,8]", "float32[5,2]", K=32, N=5, block_size=16)
 matmul_nbits.example("float32[2,3,40]", "uint8[5,3,8]", "float32[15]", "uint8[10]", K=40, N=5, block_size=16)
 matmul_nbits.example("float32[3,32]", "uint8[5,1,32]", "float32[5]", K=32, N=5, block_size=32, bits=8)

@@ -28,6 +28,7 @@ class Lowering(Enum):
     MULTIPLY = "the product of two operands, element by element"
     SUM = "a sum over axes"
     MAXIMUM = "the larger of its operands"
+    SCALE = "numbers less their zeros, times their scales"
     UNPACK = "bytes as the numbers of a few bits that they hold"
     WINOGRAD = "minimal filtering, which has C++ by hand"
     LINEAR = "a product with prepared weights, which has C++ by hand"

@@ -23,7 +23,7 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
+from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -305,11 +305,18 @@ def _unit(kind: Elementwise, term: ScalarTerm) -> int | None:
 
 
 def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
-    """The identities of the sums and differences that are used in several places."""
+    """The identities of the sums and differences that are one value: those that are used in several
+    places, and what is left of integers less their zero, which costs nothing more where they are
+    loaded."""
     terms = {id(t): t for output in outputs for t in below(output)}
+    centred = {i for i, t in terms.items() if t.kind is SUB and _is_integer(seen(t.args[0]))}
     uses = Counter(id(seen(arg)) for t in terms.values() if t.kind is not TermForm.RENAME for arg in t.args)
     uses.update(id(seen(output)) for output in outputs)
-    return frozenset(i for i, n in uses.items() if n > 1 and terms[i].kind in SHARED)
+    return frozenset(i for i, n in uses.items() if n > 1 and terms[i].kind in SHARED) | centred
+
+
+def _is_integer(term: ScalarTerm) -> bool:
+    return term.node is not None and term.kind is TermForm.LEAF and term.node.dtype in SMALL_INTEGERS
 
 
 def _named(values: Mapping[Node, LabelledValue], unifier: Unifier) -> dict[int, str]:

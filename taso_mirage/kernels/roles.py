@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from taso_mirage.errors import TasoMirageError
+from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, is_part, topological, with_args
 from taso_mirage.kernels.axes import Unifier
 from taso_mirage.kernels.derivations.terms import TermForm, below
 from taso_mirage.kernels.functions import is_scalar, tensors
 from taso_mirage.kernels.trace import ALGEBRA, LabelledValue, LabelsMeaning
 from taso_mirage.operators.interpret import definition, interpret_term
-from taso_mirage.operators.ops import TERMS
+from taso_mirage.operators.ops import TERMS, traits
 
 
 class Role(Enum):
@@ -29,11 +30,17 @@ def inlined(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """The outputs with every operator that is defined over others replaced by them, unless it is
     one opaque function."""
     done: dict[Node, Node] = {}
+    several = sum(traits(n).quantized for n in topological(outputs)) > 1
+
+    def one(node: Node) -> bool:
+        """Whether an operator is one value of the goal: weights of several products are, since all
+        ways to take them apart are too many."""
+        return role(node) is Role.FUNCTION or (several and traits(node).lowering is Lowering.SCALE)
 
     def replaced(node: Node, stop: Iterable[Node]) -> Node:
         for each in topological([node], stop=done | dict.fromkeys(stop)):
             new = with_args(each, tuple([done.get(arg, arg) for arg in each.args]))
-            inner = None if not new.args or role(new) is Role.FUNCTION else _definition(new)
+            inner = None if not new.args or one(new) else _definition(new)
             operands = new.args[0].args if is_part(new) else new.args
             done[each] = new if inner is None else replaced(inner, operands)
         return done.get(node, node)
