@@ -173,7 +173,8 @@ class _Closing:
         self.edges[at][edge] = None
 
     def _logical(self, i: int) -> bool:
-        """Whether a class is of truth values: sketches do arithmetic on them, goals do not."""
+        """Whether a class is of truth values: sketches do arithmetic on them, and the goal does
+        not."""
         kind = next(iter(self.edges[i])).kind
         goal, node = self.goal, None
         if isinstance(kind, OpaqueKind):
