@@ -36,7 +36,7 @@ from rows import Rows  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
-from taso_mirage.torch.backend import GraphOf  # noqa: E402
+from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
 
 EAGER, INDUCTOR, OURS = "eager", "inductor", "ours"
 TEXT = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -103,10 +103,10 @@ class Backend:
     """The package's backend, which keeps the graphs that it was given."""
 
     budget: float
-    graphs: list[GraphOf] = field(default_factory=list)
+    graphs: list[CapturedGraph] = field(default_factory=list)
 
-    def __call__(self, captured: Any, example: Any) -> GraphOf:
-        self.graphs.append(GraphOf(captured, {"budget": self.budget}))
+    def __call__(self, captured: Any, example: Any) -> CapturedGraph:
+        self.graphs.append(CapturedGraph(captured, {"budget": self.budget}))
         return self.graphs[-1]
 
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, overload
 
 from taso_mirage import api
+from taso_mirage.api import Given
 from taso_mirage.errors import InvalidOption
+from taso_mirage.report.result import Result
 
 
+@overload
+def optimize(
+    model: Given, example_inputs: None = None, *, return_result: Literal[False] = False, **options: Any
+) -> Given: ...
+@overload
+def optimize(
+    model: Given, example_inputs: None = None, *, return_result: Literal[True], **options: Any
+) -> tuple[Given, Result]: ...
+@overload
+def optimize(model: Any, example_inputs: Any, **options: Any) -> Any: ...
 def optimize(model: Any, example_inputs: Any = None, **options: Any) -> Any:
     """A model that computes the same and is no slower, of the kind that was given: see
     `taso_mirage.api.optimize` for those of ONNX and for the options.

@@ -34,7 +34,7 @@ def backend(
     """
     if mode is not None:
         raise InvalidOption(f"mode={mode!r}: taso_mirage has no modes; give options, as options={{'budget': 30}}")
-    return GraphOf(captured, checked(options or {}))
+    return CapturedGraph(captured, checked(options or {}))
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-class GraphOf:
+class CapturedGraph:
     """A captured graph as a function."""
 
     def __init__(self, captured: Captured, options: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from taso_mirage.report.result import Result
-from taso_mirage.torch.backend import GraphOf, checked
+from taso_mirage.torch.backend import CapturedGraph, checked
 from taso_mirage.torch.parts import Captured
 
 
@@ -19,11 +19,11 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, module: Any, options: Mapping[str, Any], dynamic: bool | None) -> None:
         super().__init__()
         self.module = module
-        self._graphs: list[GraphOf] = []
+        self._graphs: list[CapturedGraph] = []
         wanted = checked(options)
 
-        def backend(captured: Captured, example: Any) -> GraphOf:
-            self._graphs.append(GraphOf(captured, wanted))
+        def backend(captured: Captured, example: Any) -> CapturedGraph:
+            self._graphs.append(CapturedGraph(captured, wanted))
             return self._graphs[-1]
 
         # not a module of this one: it has the same weights

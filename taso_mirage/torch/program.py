@@ -45,14 +45,14 @@ class Program:
     stay in eager PyTorch.
     """
 
-    def __init__(self, captured: Captured, found: Parts, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        self._places, self._inputs = tuple(found.weights.values()), found.inputs
+    def __init__(self, captured: Captured, divided: Parts, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self._places, self._inputs = tuple(divided.weights.values()), divided.inputs
         self._weights = [arguments[i] for i in self._places]
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
         self._device = _device([*self._weights, *given])
-        self._module = found.frozen(captured, arguments)
-        model = exported(self._module, given, found.free)
+        self._module = divided.frozen(captured, arguments)
+        model = exported(self._module, given, divided.free)
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
         self.result, self._session = _optimized(model.model, dict(zip(model.names, given, strict=True)), options)
@@ -84,16 +84,16 @@ class Program:
         binding, place = self._session.io_binding(), self._device.type
         held = [torch.tensor(each) if isinstance(each, int) else each.contiguous() for each in given]
         for name, each in zip(self._names, held, strict=True):
-            binding.bind_input(
-                name, each.device.type, 0, DTYPES[each.dtype], tuple(each.shape), each.data_ptr()
-            )
+            binding.bind_input(name, each.device.type, 0, DTYPES[each.dtype], tuple(each.shape), each.data_ptr())
         for name, _ in self._outputs:
             binding.bind_output(name, place, 0)
         if place == "cuda":
             torch.cuda.current_stream().synchronize()  # ONNX Runtime has a stream of its own
         self._session.run_with_iobinding(binding)
         found = [torch.from_dlpack(value) for value in binding.get_outputs()]
-        found = [each.view(torch.bool) if truth else each for each, (_, truth) in zip(found, self._outputs, strict=True)]
+        found = [
+            each.view(torch.bool) if truth else each for each, (_, truth) in zip(found, self._outputs, strict=True)
+        ]
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)]
 
     def _reference(self, given: Sequence[Any]) -> Any:
@@ -153,9 +153,7 @@ def _optimized(model: Any, given: Mapping[str, Any], options: Mapping[str, Any])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:
-            _, result = optimize(
-                model, output=path, target=target, inputs=[arrays], return_result=True, **options
-            )
+            _, result = optimize(model, output=path, target=target, inputs=[arrays], return_result=True, **options)
             return result, session(path, trust_kernels=True)
         except InvalidOption:
             raise
