@@ -86,7 +86,7 @@ HEAVY = {
         "torch/backend.py",
         "torch/export.py",
         "torch/modules.py",
-        "torch/parts.py",
+        "torch/halves.py",
         "torch/program.py",
     },
     "z3": {"checker/equations.py", "meanings/integers.py", "prove/arbiter.py"},

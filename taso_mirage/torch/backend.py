@@ -11,7 +11,7 @@ from typing import Any
 from taso_mirage.api import Options
 from taso_mirage.errors import InvalidOption, Unsupported
 from taso_mirage.report.result import Result
-from taso_mirage.torch.parts import Captured, is_trained, parts
+from taso_mirage.torch.halves import Captured, halves, is_trained
 from taso_mirage.torch.program import Program
 
 OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
@@ -34,10 +34,10 @@ def backend(
     """
     if mode is not None:
         raise InvalidOption(f"mode={mode!r}: taso_mirage has no modes; give options, as options={{'budget': 30}}")
-    return CapturedGraph(captured, checked(options or {}))
+    return CapturedGraph(captured, checked_options(options or {}))
 
 
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, if `optimize` has them.
 
     Raises InvalidOption.
@@ -58,7 +58,7 @@ class CapturedGraph:
         self._eager = False
         self._trained = is_trained(captured)
         try:
-            self._parts = parts(captured)
+            self._halves = halves(captured)
         except Unsupported as refused:
             self._stay(refused)
 
@@ -69,7 +69,7 @@ class CapturedGraph:
             try:
                 program = self._program(arguments)
                 computed = program(arguments)
-                outer = self._parts.outer
+                outer = self._halves.outer
                 return computed if outer is None else outer(*arguments, *computed)
             except Unsupported as refused:
                 self._stay(refused)
@@ -87,7 +87,7 @@ class CapturedGraph:
         self._programs = [program for program in self._programs if not program.stale()]
         if len(self._programs) >= PROGRAMS:
             raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
-        self._programs.append(Program(self._captured, self._parts, arguments, self._options))
+        self._programs.append(Program(self._captured, self._halves, arguments, self._options))
         return self._programs[-1]
 
     def _stay(self, refused: Unsupported) -> None:

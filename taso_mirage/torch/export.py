@@ -1,4 +1,4 @@
-"""The inner part of a graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds
+"""The inner half of a graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds
 for."""
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from taso_mirage.errors import Unsupported
-from taso_mirage.torch.parts import Dims
+from taso_mirage.torch.halves import FreeDims
 
-Size = int | tuple[int, ...]
+SizeGiven = int | tuple[int, ...]
 """An integer argument, or the sizes of a tensor."""
 REMEMBERED = 1000
-"""Sizes that are known to be right or wrong, at most."""
+"""SizesHeld that are known to be right or wrong, at most."""
 
 
 @dataclass
-class Sizes:
+class SizesHeld:
     """Which sizes of the inputs a model holds for: dims are numbers or expressions of symbols,
     `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names."""
 
@@ -31,7 +31,7 @@ class Sizes:
     dims: tuple[Any, ...]
     ranges: Mapping[Any, Any]
     guards: tuple[str, ...]
-    _known: dict[tuple[Size, ...], bool] = field(default_factory=dict)
+    _known: dict[tuple[SizeGiven, ...], bool] = field(default_factory=dict)
 
     def hold(self, given: Sequence[Any]) -> bool:
         """Whether they hold for these arguments."""
@@ -42,7 +42,7 @@ class Sizes:
             known = self._known[sizes] = self._hold(sizes, given)
         return known
 
-    def _hold(self, sizes: Sequence[Size], given: Sequence[Any]) -> bool:
+    def _hold(self, sizes: Sequence[SizeGiven], given: Sequence[Any]) -> bool:
         pairs = [
             pair
             for dims, there in zip(self.dims, sizes, strict=True)
@@ -65,21 +65,21 @@ class Sizes:
             return False
 
 
-def sizes_of(given: Sequence[Any]) -> tuple[Size, ...]:
+def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
     return tuple(each if isinstance(each, int) else tuple(each.shape) for each in given)
 
 
 @dataclass(frozen=True)
-class Exported:
+class OnnxForm:
     """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes that it holds for."""
 
     model: Any
     names: tuple[str, ...]
-    sizes: Sizes
+    sizes: SizesHeld
 
 
-def exported(module: Any, given: Sequence[Any], free: Sequence[Dims]) -> Exported:
-    """A module of the inner part for these inputs.
+def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> OnnxForm:
+    """A module of the inner half, exported for these inputs.
 
     Raises Unsupported with the reason where the exporter cannot.
     """
@@ -91,14 +91,14 @@ def exported(module: Any, given: Sequence[Any], free: Sequence[Dims]) -> Exporte
         except (Unsupported, MemoryError):
             raise
         except Exception as error:  # the exporter raises what its many parts raise
-            raise Unsupported(f"PyTorch cannot export it: {reason(error)}") from error
+            raise Unsupported(f"PyTorch cannot export it: {_reason(error)}") from error
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
-    return Exported(model, names, _sizes(program))
+    return OnnxForm(model, names, _sizes(program))
 
 
-def reason(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The innermost cause of an error, in one line."""
     while (inner := error.__cause__) is not None:
         error = inner
@@ -106,7 +106,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def _dynamic(given: Sequence[Any], free: Sequence[Dims]) -> tuple[Any, ...]:
+def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
     auto = torch.export.Dim.AUTO
     fixed = torch.export.Dim.STATIC
     return tuple(
@@ -125,7 +125,7 @@ def _check_pure(program: Any) -> None:
         raise Unsupported(f"it changes {names}{' and others' if len(changed) > 3 else ''} in place")
 
 
-def _sizes(program: Any) -> Sizes:
+def _sizes(program: Any) -> SizesHeld:
     names = list(program.graph_signature.user_inputs)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     shapes = [
@@ -134,7 +134,7 @@ def _sizes(program: Any) -> Sizes:
         else _expression(values[name])
         for name in names
     ]
-    return Sizes(tuple(names), tuple(shapes), program.range_constraints, tuple(program._guards_code))
+    return SizesHeld(tuple(names), tuple(shapes), program.range_constraints, tuple(program._guards_code))
 
 
 def _expression(size: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from taso_mirage.report.result import Result
-from taso_mirage.torch.backend import CapturedGraph, checked
-from taso_mirage.torch.parts import Captured
+from taso_mirage.torch.backend import CapturedGraph, checked_options
+from taso_mirage.torch.halves import Captured
 
 
 class Optimized(torch.nn.Module):  # type: ignore[misc]
@@ -20,7 +20,7 @@ class Optimized(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.module = module
         self._graphs: list[CapturedGraph] = []
-        wanted = checked(options)
+        wanted = checked_options(options)
 
         def backend(captured: Captured, example: Any) -> CapturedGraph:
             self._graphs.append(CapturedGraph(captured, wanted))

@@ -16,9 +16,10 @@ import torch
 from taso_mirage.api import optimize
 from taso_mirage.errors import InvalidOption, TasoMirageError, Unsupported
 from taso_mirage.report.result import Result
+from taso_mirage.targets.onnx_runtime import first_line
 from taso_mirage.targets.packaging import session
-from taso_mirage.torch.export import exported, sizes_of
-from taso_mirage.torch.parts import Captured, Parts
+from taso_mirage.torch.export import sizes_of, to_onnx
+from taso_mirage.torch.halves import Captured, Halves
 
 DTYPES = {
     torch.float32: 1,
@@ -41,21 +42,21 @@ COMPARED = 3
 class Program:
     """A graph with these weights as they are, for the sizes that it holds for.
 
-    It computes what the inner part does. Raises Unsupported with the reason where the graph has to
+    It computes what the inner half does. Raises Unsupported with the reason where the graph has to
     stay in eager PyTorch.
     """
 
-    def __init__(self, captured: Captured, divided: Parts, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        self._places, self._inputs = tuple(divided.weights.values()), divided.inputs
+    def __init__(self, captured: Captured, cut: Halves, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self._places, self._inputs = tuple(cut.weights.values()), cut.inputs
         self._weights = [arguments[i] for i in self._places]
         self._state = _state(self._weights)
         given = [arguments[i] for i in self._inputs]
         self._device = _device([*self._weights, *given])
-        self._module = divided.frozen(captured, arguments)
-        model = exported(self._module, given, divided.free)
+        self._module = cut.frozen(captured, arguments)
+        model = to_onnx(self._module, given, cut.free)
         self._sizes, self._names = model.sizes, model.names
         reference = self._reference(given)
-        self.result, self._session = _optimized(model.model, dict(zip(model.names, given, strict=True)), options)
+        self.result, self._session = self._optimized(model.model, given, options)
         self._outputs = [(each.name, each.type == "tensor(bool)") for each in self._session.get_outputs()]
         self._kept: frozenset[int] = frozenset()
         self._compared = {sizes_of(given)}
@@ -89,12 +90,29 @@ class Program:
             binding.bind_output(name, place, 0)
         if place == "cuda":
             torch.cuda.current_stream().synchronize()  # ONNX Runtime has a stream of its own
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's errors share no base class of its own
+            raise Unsupported(f"ONNX Runtime does not run it at {sizes_of(given)}: {first_line(error)}") from error
         found = [torch.from_dlpack(value) for value in binding.get_outputs()]
         found = [
             each.view(torch.bool) if truth else each for each, (_, truth) in zip(found, self._outputs, strict=True)
         ]
         return [each.clone() if i in self._kept else each for i, each in enumerate(found)]
+
+    def _optimized(self, model: Any, given: Sequence[Any], options: Mapping[str, Any]) -> tuple[Result, Any]:
+        """What the optimizer made of a model, measured and checked on these inputs too, and a
+        session on it with its kernels."""
+        asked = {"target": self._device.type, "inputs": [dict(zip(self._names, map(_array, given), strict=True))]}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            try:
+                _, result = optimize(model, output=path, return_result=True, **asked, **options)
+                return result, session(path, trust_kernels=True)
+            except InvalidOption:
+                raise
+            except TasoMirageError as error:
+                raise Unsupported(f"its model does not run: {error}") from error
 
     def _reference(self, given: Sequence[Any]) -> Any:
         """What eager PyTorch gives.
@@ -143,22 +161,6 @@ def _device(tensors: Sequence[Any]) -> Any:
     if unknown:
         raise Unsupported(f"it has a tensor of {unknown[0]}")
     return device
-
-
-def _optimized(model: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Result, Any]:
-    """What the optimizer made of a model, measured and checked on these inputs too, and a session
-    on it with its kernels."""
-    arrays = {name: _array(each) for name, each in given.items()}
-    target = next((each.device.type for each in given.values() if isinstance(each, torch.Tensor)), "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        try:
-            _, result = optimize(model, output=path, target=target, inputs=[arrays], return_result=True, **options)
-            return result, session(path, trust_kernels=True)
-        except InvalidOption:
-            raise
-        except TasoMirageError as error:
-            raise Unsupported(f"its model does not run: {error}") from error
 
 
 def _array(each: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A captured graph in two parts: what a session computes, which is tensors that share memory with
+"""A captured graph in two halves: what a session computes, which is tensors that share memory with
 nothing, and what stays in PyTorch, which is numbers and views of those tensors and of the
 inputs."""
 
@@ -22,14 +22,14 @@ VIEWS = frozenset(
 """Functions and methods that look at their operand or copy it, and change nothing."""
 MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
 """Calls that a graph without gradients does not need."""
-Dims = frozenset[int] | None
+FreeDims = frozenset[int] | None
 """The dims of a tensor whose sizes are not fixed; None for a number."""
 Captured = Any
 """A `torch.fx.GraphModule` from dynamo."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class Halves:
     """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name;
     `outer` takes all arguments and what `inner` gives, and gives the results; without it these are
     the results. `free` says of each of `inputs` what is not fixed."""
@@ -38,10 +38,10 @@ class Parts:
     outer: Any
     weights: Mapping[str, int]
     inputs: tuple[int, ...]
-    free: tuple[Dims, ...]
+    free: tuple[FreeDims, ...]
 
     def frozen(self, captured: Captured, arguments: Sequence[Any]) -> Any:
-        """The inner part with its weights, as a module."""
+        """The inner half with its weights, as a module."""
         names = {n.target for n in self.inner.nodes if n.op in ("get_attr", "call_module")} - set(self.weights)
         root = {name: reduce(getattr, name.split("."), captured) for name in names}
         return torch.fx.GraphModule(root | {name: arguments[i] for name, i in self.weights.items()}, self.inner)
@@ -52,8 +52,8 @@ def is_trained(captured: Captured) -> bool:
     return any(getattr(_value(node), "requires_grad", False) for node in _results(captured))
 
 
-def parts(captured: Captured) -> Parts:
-    """The parts of a graph.
+def halves(captured: Captured) -> Halves:
+    """The halves of a graph.
 
     Raises Unsupported with the reason where there are none.
     """
@@ -67,7 +67,7 @@ def parts(captured: Captured) -> Parts:
     inputs = [node for node in placeholders if node not in sizes and node not in weights.values()]
     given = captured.graph.output_node().args[0]
     plain = list(given) == fresh and not any(layouts)
-    return Parts(
+    return Halves(
         _inner(captured, inputs, weights, sizes, fresh, layouts),
         None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, layouts, stays, given)),
         {name: placeholders.index(node) for name, node in weights.items()},
@@ -93,7 +93,7 @@ def _is_weight(node: Any) -> bool:
     return fixed or isinstance(_value(node), torch.nn.Parameter)
 
 
-def _free(value: Any) -> Dims:
+def _free(value: Any) -> FreeDims:
     if not isinstance(value, torch.Tensor):
         return None
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
