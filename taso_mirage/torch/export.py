@@ -95,7 +95,7 @@ def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> Onnx
     names = tuple(value.name for value in model.graph.inputs)
     if len(names) != len(given):
         raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
-    return OnnxForm(model, names, _sizes(program))
+    return OnnxForm(model, names, held_sizes(program))
 
 
 def _reason(error: BaseException) -> str:
@@ -125,7 +125,8 @@ def _check_pure(program: Any) -> None:
         raise Unsupported(f"it changes {names}{' and others' if len(changed) > 3 else ''} in place")
 
 
-def _sizes(program: Any) -> SizesHeld:
+def held_sizes(program: Any) -> SizesHeld:
+    """The sizes for which an exported program holds."""
     names = list(program.graph_signature.user_inputs)
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     shapes = [
