@@ -358,6 +358,23 @@ def free_sizes(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{said} {found['device']}, torch {found['versions']['torch']}."]
 
 
+def from_torch(found: dict[str, Any]) -> list[str]:
+    """Medians, and ratios round by round; the largest difference to eager at any of the sizes."""
+    heads = ["model, ms", "eager", "Inductor", "ours", "over eager (quartiles)", "over Inductor (quartiles)"]
+    heads += ["graphs, in eager", "largest difference", "s to compile, Inductor and ours"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in found["rows"]:
+        times = [f"{t / 1e3:.2f}" for t in (row["baselines"]["eager"], row["baselines"]["inductor"], row["ours"])]
+        ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in ("ratio", "ratio_inductor")]
+        took = f"{row['seconds']['inductor']:.0f}, {row['seconds']['ours']:.0f}"
+        rest = [f"{row['graphs']}, {row['eager_graphs']}", f"{max(row['differences']):.1g}", took]
+        lines.append(f"| {' | '.join([row['case'], *times, *ratios, *rest])} |")
+    means = [statistics.geometric_mean(row[key][0] for row in found["rows"]) for key in ("ratio", "ratio_inductor")]
+    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    said = f"Geometric means: {means[0]:.2f} over eager, {means[1]:.2f} over Inductor."
+    return [*lines, "", f"{said} {found['device']}, {found['threads']} threads; {versions}."]
+
+
 PAGES = ("README.md", "bench/README.md")
 TABLES = {
     "extraction-cpu2": extraction,
@@ -382,6 +399,7 @@ TABLES = {
     "startup-cpu2": startup,
     "real-cpu2": real,
     "quantized-cpu2": quantized,
+    "torch-cpu2": from_torch,
 }
 
 

@@ -1,0 +1,223 @@
+"""Models of transformers, torchvision and timm from PyTorch: eager, torch.compile with Inductor,
+and with this package's backend (extra `torch`, with transformers, torchvision, timm, and a C++
+compiler for Inductor).
+
+    python bench/torch_cpu.py [NAME ...] [--seconds 5] [--budget 10]
+
+Prints a line and writes bench/results/torch-cpu2.json after each row (microseconds; rows of models
+that are not named stay). Small configurations with random weights. All three run in turn in one
+process, after a pause in which the others' threads fall asleep; medians, and ratios round by round.
+Each result is compared with eager, also at the other sizes, which come after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rows import Rows  # noqa: E402
+
+from taso_mirage import __version__  # noqa: E402
+from taso_mirage.measure import native  # noqa: E402
+from taso_mirage.measure import session as runtime  # noqa: E402
+from taso_mirage.torch.backend import CapturedGraph  # noqa: E402
+
+EAGER, INDUCTOR, OURS = "eager", "inductor", "ours"
+TEXT = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+TOKENS, IMAGES = ((1, 128), (2, 48)), ((1, 3, 224, 224), (2, 3, 224, 224))
+
+
+def transformer(name: str, **options: Any) -> Callable[[], Any]:
+    """A model of transformers by the name of its class, with options of its configuration."""
+
+    def build() -> Any:
+        import transformers
+
+        kind = getattr(transformers, name)
+        return kind(kind.config_class(**options))
+
+    return build
+
+
+def vision(package: str, name: str) -> Callable[[], Any]:
+    """A model of torchvision or timm, without trained weights."""
+
+    def build() -> Any:
+        if package == "timm":
+            import timm
+
+            return timm.create_model(name, pretrained=False)
+        import torchvision
+
+        return getattr(torchvision.models, name)(weights=None)
+
+    return build
+
+
+@dataclass(frozen=True)
+class Case:
+    """A builder, and the sizes of its inputs: tokens have two, images four."""
+
+    build: Callable[[], Any]
+    sizes: Sequence[tuple[int, ...]] = TOKENS
+
+    def inputs(self, size: tuple[int, ...]) -> tuple[Any, ...]:
+        generator = torch.Generator().manual_seed(len(size) + sum(size))
+        if len(size) == 2:
+            return (torch.randint(0, 1000, size, generator=generator),)
+        return (torch.randn(size, generator=generator),)
+
+
+CASES = {
+    "bert": Case(transformer("BertModel", **TEXT)),
+    "distilbert": Case(transformer("DistilBertModel", dim=256, n_layers=4, n_heads=4, hidden_dim=1024)),
+    "gpt2": Case(transformer("GPT2Model", n_embd=256, n_layer=4, n_head=4)),
+    "llama": Case(transformer("LlamaModel", **TEXT, num_key_value_heads=2, vocab_size=4000)),
+    "t5 encoder": Case(transformer("T5EncoderModel", d_model=256, num_layers=4, num_heads=4, d_kv=64, d_ff=1024)),
+    "vit": Case(transformer("ViTModel", **TEXT), IMAGES),
+    "resnet18": Case(vision("torchvision", "resnet18"), IMAGES),
+    "mobilenet_v3_small": Case(vision("torchvision", "mobilenet_v3_small"), IMAGES),
+    "convnext_atto": Case(vision("timm", "convnext_atto"), IMAGES),
+    "efficientnet_lite0": Case(vision("timm", "efficientnet_lite0"), IMAGES),
+}
+
+
+@dataclass
+class Backend:
+    """The package's backend, which keeps the graphs that it was given."""
+
+    budget: float
+    graphs: list[CapturedGraph] = field(default_factory=list)
+
+    def __call__(self, captured: Any, example: Any) -> CapturedGraph:
+        self.graphs.append(CapturedGraph(captured, {"budget": self.budget}))
+        return self.graphs[-1]
+
+
+def tensors(found: Any) -> list[Any]:
+    """The tensors of a result, however they are packed."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if hasattr(found, "to_tuple"):
+        found = found.to_tuple()
+    return [each for part in found for each in tensors(part)] if isinstance(found, tuple | list) else []
+
+
+def difference(found: Any, wanted: Any) -> float:
+    """The largest difference of two results, as a share of the largest number."""
+    pairs = list(zip(tensors(found), tensors(wanted), strict=True))
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def timed(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], float]:
+    def run() -> float:
+        start = time.perf_counter()
+        call(*inputs)
+        return time.perf_counter() - start
+
+    return run
+
+
+def interleaved(runs: Sequence[Callable[[], float]], seconds: float, least: int = 15) -> np.ndarray:
+    """A row of times for every round, in turn forwards and backwards."""
+    rounds: list[list[float]] = []
+    began = time.perf_counter()
+    while len(rounds) < least or time.perf_counter() < began + seconds:
+        found = [0.0] * len(runs)
+        for i in range(len(runs)) if len(rounds) % 2 else reversed(range(len(runs))):
+            time.sleep(runtime.SPINNING)
+            found[i] = native.turn(runs[i])
+        rounds.append(found)
+    return np.array(rounds)
+
+
+def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A model: compiled both ways, compared at all sizes, and timed at the first."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    backend = Backend(options.budget)
+    model = CASES[name].build().eval()
+    calls = {
+        EAGER: model,
+        INDUCTOR: torch.compile(copy.deepcopy(model)),
+        OURS: torch.compile(copy.deepcopy(model), backend=backend),
+    }
+    with torch.inference_mode():
+        return measured(name, calls, backend, options)
+
+
+def measured(
+    name: str, calls: dict[str, Callable[..., Any]], backend: Backend, options: argparse.Namespace
+) -> dict[str, Any]:
+    case = CASES[name]
+    took: dict[str, float] = {}
+    for whose, call in calls.items():
+        start = time.perf_counter()
+        call(*case.inputs(case.sizes[0]))
+        took[whose] = round(time.perf_counter() - start, 1)
+    inputs = case.inputs(case.sizes[0])
+    times = interleaved([timed(call, inputs) for call in calls.values()], options.seconds)
+    graphs = [bool(graph.results) for graph in backend.graphs]
+    differences = [difference(calls[OURS](*each), calls[EAGER](*each)) for each in map(case.inputs, case.sizes)]
+    median = dict(zip(calls, map(float, np.median(times, axis=0) * 1e6), strict=True))
+    return {
+        "case": name,
+        "ours": round(median[OURS], 1),
+        "baselines": {k: round(median[k], 1) for k in (EAGER, INDUCTOR)},
+        "ratio": _ratio(times[:, 0] / times[:, 2]),
+        "ratio_inductor": _ratio(times[:, 1] / times[:, 2]),
+        "runs": len(times),
+        "seconds": took,
+        "graphs": len(graphs),
+        "eager_graphs": graphs.count(False),
+        "sizes": [list(size) for size in case.sizes],
+        "differences": [float(f"{each:.2g}") for each in differences],
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _ratio(rounds: np.ndarray) -> list[float]:
+    """The median, and the quartiles."""
+    return [round(float(np.percentile(rounds, p)), 4) for p in (50, 25, 75)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--seconds", type=float, default=5.0, help="timing of each model")
+    parser.add_argument("--budget", type=float, default=10.0, help="search of each graph")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "bench" / "results" / "torch-cpu2.json")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(CASES):
+        parser.error(f"no model is named {min(unknown)!r}; the names are {', '.join(CASES)}")
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "torchvision", "timm", "onnxscript")}
+    versions = {"taso-mirage": __version__, "onnxruntime": runtime.child_version(), **versions}
+    head = {"bench": "torch", "device": runtime.device(), "threads": torch.get_num_threads(), "versions": versions}
+    rows = Rows(options.output, {**head, "unit": "us", "budget": options.budget})
+    for name in options.names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            found = row(name, options)
+        rows.keep(found)
+        print(found, flush=True)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+"""From PyTorch: graphs that `torch.compile` captures, through ONNX, and back as functions of
+tensors."""

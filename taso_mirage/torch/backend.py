@@ -1,0 +1,97 @@
+"""The backend of `torch.compile(model, backend="taso_mirage")`: a captured graph becomes programs,
+one for each set of weights and kind of sizes; what cannot stays in eager PyTorch, with a
+warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from taso_mirage.api import Options
+from taso_mirage.errors import InvalidOption, Unsupported
+from taso_mirage.report.result import Result
+from taso_mirage.torch.halves import Captured, halves, is_trained
+from taso_mirage.torch.program import Program
+
+OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
+"""Options of `optimize` that the backend gives, or that name one file where there may be many
+graphs."""
+PROGRAMS = 16
+"""Programs of one graph, at most."""
+TRAINING = (
+    "taso_mirage is for inference, and the result of this call wants gradients: call the model under "
+    "torch.inference_mode() or torch.no_grad()"
+)
+
+
+def backend(
+    captured: Captured, example: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """What dynamo calls for every graph that it captures.
+
+    Nothing is compiled before the first call, where the real inputs are.
+    """
+    if mode is not None:
+        raise InvalidOption(f"mode={mode!r}: taso_mirage has no modes; give options, as options={{'budget': 30}}")
+    return CapturedGraph(captured, checked_options(options or {}))
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, if `optimize` has them.
+
+    Raises InvalidOption.
+    """
+    known = sorted(set(Options.__dataclass_fields__) - OURS)
+    for name in options:
+        if name not in known:
+            raise InvalidOption(f"the option {name!r} is not known here; the options are: {', '.join(known)}")
+    return dict(options)
+
+
+class CapturedGraph:
+    """A captured graph as a function."""
+
+    def __init__(self, captured: Captured, options: Mapping[str, Any]) -> None:
+        self._captured, self._options = captured, options
+        self._programs: list[Program] = []
+        self._eager = False
+        self._trained = is_trained(captured)
+        try:
+            self._halves = halves(captured)
+        except Unsupported as refused:
+            self._stay(refused)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._trained:
+            raise InvalidOption(TRAINING)
+        if not self._eager:
+            try:
+                program = self._program(arguments)
+                computed = program(arguments)
+                outer = self._halves.outer
+                return computed if outer is None else outer(*arguments, *computed)
+            except Unsupported as refused:
+                self._stay(refused)
+        return self._captured.forward(*arguments)
+
+    @property
+    def results(self) -> list[Result]:
+        """What the optimizer made of each of its programs."""
+        return [program.result for program in self._programs]
+
+    def _program(self, arguments: Sequence[Any]) -> Program:
+        for program in self._programs:
+            if program.holds(arguments) and not program.stale():
+                return program
+        self._programs = [program for program in self._programs if not program.stale()]
+        if len(self._programs) >= PROGRAMS:
+            raise Unsupported(f"it was compiled {PROGRAMS} times, for other weights or sizes each time")
+        self._programs.append(Program(self._captured, self._halves, arguments, self._options))
+        return self._programs[-1]
+
+    def _stay(self, refused: Unsupported) -> None:
+        """Run in eager PyTorch from now on."""
+        self._eager, self._programs = True, []
+        count = sum(node.op.startswith("call") for node in self._captured.graph.nodes)
+        warnings.warn(f"taso_mirage: a graph of {count} operations runs in eager PyTorch: {refused}", stacklevel=2)

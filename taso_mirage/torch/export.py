@@ -1,0 +1,158 @@
+"""The inner half of a graph as an ONNX model, by PyTorch's exporter, with the sizes that it holds
+for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.torch.halves import FreeDims
+
+SizeGiven = int | tuple[int, ...]
+"""An integer argument, or the sizes of a tensor."""
+REMEMBERED = 1000
+"""SizesHeld that are known to be right or wrong, at most."""
+
+
+@dataclass
+class SizesHeld:
+    """Which sizes of the inputs a model holds for: dims are numbers or expressions of symbols,
+    `ranges` are those of the symbols, `guards` are expressions in Python of the inputs' names."""
+
+    names: tuple[str, ...]
+    dims: tuple[Any, ...]
+    ranges: Mapping[Any, Any]
+    guards: tuple[str, ...]
+    _known: dict[tuple[SizeGiven, ...], bool] = field(default_factory=dict)
+
+    def hold(self, given: Sequence[Any]) -> bool:
+        """Whether they hold for these arguments."""
+        sizes = sizes_of(given)
+        if (known := self._known.get(sizes)) is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            known = self._known[sizes] = self._hold(sizes, given)
+        return known
+
+    def _hold(self, sizes: Sequence[SizeGiven], given: Sequence[Any]) -> bool:
+        pairs = [
+            pair
+            for dims, there in zip(self.dims, sizes, strict=True)
+            for pair in (zip(dims, there, strict=True) if isinstance(there, tuple) else [(dims, there)])
+        ]
+        symbols = {expression: size for expression, size in pairs if getattr(expression, "is_symbol", False)}
+        for expression, size in pairs:
+            if (expression.subs(symbols) if hasattr(expression, "subs") else expression) != size:
+                return False
+        bounds = [(size, self.ranges[symbol]) for symbol, size in symbols.items() if symbol in self.ranges]
+        if not all(bound.lower <= size <= bound.upper for size, bound in bounds):
+            return False
+        return self._guarded(given)
+
+    def _guarded(self, given: Sequence[Any]) -> bool:
+        inputs = dict(zip(self.names, given, strict=True))
+        try:
+            return all(eval(guard, {"L": inputs, "math": math, "torch": torch}) for guard in self.guards)
+        except Exception:  # a guard in words that are not known here
+            return False
+
+
+def sizes_of(given: Sequence[Any]) -> tuple[SizeGiven, ...]:
+    return tuple(each if isinstance(each, int) else tuple(each.shape) for each in given)
+
+
+@dataclass(frozen=True)
+class OnnxForm:
+    """A model (an `onnx_ir.Model`), the names of its inputs, and the sizes that it holds for."""
+
+    model: Any
+    names: tuple[str, ...]
+    sizes: SizesHeld
+
+
+def to_onnx(module: Any, given: Sequence[Any], free: Sequence[FreeDims]) -> OnnxForm:
+    """A module of the inner half, exported for these inputs.
+
+    Raises Unsupported with the reason where the exporter cannot.
+    """
+    with _quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, tuple(given), dynamic_shapes=_dynamic(given, free), strict=False)
+            _check_pure(program)
+            model = torch.onnx.export(program, dynamo=True, verbose=False).model
+        except (Unsupported, MemoryError):
+            raise
+        except Exception as error:  # the exporter raises what its many parts raise
+            raise Unsupported(f"PyTorch cannot export it: {_reason(error)}") from error
+    names = tuple(value.name for value in model.graph.inputs)
+    if len(names) != len(given):
+        raise Unsupported(f"PyTorch exported {len(names)} inputs of {len(given)}")
+    return OnnxForm(model, names, held_sizes(program))
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause of an error, in one line."""
+    while (inner := error.__cause__) is not None:
+        error = inner
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _dynamic(given: Sequence[Any], free: Sequence[FreeDims]) -> tuple[Any, ...]:
+    auto = torch.export.Dim.AUTO
+    fixed = torch.export.Dim.STATIC
+    return tuple(
+        auto if dims is None else {i: auto if i in dims else fixed for i in range(each.ndim)}
+        for each, dims in zip(given, free, strict=True)
+    )
+
+
+def _check_pure(program: Any) -> None:
+    """Refuse what changes its inputs or its weights."""
+    signature = program.run_decompositions({}).graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    changed += getattr(signature, "parameters_to_mutate", {}).values()
+    if changed:
+        names = ", ".join(name.removeprefix("weight_") for name in changed[:3])
+        raise Unsupported(f"it changes {names}{' and others' if len(changed) > 3 else ''} in place")
+
+
+def held_sizes(program: Any) -> SizesHeld:
+    """The sizes for which an exported program holds."""
+    names = list(program.graph_signature.user_inputs)
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    shapes = [
+        tuple(map(_expression, values[name].shape))
+        if isinstance(values[name], torch.Tensor)
+        else _expression(values[name])
+        for name in names
+    ]
+    return SizesHeld(tuple(names), tuple(shapes), program.range_constraints, tuple(program._guards_code))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of itself; what matters of it is in errors."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,234 @@
+"""A captured graph in two halves: what a session computes, which is tensors that share memory with
+nothing, and what stays in PyTorch, which is numbers and views of those tensors and of the
+inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+
+from taso_mirage.errors import Unsupported
+
+VIEWS = frozenset(
+    "T chunk contiguous detach diagonal expand expand_as flatten mT movedim moveaxis narrow permute ravel reshape "
+    "select split squeeze swapaxes swapdims t tensor_split to transpose unbind unflatten unfold unsqueeze view "
+    "view_as".split()
+)
+"""Functions and methods that look at their operand or copy it, and change nothing."""
+MODES = frozenset(("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"))
+"""Calls that a graph without gradients does not need."""
+FreeDims = frozenset[int] | None
+"""The dims of a tensor whose sizes are not fixed; None for a number."""
+Captured = Any
+"""A `torch.fx.GraphModule` from dynamo."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """`inner` takes the arguments at the positions `inputs` and holds those at `weights` by name;
+    `outer` takes all arguments and what `inner` gives, and gives the results; without it these are
+    the results. `free` says of each of `inputs` what is not fixed."""
+
+    inner: Any
+    outer: Any
+    weights: Mapping[str, int]
+    inputs: tuple[int, ...]
+    free: tuple[FreeDims, ...]
+
+    def frozen(self, captured: Captured, arguments: Sequence[Any]) -> Any:
+        """The inner half with its weights, as a module."""
+        names = {n.target for n in self.inner.nodes if n.op in ("get_attr", "call_module")} - set(self.weights)
+        root = {name: reduce(getattr, name.split("."), captured) for name in names}
+        return torch.fx.GraphModule(root | {name: arguments[i] for name, i in self.weights.items()}, self.inner)
+
+
+def is_trained(captured: Captured) -> bool:
+    """Whether gradients of a result are wanted."""
+    return any(getattr(_value(node), "requires_grad", False) for node in _results(captured))
+
+
+def halves(captured: Captured) -> Halves:
+    """The halves of a graph.
+
+    Raises Unsupported with the reason where there are none.
+    """
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    for node in placeholders:
+        if not isinstance(_value(node), torch.Tensor | torch.SymInt | int):
+            raise Unsupported(f"the input {node.name} is a {type(_value(node)).__name__}, no tensor and no integer")
+    fresh, stays = _divided(captured, placeholders)
+    layouts = [_layout(_value(node)) for node in fresh]
+    sizes, weights = _sizes(placeholders), {f"weight_{n.name}": n for n in placeholders if _is_weight(n)}
+    inputs = [node for node in placeholders if node not in sizes and node not in weights.values()]
+    given = captured.graph.output_node().args[0]
+    plain = list(given) == fresh and not any(layouts)
+    return Halves(
+        _inner(captured, inputs, weights, sizes, fresh, layouts),
+        None if plain else torch.fx.GraphModule(captured, _outer(placeholders, fresh, layouts, stays, given)),
+        {name: placeholders.index(node) for name, node in weights.items()},
+        tuple(placeholders.index(node) for node in inputs),
+        tuple(_free(_value(node)) for node in inputs),
+    )
+
+
+def _results(captured: Captured) -> list[Any]:
+    """The nodes of the results, each once."""
+    given = captured.graph.output_node().args[0]
+    return list(dict.fromkeys(node for node in given if isinstance(node, torch.fx.Node)))
+
+
+def _value(node: Any) -> Any:
+    """What stands for the node's value while the graph is captured: a tensor without elements, or a
+    symbol."""
+    return node.meta.get("example_value")
+
+
+def _is_weight(node: Any) -> bool:
+    fixed = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
+    return fixed or isinstance(_value(node), torch.nn.Parameter)
+
+
+def _free(value: Any) -> FreeDims:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
+
+
+# ---------------------------------------------------------------- what stays in PyTorch
+
+
+def _divided(captured: Captured, placeholders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The nodes that a session gives, and those between them and the results, in their order."""
+    given = {_memory(node) for node in placeholders} - {None}
+    results = [node for node in _results(captured) if node.op != "placeholder"]
+    shared = Counter(_memory(node) for node in results)
+    fresh: dict[Any, None] = {}
+    stays: set[Any] = set()
+
+    def stay(node: Any) -> None:
+        if node.op == "placeholder" or node in fresh or node in stays:
+            return
+        if not _stays(node):
+            fresh[node] = None
+            return
+        stays.add(node)
+        for operand in node.all_input_nodes:
+            stay(operand)
+
+    for node in results:
+        alone = _memory(node) not in given and shared[_memory(node)] == 1
+        if isinstance(_value(node), torch.Tensor) and alone:
+            fresh[node] = None
+        else:
+            stay(node)
+    owners = [_memory(node) for node in fresh]
+    if len(set(owners)) < len(owners) or given & set(owners):
+        raise Unsupported("results share memory with each other or with an input in a way that is not understood")
+    if any(not isinstance(_value(node), torch.Tensor) for node in fresh):
+        raise Unsupported("it gives a number that is not computed from sizes")
+    return list(fresh), [node for node in captured.graph.nodes if node in stays]
+
+
+def _stays(node: Any) -> bool:
+    """Whether a node is a view, or a number made of numbers."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name == "getitem":
+        return _indexes(node)
+    number = not isinstance(_value(node), torch.Tensor | tuple | list) or isinstance(_value(node), torch.Size)
+    return node.op in ("call_function", "call_method") and (number or name in VIEWS)
+
+
+def _indexes(node: Any) -> bool:
+    """Whether `x[i]` is a view, a size, or a part of what is one."""
+    taken, index = node.args
+    if isinstance(_value(taken), torch.Tensor):
+        each = index if isinstance(index, tuple) else (index,)
+        return all(i is None or i is Ellipsis or isinstance(i, int | slice) for i in each)
+    return _stays(taken)
+
+
+def _memory(node: Any) -> Any:
+    """What tells whether two tensors share memory; None for a number."""
+    value = _value(node)
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _layout(value: Any) -> tuple[int, ...]:
+    """The order of the dims in memory where that is another than theirs, as in channels last: a
+    session gives them in the order of memory, and they are turned back without a copy."""
+    strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
+    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    if None in strides or None in sizes or 0 in sizes or value.is_contiguous():
+        return ()
+    order = tuple(sorted(range(len(sizes)), key=lambda i: (strides[i], sizes[i] > 1), reverse=True))
+    dense = 1
+    for i in reversed(order):
+        if sizes[i] > 1 and strides[i] != dense:
+            return ()
+        dense *= sizes[i]
+    return () if order == tuple(range(len(sizes))) else order
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def _sizes(placeholders: Sequence[Any]) -> dict[Any, tuple[Any, int]]:
+    """The placeholders that are a size of another one, with that one and the dim."""
+    found: dict[str, tuple[Any, int]] = {}
+    for node in placeholders:
+        value = _value(node)
+        for i, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                found.setdefault(str(size), (node, i))
+    numbers = [node for node in placeholders if isinstance(_value(node), torch.SymInt)]
+    return {node: found[str(_value(node))] for node in numbers if str(_value(node)) in found}
+
+
+def _inner(
+    captured: Captured,
+    inputs: Sequence[Any],
+    weights: Mapping[str, Any],
+    sizes: Mapping[Any, tuple[Any, int]],
+    fresh: Sequence[Any],
+    layouts: Sequence[tuple[int, ...]],
+) -> Any:
+    graph = torch.fx.Graph()
+    copied = {node: graph.node_copy(node) for node in inputs}
+    copied |= {node: graph.get_attr(name) for name, node in weights.items()}
+    for node, (tensor, i) in sizes.items():
+        copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], i))
+    for node in captured.graph.nodes:
+        if node.op in ("placeholder", "output") or getattr(node.target, "__name__", "") in MODES:
+            continue
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    given = list(_turned(graph, [copied[node] for node in fresh], layouts))
+    graph.output(tuple(given))
+    return graph
+
+
+def _turned(graph: Any, nodes: Sequence[Any], layouts: Sequence[tuple[int, ...]]) -> Iterator[Any]:
+    for node, order in zip(nodes, layouts, strict=True):
+        yield graph.call_method("permute", (node, *order)) if order else node
+
+
+def _outer(
+    placeholders: Sequence[Any],
+    fresh: Sequence[Any],
+    layouts: Sequence[tuple[int, ...]],
+    stays: Sequence[Any],
+    given: Sequence[Any],
+) -> Any:
+    graph = torch.fx.Graph()
+    copied = {node: graph.placeholder(node.name) for node in placeholders}
+    computed = [graph.placeholder(f"computed_{i}") for i in range(len(fresh))]
+    back = [tuple(order.index(i) for i in range(len(order))) for order in layouts]
+    copied |= dict(zip(fresh, _turned(graph, computed, back), strict=True))
+    for node in stays:
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    graph.output(tuple(copied[each] if isinstance(each, torch.fx.Node) else each for each in given))
+    return graph

@@ -1,0 +1,50 @@
+"""`taso_mirage.optimize` of a PyTorch module: the module under `torch.compile` with this package's
+backend, run once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from taso_mirage.report.result import Result
+from taso_mirage.torch.backend import CapturedGraph, checked_options
+from taso_mirage.torch.halves import Captured
+
+
+class Optimized(torch.nn.Module):  # type: ignore[misc]
+    """A module for inference: `module` is the one that it was made of, whose weights it has."""
+
+    def __init__(self, module: Any, options: Mapping[str, Any], dynamic: bool | None) -> None:
+        super().__init__()
+        self.module = module
+        self._graphs: list[CapturedGraph] = []
+        wanted = checked_options(options)
+
+        def backend(captured: Captured, example: Any) -> CapturedGraph:
+            self._graphs.append(CapturedGraph(captured, wanted))
+            return self._graphs[-1]
+
+        # not a module of this one: it has the same weights
+        self.__dict__["_compiled"] = torch.compile(module, backend=backend, dynamic=dynamic)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        with torch.no_grad():
+            return self.__dict__["_compiled"](*arguments, **named)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What the optimizer made of each graph, for each set of weights and kind of sizes."""
+        return tuple(result for graph in self._graphs for result in graph.results)
+
+
+def optimized(module: Any, example: Any, dynamic: bool | None = None, **options: Any) -> Optimized:
+    """The module, compiled for inputs like the example: a tensor, a tuple of arguments, or a
+    mapping of named ones."""
+    found = Optimized(module, options, dynamic)
+    if isinstance(example, Mapping):
+        found(**example)
+    else:
+        found(*(example if isinstance(example, tuple | list) else (example,)))
+    return found

@@ -1,0 +1,315 @@
+"""Modules of PyTorch by `torch.compile` with the package's backend, and by `taso_mirage.optimize`:
+equal to eager, in every kind of result and at every size, or in eager with a warning that says
+why."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import taso_mirage  # noqa: E402
+from taso_mirage.errors import InvalidOption  # noqa: E402
+from taso_mirage.torch.backend import CapturedGraph, backend  # noqa: E402
+from taso_mirage.torch.export import held_sizes  # noqa: E402
+from taso_mirage.torch.program import Program  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+QUICK = {"measure": False, "budget": 1}
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[CapturedGraph]]:
+    """The function under torch.compile, and the graphs that will be captured in it."""
+    graphs: list[CapturedGraph] = []
+
+    def kept(captured: Any, example: Any) -> CapturedGraph:
+        graphs.append(CapturedGraph(captured, QUICK))
+        return graphs[-1]
+
+    return torch.compile(function, backend=kept), graphs
+
+
+def same(found: Any, wanted: Any) -> None:
+    """Equal in kind, shape, layout and numbers."""
+    assert type(found) is type(wanted)
+    if isinstance(wanted, torch.Tensor):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+        strides = zip(found.stride(), wanted.stride(), found.shape, strict=True)
+        assert all(a == b for a, b, n in strides if n > 1 and found.numel())
+    elif isinstance(wanted, tuple | list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            same(one, other)
+    elif isinstance(wanted, dict):
+        same(list(found.items()), list(wanted.items()))
+    elif isinstance(wanted, Pair):
+        same([found.first, found.second], [wanted.first, wanted.second])
+    else:
+        assert found == wanted
+
+
+@dataclass
+class Pair:
+    first: Any
+    second: Any
+
+
+X = torch.linspace(-2, 2, 32).reshape(4, 8)
+LINEAR = torch.nn.Linear(8, 8)
+CONV = torch.nn.Conv2d(3, 4, 3)
+
+
+def aliased(x: Any) -> Any:
+    y = LINEAR(x)
+    return y, y.view(-1), y[0], y.t(), y.split(2, 1)
+
+
+def changed(x: Any) -> Any:
+    y = LINEAR(x)
+    y.mul_(2)
+    return y, y.view(-1)
+
+
+def between(x: Any) -> Any:
+    y = LINEAR(x)
+    return y, y.add_(1), y[0]
+
+
+def broken(x: Any) -> Any:
+    y = LINEAR(x)
+    torch._dynamo.graph_break()
+    return y.relu() + x, y.shape
+
+
+def without(x: Any) -> Any:
+    with torch.no_grad():
+        return LINEAR(x)
+
+
+RIGHT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a tuple": (lambda x: (LINEAR(x), torch.max(LINEAR(x), 0)), (X,)),
+    "a dataclass": (lambda x: Pair(LINEAR(x), {"sum": x.sum(0)}), (X,)),
+    "constants": (lambda x: (torch.ones(3), 3, None, LINEAR(x)), (X,)),
+    "views of the input": (lambda x: (LINEAR(x), x.view(-1), x[1:], x.t()), (X,)),
+    "views of results": (aliased, (X,)),
+    "integers": (lambda i: (torch.nn.functional.embedding(i, LINEAR.weight), i * 2), (torch.tensor([[1, 2], [7, 0]]),)),
+    "truth values": (lambda x: (x > 0, torch.where(x > 1, LINEAR(x), 0)), (X,)),
+    "half precision": (lambda x: x @ x.t(), (X.half(),)),
+    "a result that changes": (changed, (X,)),
+    "a graph break": (broken, (X,)),
+    "no gradients inside": (without, (X,)),
+    "another layout": (lambda x: LINEAR(x), (X.reshape(8, 4).t(),)),
+    "channels last": (CONV, (torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last),)),
+    "no elements": (lambda x: LINEAR(x), (X[:0],)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_results_are_those_of_eager(name: str) -> None:
+    function, inputs = RIGHT[name]
+    ours, graphs = compiled(function)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="taso_mirage")
+        same(ours(*inputs), function(*inputs))
+    assert graphs
+    assert all(graph.results for graph in graphs)
+
+
+def test_a_view_of_the_input_shares_its_memory() -> None:
+    ours, graphs = compiled(lambda x: (LINEAR(x), x.view(-1)))
+    x = X.clone()
+    with torch.no_grad():
+        ours(x)[1].zero_()
+    assert graphs[0].results
+    assert not x.any()
+
+
+def test_results_share_no_memory_with_constants_inputs_or_each_other() -> None:
+    def function(x: Any) -> Any:
+        return torch.ones(3), x + 0, x * 2, x * 2 + 0
+
+    ours, graphs = compiled(function)
+    x = X.clone()
+    with torch.no_grad():
+        for result in ours(x):
+            result.add_(1)
+        same(x, X)
+        same(ours(x), function(x))
+    assert graphs[0].results
+
+
+EAGER: dict[str, tuple[Callable[..., Any], str]] = {
+    "an input changes": (lambda x: LINEAR(x.add_(1)), "in place"),
+    "a weight changes": (torch.nn.BatchNorm1d(8), "in place"),
+    "random": (lambda x: torch.nn.functional.dropout(LINEAR(x), 0.5, True) * 0, "random numbers"),
+    "a view before a change": (between, "share memory"),
+    "complex": (lambda x: torch.fft.fft(x), "result 0 is"),
+    "a dtype": (lambda x: LINEAR(x) * torch.ones(8, dtype=torch.complex64), "does not run"),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_what_cannot_be_exported_runs_in_eager_and_says_why(name: str) -> None:
+    function, why = EAGER[name]
+    ours, graphs = compiled(function)
+    x, y = X.clone(), X.clone()
+    twin = copy.deepcopy(function)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=f"taso_mirage: a graph of .* runs in eager PyTorch: .*({why})"):
+            found = ours(x)
+        same(found, twin(y))
+    same(x, y)
+    if isinstance(function, torch.nn.Module):
+        same(dict(function.state_dict()), dict(twin.state_dict()))
+    assert not any(graph.results for graph in graphs)
+
+
+def test_autocast_is_not_taken_for_single_precision() -> None:
+    ours, _ = compiled(LINEAR)
+    with torch.no_grad(), torch.autocast("cpu"), pytest.warns(UserWarning, match="autocast is on"):
+        same(ours(X), LINEAR(X))
+
+
+class Sized(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any, n: int = 3) -> Any:
+        y = torch.relu(self.linear(x))
+        return y.reshape(-1, 4) * n, y.shape[0] * 2, y.sum(0)
+
+
+def test_sizes_and_numbers_may_change() -> None:
+    model = Sized()
+    ours, graphs = compiled(model)
+    with torch.no_grad():
+        for rows, number in ((4, 3), (5, 3), (9, 3), (9, 4), (9, 6), (1, 6), (0, 6), (30, 11)):
+            x = torch.randn(rows, 8)
+            same(ours(x, number), model(x, number))
+    assert all(graph.results for graph in graphs)
+    assert len(graphs) < 8  # not one for each size
+
+
+def test_a_size_for_which_the_model_does_not_hold_makes_another() -> None:
+    n = torch.export.Dim.AUTO
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return (x + y).reshape(-1, 4)
+
+    program = torch.export.export(
+        Module(), (torch.ones(4, 6), torch.ones(4, 6)), dynamic_shapes=({0: n}, {0: n}), strict=False
+    )
+    sizes = held_sizes(program)
+    assert sizes.hold((torch.ones(8, 6), torch.ones(8, 6)))
+    assert not sizes.hold((torch.ones(8, 6), torch.ones(6, 6)))  # a dim of both
+    assert not sizes.hold((torch.ones(5, 6), torch.ones(5, 6)))  # 30 is no multiple of 4
+    assert not sizes.hold((torch.ones(8, 12), torch.ones(8, 12)))  # a fixed dim
+    assert not sizes.hold((torch.ones(1, 6), torch.ones(1, 6)))  # out of its range
+
+
+def test_weights_that_change_in_place_are_seen() -> None:
+    model = Sized()
+    ours, graphs = compiled(model)
+    with torch.no_grad():
+        same(ours(X), model(X))
+        model.linear.weight.mul_(3)
+        same(ours(X), model(X))
+        model.load_state_dict(Sized().state_dict())
+        same(ours(X), model(X))
+        model.linear.bias.data = torch.ones(8)
+        same(ours(X), model(X))
+    assert [len(graph.results) for graph in graphs] == [1]  # what became wrong was let go
+
+
+def test_weights_of_inference_mode_cannot_be_watched() -> None:
+    with torch.inference_mode():
+        model = Sized()
+        ours, _ = compiled(model)
+        with pytest.warns(UserWarning, match="made in inference mode"):
+            same(ours(X), model(X))
+
+
+def test_a_wrong_result_is_found_and_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Program._run
+    monkeypatch.setattr(Program, "_run", lambda self, given: [each + 1 for each in run(self, given)])
+    ours, _ = compiled(LINEAR)
+    with torch.no_grad(), pytest.warns(UserWarning, match="result 0 differs from eager PyTorch by"):
+        same(ours(X), LINEAR(X))
+
+
+def test_training_is_one_clear_error() -> None:
+    ours, _ = compiled(LINEAR)
+    with pytest.raises(InvalidOption, match=r"for inference.*torch\.no_grad"):
+        ours(X)
+
+
+def test_options() -> None:
+    captured = torch.fx.symbolic_trace(LINEAR)
+    with pytest.raises(InvalidOption, match="'budgett' is not known here; the options are: alpha, budget"):
+        backend(captured, (), options={"budgett": 1})
+    with pytest.raises(InvalidOption, match="has no modes"):
+        backend(captured, (), mode="max-autotune")
+
+
+def test_optimize_takes_a_module() -> None:
+    model = Sized()
+    found, results = taso_mirage.optimize(model, (X, 5), return_result=True, **QUICK)
+    with torch.no_grad():
+        wanted = model(X, 5)
+    same(found(X, 5), wanted)  # without torch.no_grad
+    assert len(results) == 1
+    assert results[0].terms_after > 0
+    assert len(list(found.parameters())) == 2
+    same(taso_mirage.optimize(LINEAR, {"input": X}, **QUICK)(X), without(X))
+    with pytest.raises(InvalidOption, match="needs example_inputs"):
+        taso_mirage.optimize(model)
+    with pytest.raises(InvalidOption, match=r"are for a torch\.nn\.Module"):
+        taso_mirage.optimize("model.onnx", X)
+
+
+def test_the_entry_point_is_found_by_its_name(tmp_path: Path) -> None:
+    """In a process that sees the entry points of pyproject.toml as an installed package's."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
+    folder = tmp_path / "named_here-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: named-here\nVersion: 1\n")
+    lines = "\n".join(f"{name} = {place}" for name, place in points.items())
+    (folder / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{lines}\n")
+    code = f"""
+        import sys
+        sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]
+        import taso_mirage.cli
+        assert "torch" not in sys.modules
+        import torch
+        model = torch.nn.Linear(8, 8)
+        ours = torch.compile(model, backend="taso_mirage", options={{"measure": False, "budget": 1}})
+        with torch.inference_mode():
+            torch.testing.assert_close(ours(torch.ones(2, 8)), model(torch.ones(2, 8)))
+        print("equal")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stdout == "equal\n", done.stderr
+    assert "taso_mirage: a graph" not in done.stderr
