@@ -16,9 +16,8 @@ blocks run in a loop. Kernels keep no state between calls.
 A muGraph that prepares its weights has more, for what is computed from them, once, and read in
 every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to 64.
 
-    extern "C" const size_t NAME_prepared[];                           // its bytes, and which input
-    the weights are
-    extern "C" void NAME_prepare(const void* weights, void* prepared);
+    extern "C" const size_t NAME_prepared[];  // its bytes, how many inputs are weights, and which
+    extern "C" void NAME_prepare(const void** inputs, void* prepared);  // reads only those
 
 Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its
 graphs declare).
@@ -116,8 +115,8 @@ class CppProgram:
     """The bytes of each tensor in the scratch memory."""
     functions: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    prepared: tuple[str, int] | None = None
-    """The class of the term that reads prepared weights, and the input that they are made from."""
+    prepared: PreparedInstance | None = None
+    """The term that reads prepared weights."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
@@ -158,11 +157,11 @@ class CppProgram:
 
     def _by_class(self, node: Node) -> None:
         """Its blocks are those of the class that a header has for it."""
-        if node.args[1] not in self.graph.inputs or self.prepared is not None:
-            raise Unsupported("a muGraph that prepares two weights, or one that is no input")
         made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
+        if self.prepared is not None or any(node.args[i] not in self.graph.inputs for i in made.weights):
+            raise Unsupported("a muGraph that prepares the weights of two terms, or some that are no inputs")
         self.functions.append(made.instance)
-        self.prepared = made.name, self.graph.inputs.index(node.args[1])
+        self.prepared = made
         self.places[node, 0] = self._place(node, 0, node.tensor)
         read = [None if arg is None else self.places[_source(arg)][0] for arg in (node.args[0], *made.operands)]
         read.insert(1, f"inputs[{len(self.graph.inputs)}]")
@@ -171,13 +170,14 @@ class CppProgram:
         rows = f"rows_{len(self.functions) - 1}"
         if made.rows != 0:
             self.calls.append(f"size_t {rows} = {made.rows};")
-            pointers = f"{pointers}, {self.places[node, 0][0]}, &{rows}"
-        else:
-            pointers = f"{pointers}, {self.places[node, 0][0]}"
-        self.calls += [
-            f"void* {tensors}[] = {{{pointers}}};",
-            f"run({made.name}::block, {made.blocks}, {tensors}, parallel_for, pool);",
-        ]
+        count, bytes = made.first
+        room = f"static_cast<char*>(scratch) + {self._used()}" if bytes else "nullptr"
+        pointers = f"{pointers}, {self.places[node, 0][0]}, {f'&{rows}' if made.rows != 0 else 'nullptr'}, {room}"
+        self.calls.append(f"void* {tensors}[] = {{{pointers}}};")
+        if bytes:
+            self.scratch.append(dim_product((count, bytes)))
+            self.calls.append(f"run({made.name}::digits, {count}, {tensors}, parallel_for, pool);")
+        self.calls.append(f"run({made.name}::block, {made.blocks}, {tensors}, parallel_for, pool);")
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:
         """An output of the graph, else room in the scratch memory, where floats are fp32."""
@@ -215,11 +215,13 @@ class CppProgram:
         yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
         yield "}"
         if self.prepared is not None:
-            yield from self._preparing(*self.prepared)
+            yield from self._preparing(self.prepared)
 
-    def _preparing(self, made: str, place: int) -> Iterator[str]:
-        yield f'extern "C" const size_t {self.name}_prepared[] = {{{made}::PREPARED, {place}}};'
-        yield f'extern "C" void {self.name}_prepare(const void* weights, void* prepared) {{ {made}::prepare(weights, prepared); }}'
+    def _preparing(self, made: PreparedInstance) -> Iterator[str]:
+        places = [self.graph.inputs.index(made.node.args[i]) for i in made.weights]
+        said = ", ".join(map(str, (len(places), *places)))
+        yield f'extern "C" const size_t {self.name}_prepared[] = {{{made.name}::PREPARED, {said}}};'
+        yield f'extern "C" void {self.name}_prepare(const void** inputs, void* prepared) {{ {made.prepare.format(*places)} }}'
 
 
 def _source(node: Node) -> tuple[Node, int]:

@@ -29,6 +29,7 @@ def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known
     and large enough; None for others."""
     made = convolution(goal) or weight_product(goal)
-    known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
+    terms = dict(zip(goal.inputs, given, strict=True))
+    known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
     large = not isinstance(made, WeightProduct) or made.large
     return made if known and large else None
