@@ -29,6 +29,11 @@ Where r is no reference and that fails, every input, weight and constant is roun
 this moves r itself implausibly far too (quantized activations, a choice of experts), rounding
 turned a decision of the original and may turn it either way, and the bound is larger by TURNED *
 min(max|original - r|, max|moved r - r|).
+
+Where operators let the runtime round operands to few digits (the trait `coarse`), everything is
+compared twice. Without these attributes, original and optimized model are compared as said. With
+them, as the models are, r is what that comparison has shown to be right, and so no error of the
+original is implausible: the optimized model may be FACTOR times as far from r.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
+from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -80,6 +86,8 @@ ROUGH = 2.0**-20, 2.0**-16
 """Parts of a rounding by which intermediate results are off: so small that no decision turns. From
 the first to the second a movement must grow as they do, within SMOOTH, or it is no rounding."""
 SMOOTH = 4.0
+FINELY = "no operands rounded"
+"""What is said of a comparison without `coarse` attributes."""
 BLOCK = 1 << 15
 """Elements that are compared at a time."""
 
@@ -89,7 +97,8 @@ class CheckCase:
     """One set of inputs: where it comes from, the arrays, the original's outputs and float64
     reference on it, and how far roundings move each of these references: of what goes in (`moved`),
     and, to first order, of all intermediate results (`resolution`). Both are computed when they are
-    asked for."""
+    asked for. `fine`: the original's outputs where the runtime rounds no operands to few digits, if
+    it does so."""
 
     name: str
     inputs: Arrays
@@ -97,6 +106,7 @@ class CheckCase:
     reference: list[Any]
     moved: Callable[[], list[float]]
     resolution: Callable[[], list[float]] | None = None
+    fine: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,8 @@ def check_cases(
     draws = InputDraws(model, session, base, given, others, fixed)
     taken = in_time(draws, seconds)
     witness = cache(lambda: open_in_child(model, CPU, source=True))
+    fine = Fine.of(model)
+    finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each, reference in zip(taken, references(model, taken, seconds), strict=True):
         if isinstance(reference, Left):
             draws.left_out(each)
@@ -156,7 +168,8 @@ def check_cases(
             continue
         moved = cache(partial(_moved, model, each.inputs, reference))
         resolution = cache(partial(_resolution, model, each.inputs, reference))
-        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution)
+        there = None if finely is None else finely.run(each.inputs)
+        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution, there)
         if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
             continue
         yield _witnessed(witness, session.target, case)
@@ -241,10 +254,15 @@ class Runs(Protocol):
         """The outputs, in the order of the model. Raises RunFailed."""
 
 
-def compare(model: Model, session: Runs, prepared: Sequence[CheckCase]) -> list[Difference]:
+def compare(model: Model, session: Runs, prepared: Sequence[CheckCase], fine: Runs | None = None) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs
-    infinitely."""
+    infinitely. `fine` is the same where the runtime rounds no operands to few digits; where it
+    does, there must be one."""
     found: list[Difference] = []
+    if fine is not None:
+        cases = [(each, each.fine) for each in prepared]
+        finely = [replace(c, name=f"{c.name}, {FINELY}", original=o, fine=None) for c, o in cases if o is not None]
+        found += compare(model, fine, finely)
     usual = cache(partial(_usual, prepared))
     for case in prepared:
         try:
@@ -271,7 +289,7 @@ def _usual(prepared: Sequence[CheckCase], output: int) -> float:
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
     """The difference of an output; where it fails, with what roundings explain."""
     old, exact = case.original[i], case.reference[i]
-    found = difference(case.name, name, new, old, exact)
+    found = difference(case.name, name, new, old, exact, coarse=case.fine is not None)
     if found.passed or not np.isfinite(found.error) or not isinstance(old, np.ndarray) or case.resolution is None:
         return found if found.passed else _turned(case, i, found)
     resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i))
@@ -290,11 +308,18 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
 
 
 def difference(
-    case: str, output: str, new: Any, old: Any, exact: Any, resolution: float = 0.0, usual: float = 0.0
+    case: str,
+    output: str,
+    new: Any,
+    old: Any,
+    exact: Any,
+    resolution: float = 0.0,
+    usual: float = 0.0,
+    coarse: bool = False,
 ) -> Difference:
     """The criterion of this module on one output of a known `resolution`, where the original's
     largest error on any inputs is the `usual` one; of a sequence or a map on each of its parts, of
-    which the worst is given."""
+    which the worst is given. `coarse`: no error of the original is implausible."""
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
@@ -307,7 +332,7 @@ def difference(
         return Difference(case, output, np.inf, 0.0, 0.0)
     width = old.dtype.itemsize
     unit = FLOOR[width] * _epsilon(old.dtype)
-    explained = max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
+    explained = math.inf if coarse else max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
     if most.own > max(explained, _least_normal(old.dtype)):  # the evaluation is no reference here
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= explained else 1.0  # it underflows

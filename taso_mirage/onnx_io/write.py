@@ -3,7 +3,7 @@ input shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +26,14 @@ from taso_mirage.onnx_io.originals import (
 )
 from taso_mirage.onnx_io.protos import opset_of, restore
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.walk import bodies, change_tensors, defined_values, values_by_name
+from taso_mirage.onnx_io.walk import (
+    attributes_of,
+    bodies,
+    change_tensors,
+    defined_values,
+    graphs_inside,
+    values_by_name,
+)
 from taso_mirage.operators.ops import Call, get
 
 APART = frozenset(
@@ -59,21 +66,34 @@ def source_of(model: Model) -> ir.Model:
     return copy
 
 
-def serialize(model: Model, source: bool = False) -> bytes:
-    """The ONNX file as bytes, weights inside; with `source` the model as it was read.
+def built(model: Model, source: bool = False, without: Collection[str] = ()) -> ir.Model:
+    """A new ONNX model, or with `source` the one that was read; nodes `without` attributes of these
+    names have their defaults."""
+    made = source_of(model) if source else to_ir(model)
+    for part in graphs_inside(made) if without else ():
+        for attributes in attributes_of(part):
+            for name in without:
+                attributes.pop(name, None)
+    return made
+
+
+def serialize(model: Model, source: bool = False, without: Collection[str] = ()) -> bytes:
+    """The ONNX file as bytes, weights inside; see `built`.
 
     ValueError above protobuf's 2 GB.
     """
-    return _bytes(source_of(model) if source else to_ir(model))
+    return _bytes(built(model, source, without))
 
 
-def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) -> tuple[bytes, dict[str, NDArray[Any]]]:
+def serialize_apart(
+    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 20
+) -> tuple[bytes, dict[str, NDArray[Any]]]:
     """The same without the main graph's weights of more than so many bytes, which come by name:
     they are said to lie in a file, which is not there. Copying them is most of the work for a large
     model."""
-    built = source_of(model) if source else to_ir(model)
+    made = built(model, source, without)
     apart: dict[str, NDArray[Any]] = {}
-    for name, value in built.graph.initializers.items():
+    for name, value in made.graph.initializers.items():
         old = value.const_value
         if old is not None and old.nbytes > above and old.dtype in APART:
             if old not in ARRAYS:
@@ -82,18 +102,18 @@ def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) ->
             value.const_value = ir.ExternalTensor(
                 name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
             )
-    return _bytes(built, frozenset(apart)), apart
+    return _bytes(made, frozenset(apart)), apart
 
 
-def _bytes(built: ir.Model, apart: Iterable[str] = ()) -> bytes:
-    kept = {id(built.graph.initializers[name].const_value) for name in apart}
-    change_tensors(built, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
+def _bytes(made: ir.Model, apart: Iterable[str] = ()) -> bytes:
+    kept = {id(made.graph.initializers[name].const_value) for name in apart}
+    change_tensors(made, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
     try:
-        proto = ir.to_proto(built)
+        proto = ir.to_proto(made)
     except ir.serde.SerdeError as error:
         cause = str(error.__cause__ or error).strip().splitlines()
         raise InvalidModel(f"the model cannot be written: {(cause or ['?'])[0][:300]}") from None
-    return bytes(restore(proto, built).SerializeToString(deterministic=True))
+    return bytes(restore(proto, made).SerializeToString(deterministic=True))
 
 
 class _Writer:

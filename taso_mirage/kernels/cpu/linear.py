@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
+from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
@@ -142,12 +143,11 @@ class WeightProduct:
             form |= {"K": 19, "N": 5, "block_size": 16}
             packed = (5, form["bits"] // 4) if self.zeros is not ABSENT and self.zeros.dtype == "uint8" else (5, 2)
             shapes |= {"x": (*rows, 19), "w": (5, 2, 2 * form["bits"]), "scales": (5, 2), "zeros": packed}
-        given = {name: getattr(self, name) for name in shapes}
-        made = {
-            name: ABSENT if old is ABSENT else variable(name, Tensor(old.dtype, shapes[name]))
-            for name, old in given.items()
-        }
-        return replace(self, **made, form=tuple(form.items()))
+        made: dict[str, Any] = {"form": tuple(form.items()), "biased": self.biased}
+        for name in ("x", "w", "b", "z", "scales", "zeros"):
+            old = getattr(self, name)
+            made[name] = ABSENT if old is ABSENT else variable(name, Tensor(old.dtype, shapes[name]))
+        return WeightProduct(**made)
 
     def _seconds(self, device: Device) -> tuple[float, float]:
         """For the weights to come from memory, and for the arithmetic."""

@@ -32,6 +32,7 @@ from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker, shown_sizes
 from taso_mirage.measure.draws import feed
+from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.timing import Timing, compared_times
@@ -402,7 +403,11 @@ class _Stage:
         original = runtime.open_in_child(result.original, self.target, source=True)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
         without = runtime.open_in_child(model, self.target, library=False)
-        differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
+        fine = Fine.of(result.original)
+        differences = []
+        for each, library in ((session, True), (without, False)):
+            finely = None if fine is None else fine.opened(model, self.target, library=library)
+            differences += compare(result.original, each, result.cases, finely)
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")
