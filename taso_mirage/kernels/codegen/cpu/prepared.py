@@ -156,10 +156,11 @@ class PreparedInstance:
 
     @property
     def prepare(self) -> str:
-        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one."""
+        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where they
+        go."""
         given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
         given += ["nullptr"] * (len(self.kind.weights) - len(given))
-        return f"{self.name}::prepare({', '.join(given)}, prepared);"
+        return f"{self.name}::prepare({', '.join(given)}, {{at}});"
 
     @property
     def first(self) -> tuple[Dim, int]:
@@ -206,8 +207,7 @@ def _kind(node: Node) -> InstanceClass:
 
 def layout(graph: Graph) -> tuple[Any, ...]:
     """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
-    found = [node for node in graph if prepares(node)]
-    return (found[0].op, *_kind(found[0]).layout(found[0])) if found else ()
+    return tuple([(node.op, *_kind(node).layout(node)) for node in graph if prepares(node)])
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
