@@ -19,7 +19,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, weight_product
+from taso_mirage.kernels.cpu.linear import INTEGERS, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.free import FreeSizes, with_free_names
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
@@ -177,8 +177,8 @@ def test_rows_may_be_free() -> None:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: Any) -> None:
     made, goal = case(*given)
-    assert weight_product(goal) == made
-    found = made.mugraphs(goal, CPU_DEVICE)
+    assert weight_products(goal) == WeightProducts((made,))
+    found = WeightProducts((made,)).mugraphs(goal, CPU_DEVICE)
     assert {f.graph.outputs[0].attr("block")[:2] for f in found} >= set(INTEGERS[1:])
     assert all(f.evidence.tests >= 8 and f.evidence.bound < 1e-30 for f in found)
 
@@ -228,7 +228,29 @@ def model(*outputs: Node) -> Model:
 
 def regions(*outputs: Node, **sizes: int) -> list[list[str]]:
     made = fragments(model(*outputs), sizes, prepared=True)
-    return [[n.op for n in graph if n.args] for graph in made if weight_product(graph) is not None]
+    return [[n.op for n in graph if n.args] for graph in made if weight_products(graph) is not None]
+
+
+def test_products_of_one_x_are_one_kernel() -> None:
+    """Also where they have other columns, zeros, or something added."""
+    data, z = x("x", 2, 512), x("z", 2, 640)
+    one, two = product(2, 512, 512, data=data), product(2, 512, 640, data=data, zeros=True)
+    whole = (one, term("add", two, z), product(2, 512, 1024, data=data, bias=w("b", 1024)))
+    assert regions(*whole) == [["matmul_nbits", "matmul_nbits", "add", "matmul_nbits"]]
+    assert len(regions(one, product(2, 512, 640, size=16, data=data))) == 2, "other blocks"
+    assert len(regions(one, product(2, 512, 640, data=term("tanh", one)))) == 2, "another x"
+    assert len(regions(one, term("add", product(2, 512, 512, data=data, zeros=True), one))) == 2, "it reads the other"
+    plain = model(*whole)
+    ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
+    made = prepared(graph, spot.inputs)
+    assert made is not None
+    found = made.mugraphs(graph, CPU_DEVICE)
+    kernels = [EmbeddedRegion(spot.inputs, spot.outputs, cpu_kernel(found[i].graph)) for i in (0, 3)]
+    given = {name: drawn(Graph((leaf,), ()))[0] for name, leaf in (("x", data), ("z", z))}
+    runs = [session(made, True).run(None, given) for made in (plain, *(embed(plain, [each]) for each in kernels))]
+    for wanted, *others in zip(*runs, strict=True):
+        for each in others:
+            near(each, wanted)
 
 
 def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:

@@ -167,7 +167,7 @@ class CppProgram:
 
     def _run_prepared(self) -> None:
         """First the digits of what several may read, then all blocks."""
-        digits: dict[tuple[Node, int], str] = {}
+        digits: dict[object, str] = {}
         for i, made in enumerate(self.prepared):
             tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
             self.calls += [f"size_t {rows} = {made.rows};"] if made.rows != 0 else []
@@ -177,8 +177,8 @@ class CppProgram:
                 "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
             ]
             pointers += [self.places[made.node, 0][0], f"&{rows}" if made.rows != 0 else "nullptr"]
-            count, bytes = made.first
-            key = made.node.args[0], bytes
+            count, bytes, _ = made.first
+            key = made.node.args[0], made.first
             known = digits.get(key)
             if bytes and known is None:
                 digits[key] = f"static_cast<char*>(scratch) + {self._used()}"
@@ -200,11 +200,11 @@ class CppProgram:
         lines = [f"static void {self.name}_blocks(void* data, size_t number) {{"]
         for i, name in enumerate(names):
             lines.append(
-                f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void***>(data)[{i}], number);"
+                f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void**>(data)[{i}], number);"
             )
             lines.append(f"{INDENT}number -= {name}::BLOCKS;")
         self.functions.append("\n".join([*lines, "}"]))
-        self.calls.append(f"void** all[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
+        self.calls.append(f"void* all[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
         count = " + ".join(f"{name}::BLOCKS" for name in names)
         self.calls.append(f"run({self.name}_blocks, {count}, all, parallel_for, pool);")
 

@@ -61,8 +61,8 @@ arithmetic."""
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """A goal that is a product with a weight: its operands, in the order of the operator
-    `linear`."""
+    """A result of a goal that is a product with a weight: its operands, in the order of the
+    operator `linear`."""
 
     x: Node
     w: Node
@@ -100,24 +100,10 @@ class WeightProduct:
         how = {key: value for key, value in self.form if key in ("bits", "block_size")}
         return term("linear", self.x, self.w, self.b, self.z, self.scales, self.zeros, block=block, **how)
 
-    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
-        apart."""
-        evidence = _evidence(self._small())
-        if not isinstance(evidence, Evidence):
-            return []
-        seconds = max(self._seconds(device))
-        graphs = [Graph(graph.inputs, (self.mugraph(block),)) for block in self._blocks()]
-        return [FoundMuGraph(each, graph, seconds, device.name, evidence) for each in graphs]
-
-    def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save."""
-        return max(share * seconds for share, seconds in zip(SAVED, self._seconds(device), strict=True))
-
     @property
-    def large(self) -> bool:
-        """Whether no cache keeps its weights."""
-        return int(self.x.shape[-1]) * int(self.product.shape[-1]) >= LEAST
+    def elements(self) -> int:
+        """Those of the weights."""
+        return int(self.x.shape[-1]) * int(self.product.shape[-1])
 
     @property
     def rows(self) -> int:
@@ -125,15 +111,13 @@ class WeightProduct:
         return prod(map(int, self.x.shape[:-1]))
 
     @property
-    def slack(self) -> float:
-        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
-        model says more."""
-        return inf if self.thin else 1.0
-
-    @property
     def thin(self) -> bool:
         """Whether it has so few rows that it waits for its weights."""
         return self.rows <= FEW
+
+    def evidence(self) -> Evidence | Failure:
+        """Of its muGraphs."""
+        return _evidence(self._small())
 
     def _small(self) -> WeightProduct:
         """The same with few rows, columns and blocks."""
@@ -149,11 +133,12 @@ class WeightProduct:
             made[name] = ABSENT if old is ABSENT else variable(name, Tensor(old.dtype, shapes[name]))
         return WeightProduct(**made)
 
-    def _seconds(self, device: Device) -> tuple[float, float]:
+    def seconds(self, device: Device) -> tuple[float, float]:
         """For the weights to come from memory, and for the arithmetic."""
         return size(self.w.type) / device.bandwidth, work(self.goal(), {}).flops / device.flops
 
-    def _blocks(self) -> Iterator[tuple[int, int, int]]:
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Those of its muGraphs."""
         few, many = (INTEGERS, (*WIDE, *INTEGERS[1:])) if self.form else (THIN, WIDE)
         for columns, most in few if self.thin else many:
             strips, tiles, parts = -(-int(self.product.shape[-1]) // columns), -(-self.rows // most), 1
@@ -162,10 +147,53 @@ class WeightProduct:
             yield columns, most, parts
 
 
+@dataclass(frozen=True, slots=True)
+class WeightProducts:
+    """A goal whose results are products with weights, of one x if they are several."""
+
+    parts: tuple[WeightProduct, ...]
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [each for part in self.parts for each in part.known]
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
+        apart."""
+        evidence = [part.evidence() for part in self.parts]
+        if not all(isinstance(each, Evidence) for each in evidence):
+            return []
+        seconds = sum(max(part.seconds(device)) for part in self.parts)
+        blocks = zip(*[part.blocks() for part in self.parts], strict=True)
+        made = [
+            Graph(graph.inputs, tuple([part.mugraph(block) for part, block in zip(self.parts, each, strict=True)]))
+            for each in blocks
+        ]
+        first = next(each for each in evidence if isinstance(each, Evidence))
+        return [FoundMuGraph(each, graph, seconds, device.name, first) for each in made]
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save."""
+        times = [part.seconds(device) for part in self.parts]
+        return sum(max(share * seconds for share, seconds in zip(SAVED, each, strict=True)) for each in times)
+
+    @property
+    def large(self) -> bool:
+        """Whether no cache keeps its weights."""
+        return sum(part.elements for part in self.parts) >= LEAST
+
+    @property
+    def slack(self) -> float:
+        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
+        model says more."""
+        return inf if self.parts[0].thin else 1.0
+
+
 def is_product(node: Node, sizes: Mapping[str, int]) -> bool:
     """Whether a term of a model is one that there are kernels for, its symbols at these sizes."""
     found = _multiplied(node, sizes)
-    return found is not None and all(map(is_weight, found.known)) and found.large
+    return found is not None and all(map(is_weight, found.known)) and found.elements >= LEAST
 
 
 def _multiplied(node: Node, sizes: Mapping[str, int]) -> WeightProduct | None:
@@ -181,6 +209,13 @@ def _multiplied(node: Node, sizes: Mapping[str, int]) -> WeightProduct | None:
         return None
     matrix = len(made.w.shape) == (3 if made.form else 2) and all(isinstance(n, int) for n in made.w.shape)
     return made if len(made.x.shape) > 1 and matrix and rows > 0 else None
+
+
+def shared_operand(node: Node) -> Node | None:
+    """What a product with weights of few bits reads that others may read, too: then they are one
+    kernel."""
+    names = next((found for each in MULTIPLIED[1:] if (found := each.match(node)) is not None), {})
+    return names.get("x")
 
 
 def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -199,10 +234,12 @@ def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted
     return members
 
 
-def weight_product(goal: Graph) -> WeightProduct | None:
-    """What a goal is that `followed_product` gave; None for others."""
-    found = (_with_sums(made, more, goal) for made, more in _summed(goal.outputs[0]))
-    return next((made for made in found if made is not None), None) if len(goal.outputs) == 1 else None
+def weight_products(goal: Graph) -> WeightProducts | None:
+    """What a goal is that consists of what `followed_product` gave; None for others."""
+    made = [_with_sums(output, goal) for output in goal.outputs]
+    parts = tuple([part for part in made if part is not None])
+    one = all(part.x is parts[0].x and part.form[3:] == parts[0].form[3:] for part in parts)
+    return WeightProducts(parts) if len(parts) == len(made) and one and (len(parts) == 1 or parts[0].form) else None
 
 
 def _summed(node: Node, more: tuple[Node, ...] = ()) -> Iterator[tuple[WeightProduct, tuple[Node, ...]]]:
@@ -215,16 +252,18 @@ def _summed(node: Node, more: tuple[Node, ...] = ()) -> Iterator[tuple[WeightPro
             yield from _summed(y, (z, *more))
 
 
-def _with_sums(made: WeightProduct, more: Sequence[Node], goal: Graph) -> WeightProduct | None:
-    """A product with what is added to it, if that is a bias and then a result, all of it given."""
-    columns, whole = made.product.shape[-1:], goal.outputs[0]
-    if not made.biased and more and more[0].shape == columns:
-        made, more = replace(made, b=more[0]), more[1:]
-    if more:
-        made, more = replace(made, z=more[0]), more[1:]
-    operands = {*made.known, made.x, made.b, made.z} - {ABSENT}
-    right = made.z is ABSENT or made.z.type == whole.type
-    return made if right and not more and made.product.type == whole.type and operands <= {*goal.inputs} else None
+def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
+    """A result as a product, a bias that is added and then something of its type, all of them
+    given; None for others."""
+    for made, more in _summed(whole):
+        if not made.biased and more and more[0].shape == whole.shape[-1:]:
+            made, more = replace(made, b=more[0]), more[1:]
+        if more and more[0].type == whole.type:
+            made, more = replace(made, z=more[0]), more[1:]
+        operands = {*made.known, made.x, made.b, made.z} - {ABSENT}
+        if not more and made.product.type == whole.type and operands <= {*goal.inputs}:
+            return made
+    return None
 
 
 @lru_cache(maxsize=64)

@@ -186,7 +186,7 @@ class _Stage:
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
         if goal in self.prepared:
-            return [FusedGoal(goal, tuple(range(len(goal.inputs))), (0,))]
+            return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
         return fused_goals(label(goal))
 
     def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:

@@ -39,8 +39,9 @@ class InstanceClass:
     """A size that its blocks read."""
     weights: tuple[int, ...] = (1,)
     """The places of the operands that are prepared."""
-    first: Callable[[Node], tuple[Dim, int]] = lambda node: (0, 0)
-    """How often its function `digits` runs before the blocks, and the bytes that each makes."""
+    first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and what
+    else they hang on."""
 
 
 def _winograd(node: Node) -> tuple[Any, ...]:
@@ -78,10 +79,11 @@ def _of_blocks(node: Node) -> tuple[Any, ...]:
     return *sizes, node.attr("bits"), node.attr("block_size"), kind
 
 
-def _digits(node: Node) -> tuple[Dim, int]:
+def _digits(node: Node) -> tuple[Dim, int, int]:
     """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
     size, most = node.attr("block_size"), node.attr("block")[1]
-    return (_rows(node), int(node.args[1].shape[1]) * (32 + 3 * size)) if most & (most - 1) == 0 else (0, 0)
+    bytes = int(node.args[1].shape[1]) * (32 + 3 * size)
+    return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
 
 
 BLOCKS = InstanceClass(
@@ -163,8 +165,9 @@ class PreparedInstance:
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
 
     @property
-    def first(self) -> tuple[Dim, int]:
-        """How often its function `digits` runs before the blocks, and the bytes that each makes."""
+    def first(self) -> tuple[Dim, int, int]:
+        """How often its function `digits` runs before the blocks, the bytes that each makes, and
+        what else they hang on."""
         return self.kind.first(self.node)
 
     @property
