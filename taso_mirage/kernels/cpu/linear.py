@@ -33,7 +33,7 @@ from taso_mirage.verdicts import Evidence, Failure
 
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
-INTEGERS = (64, 1), (32, 2), (64, 2), (16, 4), (16, 8)
+INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
 """The same for weights of few bits, where a power of two of rows multiplies integers
 (`block_linear.h`)."""
 THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16, 6))
@@ -139,7 +139,8 @@ class WeightProduct:
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
         """Those of its muGraphs."""
-        few, many = (INTEGERS, (*WIDE, *INTEGERS[1:])) if self.form else (THIN, WIDE)
+        integers = [(n, most) for n, most in INTEGERS if most <= self.rows and (most > 1 or self.rows == 1)]
+        few, many = (integers, [*WIDE, *integers]) if self.form else (THIN, WIDE)
         for columns, most in few if self.thin else many:
             strips, tiles, parts = -(-int(self.product.shape[-1]) // columns), -(-self.rows // most), 1
             while strips * parts < TASKS * cores() and 2 * parts <= tiles:
