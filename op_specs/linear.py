@@ -21,12 +21,14 @@ def linear(
     block: Ints = (16, 8, 1),
     bits: int = 4,
     block_size: int = 32,
+    digits: int = 3,
 ):
     """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
 
     With scales the weights w are of so many `bits`, in blocks, as `matmul_nbits` has them. `block`:
     the columns that lie side by side in the prepared weights, the rows of a tile at most, and into
-    how many parts the rows are cut, which changes nothing.
+    how many parts the rows are cut, which changes nothing; nor do the `digits` that x is rounded to
+    where integers are multiplied: three have those of single precision.
     """
     if xp.rank(w) != (2 if scales is None else 3) or xp.rank(x) < 2:
         raise IllTyped(f"linear of {xp.shape(x)} with {xp.shape(w)}")

@@ -52,6 +52,8 @@ CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
+SHARE = 1 / 32
+"""Of the original's rounding of operands to few digits, what kernels may round."""
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more
 rounds than chance gives; so many times as fast as the original is the result."""
@@ -407,7 +409,7 @@ class _Stage:
         differences = []
         for each, library in ((session, True), (without, False)):
             finely = None if fine is None else fine.opened(model, self.target, library=library)
-            differences += compare(result.original, each, result.cases, finely)
+            differences += compare(result.original, each, result.cases, finely, SHARE if library else 0.0)
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")

@@ -1,8 +1,8 @@
 // A product of M rows with weights q of 4 or 8 bits, blocks of SIZE along K with a scale and a zero each: (q - zero) * scale. They lie as they are
 // read, [strips][blocks], each block with its COLUMNS scales, zeros and then numbers, those of 8 or 4 rows of one column in 4 bytes.
 //
-// Tiles of a power of two of rows multiply integers: a block of x is a scale times DIGITS digits of base 256, from -128 to 127, so that its largest
-// element has 23 bits, as in single precision. Sums over a block are exact; the zero that all weights have is in them from the beginning, others
+// Tiles of a power of two of rows multiply integers: a block of x is a scale times DIGITS digits of base 256, from -128 to 127: three hold 23 bits of
+// its largest element, as single precision does, two hold 15. Sums over a block are exact; the zero that all weights have is in them from the beginning, others
 // are taken off by the sum of the block of x. `digits` makes them of a row, once a run. Other tiles are those of `Linear`, of CHUNK rows of weights
 // at a time, as floats in the second cache.
 
@@ -60,7 +60,7 @@ inline ints_t multiplied_digits(ints_t sums, ints_t w, int32_t digits) {
 
 enum Zeros : char { HALF_OF_ALL, WHOLE, FLOATING };
 
-template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, size_t BITS, size_t SIZE, Zeros ZEROS, bool BIAS, bool SUM, bool FREE>
+template <size_t M, size_t K, size_t N, size_t COLUMNS, size_t ROWS, size_t PARTS, size_t BITS, size_t SIZE, size_t DIGITS, Zeros ZEROS, bool BIAS, bool SUM, bool FREE>
 struct BlockLinear {
   using Floats = Linear<M, K, N, COLUMNS, ROWS, PARTS, BIAS, SUM, FREE>;
   static constexpr size_t VECTORS = COLUMNS / LANES, BLOCKS = Floats::BLOCKS, DEPTH = (K + SIZE - 1) / SIZE, EACH = 32 / BITS;
@@ -68,8 +68,8 @@ struct BlockLinear {
   static constexpr size_t STRIP = DEPTH * PART, PREPARED = Floats::STRIPS * STRIP, AHEAD = 2048;
   static constexpr bool INTEGERS = (ROWS & (ROWS - 1)) == 0;
   // A block of a row of x: what the digits are multiplied by and the sum of its elements, what sums over them begin with, digits.
-  static constexpr size_t DIGITS = 3, RECORD = 32 + DIGITS * SIZE;
-  static constexpr float LARGEST = 127 * 65536 + 127 * 256;
+  static constexpr size_t RECORD = 32 + DIGITS * SIZE;
+  static constexpr float LARGEST = DIGITS == 3 ? 127 * 65536 + 127 * 256 : 127 * 256 + 64;
   static constexpr size_t CHUNK = (256 + SIZE - 1) / SIZE * SIZE;
 
   static void prepare(const void* codes, const void* scales, const void* zeros, void* prepared) {
@@ -147,7 +147,7 @@ struct BlockLinear {
       for (size_t d = 0; d < DIGITS; ++d) begins[d] -= totals[d][i] << (BITS - 1);
     }
     const float unit = finite ? largest / LARGEST / lift : as<float>(0x7fc00000);
-    const float head[4] = {unit * 65536, unit * 256, unit, unit * static_cast<float>(total)};
+    const float head[4] = {DIGITS == 3 ? unit * 65536 : unit * 256, DIGITS == 3 ? unit * 256 : unit, unit, unit * static_cast<float>(total)};
     std::memcpy(made, head, sizeof head);
     std::memcpy(made + sizeof head, begins, sizeof begins);
   }

@@ -76,13 +76,13 @@ def _of_blocks(node: Node) -> tuple[Any, ...]:
     rows = _rows(node)
     sizes = most if isinstance(rows, Symbolic) else rows, x.shape[-1], codes.shape[0], columns, most, parts
     kind = "HALF_OF_ALL" if zeros is ABSENT else "WHOLE" if zeros.dtype == "uint8" else "FLOATING"
-    return *sizes, node.attr("bits"), node.attr("block_size"), kind
+    return *sizes, node.attr("bits"), node.attr("block_size"), node.attr("digits"), kind
 
 
 def _digits(node: Node) -> tuple[Dim, int, int]:
     """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
     size, most = node.attr("block_size"), node.attr("block")[1]
-    bytes = int(node.args[1].shape[1]) * (32 + 3 * size)
+    bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
     return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
 
 
