@@ -176,33 +176,20 @@ class _Growing:
 
     def prepare(self) -> None:
         """What there are kernels for that prepare weights, each with what follows."""
-        shared: dict[Node, list[list[Node]]] = {}
-        for node in self.order:
-            members = kernels_prepared.members(
-                node, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
-            )
-            shared.setdefault(kernels_prepared.shared(node) or node, []).append(members)
-        for several in shared.values():
-            whole = sorted({n for each in several for n in each}, key=self.position.__getitem__)
-            if len(several) > 1 and self._possible(whole):
-                self._take(whole[::-1])
-                continue
-            for members in several:
-                alone = list(takewhile(lambda n: n not in self.region, members))
-                if self._possible(alone):
-                    self._take(alone[::-1])
-
-    def _possible(self, members: Sequence[Node]) -> bool:
-        """Whether terms that have a kernel may be a region."""
-        inside = set(members)
-        return bool(members) and inside.isdisjoint(self.region) and self._convex(inside) and self._prepares(members)
+        for each in kernels_prepared.candidates(
+            self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
+        ):
+            members = list(takewhile(lambda n: n not in self.region, each))
+            if members and self._convex(set(members)) and self._prepares(members):
+                self._take(members[::-1])
 
     def _prepares(self, members: Sequence[Node]) -> bool:
-        """Whether terms are a goal of such a kernel, all of whose sizes are known: some hang on the
-        data."""
+        """Whether terms are a goal of such a kernel, at fixed sizes: some hang on the data."""
         try:
             goal = self.fragment(members)
-            return kernels_prepared.read(goal) is not None and all(isinstance(n, int) for x in goal for n in x.shape)
+            return kernels_prepared.read_goal(goal) is not None and all(
+                isinstance(n, int) for x in goal for n in x.shape
+            )
         except (LookupError, TypeError, TasoMirageError):
             return False
 

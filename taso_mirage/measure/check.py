@@ -47,7 +47,6 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
@@ -55,6 +54,7 @@ from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
 from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.magnitudes import Magnitudes, epsilon, equal_values, least, least_normal, magnitudes, most_of
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -90,8 +90,6 @@ the first to the second a movement must grow as they do, within SMOOTH, or it is
 SMOOTH = 4.0
 FINELY = "no operands rounded"
 """What is said of a comparison without `coarse` attributes."""
-BLOCK = 1 << 15
-"""Elements that are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +203,19 @@ def _plausible(case: CheckCase) -> bool:
     """Whether every output in floats is as near the reference as rounding explains."""
     for old, exact in zip(case.original, case.reference, strict=True):
         if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
-            most = _maxima(old, old, exact)
+            most = magnitudes(old, old, exact)
             if most is None or _implausible(most, old.dtype):
                 return False
     return True
 
 
-def _implausible(most: _Maxima, dtype: Any) -> bool:
-    return most.own > max(_explained(dtype, most.target), _least_normal(dtype))
+def _implausible(most: Magnitudes, dtype: Any) -> bool:
+    return most.own > max(_explained(dtype, most.target), least_normal(dtype))
 
 
 def _explained(dtype: Any, target: float) -> float:
     """The largest error that rounding explains in results up to `target`."""
-    return PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * target
+    return PLAUSIBLE.get(dtype.itemsize, 16.0) * epsilon(dtype) * target
 
 
 def _moved(model: Model, inputs: Arrays, reference: Sequence[Any]) -> list[float]:
@@ -290,7 +288,7 @@ def _own(case: CheckCase, output: int) -> float:
     old, exact = case.original[output], case.reference[output]
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name) or exact.shape != old.shape:
         return 0.0
-    most = _maxima(old, old, exact)
+    most = magnitudes(old, old, exact)
     return 0.0 if most is None else most.own
 
 
@@ -319,7 +317,7 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
     if found.against != UNEXPLAINED or not isinstance(case.original[output], np.ndarray):
         return found
     moved, dtype = case.moved()[output], case.original[output].dtype
-    if moved <= max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype)):
+    if moved <= max(_explained(dtype, most_of(case.reference[output])), least_normal(dtype)):
         return found
     return replace(found, bound=found.bound + TURNED * min(found.own, moved), moved=moved)
 
@@ -340,20 +338,20 @@ def difference(
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
-        same = _equal(old, new)
+        same = equal_values(old, new)
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
     if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
         return Difference(case, output, np.inf, 0.0, 0.0)
-    most = _maxima(new, old, exact if exact.shape == old.shape else old)
+    most = magnitudes(new, old, exact if exact.shape == old.shape else old)
     if most is None:
         return Difference(case, output, np.inf, 0.0, 0.0)
     width = old.dtype.itemsize
-    unit = FLOOR[width] * _epsilon(old.dtype)
+    unit = FLOOR[width] * epsilon(old.dtype)
     explained = math.inf if coarse else max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
-    if most.own > max(explained, _least_normal(old.dtype)):  # the evaluation is no reference here
+    if most.own > max(explained, least_normal(old.dtype)):  # the evaluation is no reference here
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= explained else 1.0  # it underflows
-    floor = max(unit * most.target, FLOOR[width] * _least(old.dtype))
+    floor = max(unit * most.target, FLOOR[width] * least(old.dtype))
     own = factor * max(most.own, min(resolution, usual))
     return Difference(case, output, most.error, most.own, max(own, resolution) + floor)
 
@@ -381,72 +379,6 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
-@dataclass(slots=True)
-class _Maxima:
-    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized -
-    original, exact, original."""
-
-    error: float = 0.0
-    own: float = 0.0
-    apart: float = 0.0
-    target: float = 0.0
-    old: float = 0.0
-
-
-def _maxima(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> _Maxima | None:
-    """None where an element is finite in one of both and not in the other, or not finite and
-    another. Block by block, so that logits of half a gigabyte stay in the cache."""
-    found = _Maxima()
-    flat = [np.ravel(a) for a in (new, old, exact)]
-    for start in range(0, old.size, BLOCK):
-        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
-        finite = np.isfinite(o)
-        if not finite.all():
-            if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
-                return None
-            n, o, r = n[finite], o[finite], r[finite]
-        if not np.isfinite(n).all():
-            return None
-        known = np.isfinite(r)
-        r = r if known.all() else np.where(known, r, o)
-        found.error = max(found.error, _largest(n - r))
-        found.own = max(found.own, _largest(o - r))
-        found.apart = max(found.apart, _largest(n - o))
-        found.target = max(found.target, _largest(r))
-        found.old = max(found.old, _largest(o))
-    return found
-
-
-def _epsilon(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).eps)
-
-
-def _least_normal(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).smallest_normal)
-
-
-def _least(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
-
-
-def _largest(array: NDArray[Any]) -> float:
-    return float(np.abs(array).max()) if array.size else 0.0
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and bool(np.all(a == b))
-
-
 def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)
@@ -458,7 +390,7 @@ def _same_twice(a: Any, b: Any) -> bool:
         return a.shape == b.shape and np.allclose(
             a.astype(np.float64), b.astype(np.float64), 1e-3, 1e-3, equal_nan=True
         )
-    return _equal(a, b)
+    return equal_values(a, b)
 
 
 def first_bad(count: int, passes: Callable[[int], bool]) -> int:

@@ -135,7 +135,7 @@ def open_in_child(
     without: Collection[str] = (),
 ) -> Session:
     """A session on a model, or with `source` on the model as it was read, `without` some attributes
-    (`onnx_io.write.built`); onnx's checker comes first if asked. `library`: see `Session`.
+    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. `library`: see `Session`.
 
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """

@@ -20,8 +20,9 @@ from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
-from taso_mirage.onnx_io.write import built, serialize, source_of, to_ir
+from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
@@ -219,12 +220,12 @@ def save(model: Model, path: str | Path, source: bool = False, without: Collecti
 
     Returns the files written.
 
-    `source` and `without` are those of `write.built`.
+    `source` and `without` are those of `serialized.as_onnx`.
 
     If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
     path = Path(path)
-    made = built(model, source, without)
+    made = as_onnx(model, source, without)
     change_tensors(made, in_memory, attributes_only=True)
     tensors = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     outside = {id(t) for t in tensors if t is not None and t.nbytes > INSIDE_UP_TO}

@@ -40,7 +40,7 @@ THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
 ROUNDING = 4
-"""The accuracy level at which a runtime rounds activations to 8 bits: a kernel rounds them to 15."""
+"""The accuracy level at which a runtime rounds activations to 8 bits; a kernel rounds to 15."""
 TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18

@@ -1,5 +1,5 @@
-"""Terms whose C++ is a class by hand, `winograd.h`, `linear.h` or `block_linear.h`: they read weights
-that are prepared once, before the first run."""
+"""Terms whose C++ is a class by hand, `winograd.h`, `linear.h` or `block_linear.h`: they read
+weights that are prepared once, before the first run."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ class PreparedInstance:
 
     @property
     def prepare(self) -> str:
-        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where they
-        go."""
+        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where
+        they go."""
         given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
         given += ["nullptr"] * (len(self.kind.weights) - len(given))
         return f"{self.name}::prepare({', '.join(given)}, {{at}});"
