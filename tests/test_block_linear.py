@@ -45,6 +45,7 @@ CASES = (
     ((5, 256), 40, 8, 256, ""),
     ((3, 300), 40, 4, 32, "whole, level 4"),
     ((2, 260), 24, 8, 16, "level 4, sum"),
+    ((1, 64), 16, 4, 32, "floating, level 4"),
 )
 BLOCKS = ((16, 8, 1), (64, 2, 2), (32, 6, 1), (48, 9, 3))
 """Of few rows and of many."""
@@ -210,11 +211,11 @@ def test_other_operands_are_refused() -> None:
     assert refused(*leaves[:2], ABSENT, *leaves[3:])
 
 
-def product(rows: Any, k: int, n: int, size: int = 32, level: int = 0, zeros: bool = False, **others: Any) -> Node:
+def product(rows: Any, k: int, n: int, size: int = 32, level: int = 0, zeros: str = "", **others: Any) -> Node:
     """A product of a model."""
     blocks = -(-k // size)
     codes = weight(f"q{n}", Tensor("uint8", (n, blocks, size // 2)))
-    offsets = weight(f"o{n}", Tensor("uint8", (n, -(-blocks // 2)))) if zeros else ABSENT
+    offsets = weight(f"o{n}", Tensor(zeros, (n, -(-blocks // 2) if zeros == "uint8" else blocks))) if zeros else ABSENT
     data = others.get("data") or variable("x", Tensor("float32", (rows, k)))
     form = {"K": k, "N": n, "bits": 4, "block_size": size, "accuracy_level": level}
     return term("matmul_nbits", data, codes, w(f"s{n}", n, blocks), offsets, ABSENT, others.get("bias", ABSENT), **form)
@@ -246,12 +247,14 @@ def regions(*outputs: Node, **sizes: int) -> list[list[str]]:
 def test_products_of_one_x_are_one_kernel() -> None:
     """Also where they have other columns, zeros, or something added."""
     data, z = x("x", 2, 512), x("z", 2, 640)
-    one, two = product(2, 512, 512, data=data), product(2, 512, 640, data=data, zeros=True)
+    one, two = product(2, 512, 512, data=data), product(2, 512, 640, data=data, zeros="uint8")
     whole = (one, term("add", two, z), product(2, 512, 1024, data=data, bias=w("b", 1024)))
     assert regions(*whole) == [["matmul_nbits", "matmul_nbits", "add", "matmul_nbits"]]
     assert len(regions(one, product(2, 512, 640, size=16, data=data))) == 2, "other blocks"
     assert len(regions(one, product(2, 512, 640, data=term("tanh", one)))) == 2, "another x"
-    assert len(regions(one, term("add", product(2, 512, 512, data=data, zeros=True), one))) == 2, "it reads the other"
+    assert len(regions(one, term("add", product(2, 512, 512, data=data, zeros="uint8"), one))) == 2, (
+        "it reads the other"
+    )
     plain = model(*whole)
     ((graph, (spot,)),) = fragments(plain, {}, prepared=True).items()
     made = prepared(graph, spot.inputs)
@@ -278,10 +281,10 @@ def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 4])
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("zeros", ["", "uint8", "float32"])
 @pytest.mark.parametrize("rows", [1, 3, 70])
 def test_a_model_runs_its_product_with_the_library_and_without(
-    rows: int, zeros: bool, level: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, zeros: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is at least as near to the definition in float64 as the runtime's own."""
     monkeypatch.setattr(linear, "LEAST", 1)

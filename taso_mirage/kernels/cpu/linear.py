@@ -40,7 +40,8 @@ THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
 ROUNDING = 4
-"""The accuracy level at which a runtime rounds activations to 8 bits; a kernel rounds to 15."""
+"""The accuracy level at which a runtime rounds activations to 8 bits, unless zeros are floats; a
+kernel rounds to 15."""
 TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
@@ -100,7 +101,8 @@ class WeightProduct:
     def mugraph(self, block: tuple[int, int, int]) -> Node:
         """With prepared weights."""
         how = {key: value for key, value in self.form if key in ("bits", "block_size")}
-        how |= {"digits": 2} if dict(self.form).get("accuracy_level") == ROUNDING else {}
+        whole = self.zeros is ABSENT or self.zeros.dtype == "uint8"
+        how |= {"digits": 2} if whole and dict(self.form).get("accuracy_level") == ROUNDING else {}
         return term("linear", self.x, self.w, self.b, self.z, self.scales, self.zeros, block=block, **how)
 
     @property
