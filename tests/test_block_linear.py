@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fused_models import quick
 from test_codegen_cpp import STRICT
 from test_convolutions import QUICK, sanitized, session, w, x
 
@@ -31,6 +32,9 @@ from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
+from taso_mirage.pipeline import optimize_model
+from taso_mirage.pipeline.fuse import fused, stage
+from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.verdicts import Failure
 
@@ -304,3 +308,17 @@ def test_a_model_runs_its_product_with_the_library_and_without(
     own, without, ours = (np.abs(each.run(None, given)[0] - wanted).max() for each in runs)
     assert without == own
     assert ours <= max(own, 2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("share", [stage.SHARE, 1e-6])
+def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a model of level 4: 15 bits are less than a 32nd of the runtime's error, and more than a
+    millionth."""
+    quick(monkeypatch)
+    monkeypatch.setattr(stage, "SHARE", share)
+    plain = model(term("tanh", product(2, 512, 512, level=4)))
+    result = fused(optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=20.0, seconds=0.0), "search")
+    assert bool(result.kernels) == (share == 1 / 32), result.notes
+    assert (result.failure is None) == bool(result.kernels)
