@@ -127,7 +127,7 @@ def test_optimize_checks_both() -> None:
     lines = LINES.replace(
         "h = Mul (x, g)", "a = Identity (x) d = Mul (a, g) o = Constant <value = float {1}> () h = Mul (d, o)"
     )
-    result = optimize_model(read(proto(lines)), Config(measure=False, budget=2.0))
+    result = optimize_model(read(proto(lines)), Config(measure=False, budget=100.0))
     assert result.changed
     assert any(FINELY in d.case for d in result.differences)
     assert any(FINELY not in d.case for d in result.differences)
