@@ -319,6 +319,8 @@ def test_a_kernel_that_rounds_is_checked_by_what_the_runtime_rounds(
     quick(monkeypatch)
     monkeypatch.setattr(stage, "SHARE", share)
     plain = model(term("tanh", product(2, 512, 512, level=4)))
-    result = fused(optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search")
+    result = fused(
+        optimize_model(plain, Config(measure=False, budget=0.0)), Config(budget=1000.0, seconds=0.0), "search"
+    )
     assert bool(result.kernels) == (share == 1 / 32), result.notes
     assert (result.failure is None) == bool(result.kernels)
