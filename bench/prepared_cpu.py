@@ -1,5 +1,5 @@
-"""Kernels that prepare weights (products, and convolutions by minimal filtering) in ONNX Runtime,
-against its own operators, fp32.
+"""Kernels that prepare weights (products, also of 4-bit weights, and convolutions by minimal
+filtering) in ONNX Runtime, against its own operators, fp32.
 
     python bench/prepared_cpu.py [NAME ...] [--rounds 5]
 
@@ -51,6 +51,15 @@ def product(m: int, k: int, n: int) -> Graph:
     return Graph((x, w), (term("matmul", x, w),))
 
 
+def few_bits(m: int, k: int, n: int, size: int, level: int) -> Graph:
+    """A linear layer of 4-bit weights in blocks, at an accuracy level."""
+    blocks = k // size
+    x, scales = leaf("x", 1, m, k), leaf("scales", n, blocks)
+    w = variable("w", Tensor("uint8", (n, blocks, size // 2)))
+    form = {"K": k, "N": n, "bits": 4, "block_size": size, "accuracy_level": level}
+    return Graph((x, w, scales), (term("matmul_nbits", x, w, scales, **form),))
+
+
 def convolution(channels: int, side: int, results: int, height: int, width: int) -> Graph:
     """A convolution that keeps the image's size, and relu."""
     x, w = leaf("x", 1, channels, side, side), leaf("w", results, channels, height, width)
@@ -79,8 +88,19 @@ CONVOLUTIONS = (
     (48, 35, 64, 5, 5),
     (384, 8, 384, 1, 3),
 )
+FEW_BITS = [
+    (m, k, n, size, level)
+    for k, n in ((4096, 4096), (1024, 4096))
+    for m in (1, 8, 128)
+    for size in (32, 128)
+    for level in (0, 4)
+]
 CASES: Mapping[str, Callable[[], Graph]] = {
     **{f"product {m}x{k}x{n}": lambda p=(m, k, n): product(*p) for m, k, n in PRODUCTS},
+    **{
+        f"4 bits {m}x{k}x{n}, blocks of {size}, level {level}": lambda p=(m, k, n, size, level): few_bits(*p)
+        for m, k, n, size, level in FEW_BITS
+    },
     **{
         f"convolution {h}x{w}, {c} to {o} channels, {s}x{s}": lambda p=(c, s, o, h, w): convolution(*p)
         for c, s, o, h, w in CONVOLUTIONS
@@ -91,14 +111,17 @@ CASES: Mapping[str, Callable[[], Graph]] = {
 def row(name: str, rounds: int) -> dict[str, Any]:
     """One case: the fastest kernel alone, then both sides in turn."""
     goal = CASES[name]()
-    x, w = goal.inputs
-    given = (x, weight("w", w.tensor))
+    x, *weights = goal.inputs
+    given = (x, *(weight(w.attr("name"), w.tensor) for w in weights))
     made = prepared(goal, given)
     assert made is not None, f"{name} is none of this kind"
     backend = cpu.here()
     record = backend.fastest(goal, made.mugraphs(goal, DEVICE), time.monotonic() + 60)
     kernel, spot = backend.kernel(record), RegionSite(given, (), ())
-    times = [alone.region_seconds(goal, spot, kernel, {"": 20}, CPU, prepares=True) for _ in range(rounds)]
+    times = [
+        alone.region_seconds(goal, spot, kernel, {"": 20, "com.microsoft": 1}, CPU, prepares=True)
+        for _ in range(rounds)
+    ]
     both = np.array([t for t in times if t is not None]) * 1e6
     theirs, ours = np.median(both, axis=0)
     ratios = both[:, 0] / both[:, 1]

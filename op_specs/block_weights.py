@@ -17,7 +17,7 @@ from taso_mirage.ir.terms import Node, is_float
 from taso_mirage.operators.ops import Call, op
 
 
-@op(onnx="MatMulNBits", domain="com.microsoft", since=1, quantized=True)
+@op(onnx="MatMulNBits", domain="com.microsoft", since=1, quantized=True, coarse="accuracy_level")
 def matmul_nbits(
     xp,
     a,
@@ -37,7 +37,8 @@ def matmul_nbits(
     where b has the numbers w of each column in its bytes, the lowest bits first
 
     Zeros are packed as the weights are, or floats; without them they are half of all numbers.
-    `accuracy_level` is at most that of single precision: from there on activations are rounded.
+    `accuracy_level` is the least accuracy: 2 to 4 let the runtime round activations to half
+    precision, bfloat16, or 8 bits, which it is free to do or not.
     """
     blocks = (K + block_size - 1) // block_size
     if g_idx is not None or xp.shape(b) != (N, blocks, block_size * bits // 8):
@@ -138,8 +139,6 @@ def _(call: Call) -> Node:
     attrs = dict(call.attrs)
     if attrs.pop("weight_prepacked", 0):
         raise Unsupported("MatMulNBits with weights in an order of a device")
-    if attrs.get("accuracy_level", 0) not in (0, 1):
-        raise Unsupported(f"MatMulNBits of accuracy level {attrs['accuracy_level']}, which rounds activations")
     return matmul_nbits.term(*call.args, **attrs)
 
 

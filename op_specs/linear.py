@@ -1,6 +1,7 @@
 """A product with a weight that lies as it is read: only kernels for the CPU have it."""
 
 from op_specs.arithmetic import add
+from op_specs.block_weights import matmul_nbits
 from op_specs.matmul import matmul
 from taso_mirage.errors import IllTyped
 from taso_mirage.ir.mugraph import Lowering
@@ -8,17 +9,37 @@ from taso_mirage.operators.ops import Ints, op
 
 
 @op(lowering=Lowering.LINEAR)
-def linear(xp, x, w, b=None, z=None, *, block: Ints = (16, 8, 1)):
+def linear(
+    xp,
+    x,
+    w,
+    b=None,
+    z=None,
+    scales=None,
+    zeros=None,
+    *,
+    block: Ints = (16, 8, 1),
+    bits: int = 4,
+    block_size: int = 32,
+    digits: int = 3,
+):
     """(...,m,k), (k,n), (n), (...,m,n) -> (...,m,n): matmul of x and w, then b and z are added.
 
-    `block`: the columns that lie side by side in the prepared weights, the rows of a tile at most,
-    and into how many parts the rows are cut, which changes nothing.
+    With scales the weights w are of so many `bits`, in blocks, as `matmul_nbits` has them. `block`:
+    the columns that lie side by side in the prepared weights, the rows of a tile at most, and into
+    how many parts the rows are cut, which changes nothing; nor do the `digits` that x is rounded to
+    where integers are multiplied: three have those of single precision.
     """
-    if xp.rank(w) != 2 or xp.rank(x) < 2:
+    if xp.rank(w) != (2 if scales is None else 3) or xp.rank(x) < 2:
         raise IllTyped(f"linear of {xp.shape(x)} with {xp.shape(w)}")
-    y = matmul(xp, x, w)
+    n = xp.shape(w)[1 if scales is None else 0]
+    if scales is None:
+        y = matmul(xp, x, w)
+    else:
+        sizes = {"K": xp.shape(x)[-1], "N": n, "bits": bits, "block_size": block_size}
+        y = matmul_nbits(xp, x, w, scales, zeros, **sizes)
     if b is not None:
-        if xp.shape(b) != xp.shape(w)[1:]:
+        if xp.shape(b) != (n,):
             raise IllTyped(f"{xp.shape(b)} added to columns of {xp.shape(y)}")
         y = add(xp, y, b)
     if z is not None:
@@ -30,3 +51,4 @@ def linear(xp, x, w, b=None, z=None, *, block: Ints = (16, 8, 1)):
 
 linear.example("float32[1,3]", "float32[3,4]")
 linear.example("float32[2,1,3]", "float32[3,4]", "float32[4]", "float32[2,1,4]")
+linear.example("float32[2,40]", "uint8[5,3,8]", "float32[5]", None, "float32[5,3]", "uint8[5,2]", block_size=16)

@@ -72,6 +72,7 @@ HEAVY = {
         "onnx_io/read.py",
         "onnx_io/states.py",
         "onnx_io/walk.py",
+        "onnx_io/serialized.py",
         "onnx_io/write.py",
         "report/inspection.py",
         "kernels/packaging/embed.py",

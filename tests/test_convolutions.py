@@ -155,12 +155,17 @@ def sanitized(graphs: Mapping[str, Graph], folder: Path, value: str = "0") -> No
 def _call(name: str, graph: Graph, value: str) -> str:
     """C++ that runs a kernel in memory of its tensors' sizes."""
     counts = [int(np.prod([int(n) for n in term.shape])) for term in (*graph.inputs, *graph.outputs)]
-    given = ", ".join(f"std::fill_n(new float[{count}], {count}, {value}) - {count}" for count in counts[:-1])
+    types = ["uint8_t" if leaf.dtype == "uint8" else "float" for leaf in graph.inputs]
+    pairs = zip(types, counts, strict=False)
+    given = ", ".join(f"std::fill_n(new {t}[{n}], {n}, static_cast<{t}>({value})) - {n}" for t, n in pairs)
+    aligned = [
+        f"std::aligned_alloc(64, ({size} + 63) / 64 * 64)" for size in (f"{name}_prepared[0]", f"{name}_scratch()")
+    ]
     return (
         f"  {{\n    const void* inputs[] = {{{given}, nullptr}};\n    void* outputs[] = {{new float[{counts[-1]}]}};\n"
-        f"    void* prepared = std::aligned_alloc(64, ({name}_prepared[0] + 63) / 64 * 64);\n"
-        f"    {name}_prepare(inputs[{name}_prepared[1]], prepared);\n    inputs[{len(counts) - 1}] = prepared;\n"
-        f"    {name}(inputs, outputs, nullptr, nullptr, nullptr);\n  }}\n"
+        f"    void* prepared = {aligned[0]};\n    {name}_prepare(inputs, prepared);\n"
+        f"    inputs[{len(counts) - 1}] = prepared;\n"
+        f"    {name}(inputs, outputs, {aligned[1]}, nullptr, nullptr);\n  }}\n"
     )
 
 

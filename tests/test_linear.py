@@ -20,7 +20,7 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
 from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
-from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, weight_product
+from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, WeightProducts, weight_products
 from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
@@ -143,8 +143,8 @@ def test_what_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_a_goal_is_read_back_and_its_muGraphs_have_evidence(given: tuple[tuple[int, ...], int, str]) -> None:
     made, goal = case(*given)
-    assert weight_product(goal) == made
-    found = made.mugraphs(goal, CPU_DEVICE)
+    assert weight_products(goal) == WeightProducts((made,))
+    found = WeightProducts((made,)).mugraphs(goal, CPU_DEVICE)
     assert {f.graph.outputs[0].attr("block")[0] for f in found} == (
         {16, 32, 64} if np.prod(given[0][:-1]) <= 8 else {16, 32, 48, 64}
     )
@@ -176,7 +176,7 @@ def test_operands_that_do_not_fit_are_ill_typed() -> None:
 def found(*outputs: Node, **sizes: int) -> list[list[str]]:
     """The operators of the regions that are products."""
     made = fragments(model(*outputs), sizes, prepared=True)
-    return [[n.op for n in graph if n.args] for graph in made if weight_product(graph) is not None]
+    return [[n.op for n in graph if n.args] for graph in made if weight_products(graph) is not None]
 
 
 def test_a_region_is_a_product_with_the_sums_that_alone_read_it() -> None:
@@ -202,7 +202,7 @@ def test_rows_are_cut_where_there_are_few_strips(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(linear, "cores", lambda: 8)
     for rows, columns, parts in ((1, 64, 1), (16, 48, 2), (128, 48, 8)):
         made, goal = case((rows, 8), 192, "")
-        blocks = [f.graph.outputs[0].attr("block") for f in made.mugraphs(goal, CPU_DEVICE)]
+        blocks = [f.graph.outputs[0].attr("block") for f in WeightProducts((made,)).mugraphs(goal, CPU_DEVICE)]
         assert blocks[0][::2] == (columns, parts)
 
 
@@ -243,7 +243,7 @@ def test_only_a_back_end_with_prepared_weights_gets_them(prepares: bool, monkeyp
     quick(monkeypatch)
     monkeypatch.setattr(CpuLowering, "prepared", prepares)
     asked: list[Any] = []
-    monkeypatch.setattr(WeightProduct, "mugraphs", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(WeightProducts, "mugraphs", lambda *given: asked.append(given) or [])
     made = model(term("add", term("matmul", x("x", 1, 1, 512), w("w", 512, 512)), w("b", 512)))
     fused(optimize_model(made, Config(measure=False, budget=0.0)), Config(budget=1.0, seconds=0.0), "search")
     assert bool(asked) == prepares

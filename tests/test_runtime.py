@@ -535,8 +535,8 @@ def shared_object(tmp_path: Path, source: str) -> str:
 
 FEATURES = 'extern "C" const char taso_mirage_features[] = '
 LIBRARIES = {
-    "another version": (FEATURES + '"1 x86-64";', "has kernels of version 1, this library reads 2"),
-    "another processor": (FEATURES + '"2 avx9";', "a processor with avx9, which this machine has not; build it here"),
+    "another version": (FEATURES + '"1 x86-64";', "has kernels of version 1, this library reads 3"),
+    "another processor": (FEATURES + '"3 avx9";', "a processor with avx9, which this machine has not; build it here"),
     "something else": ("int x;", "is no library of taso_mirage's kernels"),
     "no library": (None, "cannot be loaded"),
 }  # fmt: skip

@@ -72,8 +72,8 @@ def free_kind(spot: RegionSite, goal: Graph, sizes: SymbolSizes, known: FreeKnow
     try:
         measured = _measured(spot, free, sizes)
         whole = resized(spot, sizes)
-        if (made := prepared_goal(whole, spot.inputs)) is not None:
-            with_free_names(Graph(whole.inputs, (made.goal(),)), free)
+        if prepared_goal(whole, spot.inputs) is not None:
+            with_free_names(whole, free)
             return EqualRegions(whole, whole, free=free, measured=measured)
         if (goal, free) not in known:
             known[goal, free] = follows(spot, label(goal), free)

@@ -178,18 +178,20 @@ class _Growing:
 
     def prepare(self) -> None:
         """What there are kernels for that prepare weights, each with what follows."""
-        for node in self.order:
-            members = kernels_prepared.members(
-                node, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
-            )
-            members = list(takewhile(lambda n: n not in self.region, members))
-            if members and self._convex(set(members)) and self._fixed(members):
+        for each in kernels_prepared.candidates(
+            self.order, lambda n: self.users.get(n, ()), self.wanted.__contains__, self.sizes
+        ):
+            members = list(takewhile(lambda n: n not in self.region, each))
+            if members and self._convex(set(members)) and self._prepares(members):
                 self._take(members[::-1])
 
-    def _fixed(self, members: Sequence[Node]) -> bool:
-        """Whether all sizes are known: some hang on the data."""
+    def _prepares(self, members: Sequence[Node]) -> bool:
+        """Whether terms are a goal of such a kernel, at fixed sizes: some hang on the data."""
         try:
-            return all(isinstance(n, int) for leaf in self.fragment(members) for n in leaf.shape)
+            goal = self.fragment(members)
+            return kernels_prepared.read_goal(goal) is not None and all(
+                isinstance(n, int) for x in goal for n in x.shape
+            )
         except (LookupError, TypeError, TasoMirageError):
             return False
 

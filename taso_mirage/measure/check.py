@@ -29,6 +29,13 @@ Where r is no reference and that fails, every input, weight and constant is roun
 this moves r itself implausibly far too (quantized activations, a choice of experts), rounding
 turned a decision of the original and may turn it either way, and the bound is larger by TURNED *
 min(max|original - r|, max|moved r - r|).
+
+Where operators let the runtime round operands to few digits (the trait `coarse`), everything is
+compared twice. Without these attributes, original and optimized model are compared as said. With
+them, as the models are, r is what that comparison has shown to be right, and so no error of the
+original is implausible: the optimized model may be FACTOR times as far from r. Kernels in the place
+of such operators may round, too, but only a `share` as much as the original does: in the first
+comparison they may be so far from r.
 """
 
 from __future__ import annotations
@@ -40,13 +47,14 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taso_mirage.errors import InvalidModel, OutOfTime, RunFailed, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import is_float
 from taso_mirage.measure.draws import InputDraws
 from taso_mirage.measure.evaluation import Left, in_command, in_time, references
+from taso_mirage.measure.fine import Fine
+from taso_mirage.measure.magnitudes import Magnitudes, epsilon, equal_values, least, least_normal, magnitudes, most_of
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference, NoReference, OpaqueRunner, RoughReference
 from taso_mirage.measure.refusals import shown_sizes
@@ -80,8 +88,8 @@ ROUGH = 2.0**-20, 2.0**-16
 """Parts of a rounding by which intermediate results are off: so small that no decision turns. From
 the first to the second a movement must grow as they do, within SMOOTH, or it is no rounding."""
 SMOOTH = 4.0
-BLOCK = 1 << 15
-"""Elements that are compared at a time."""
+FINELY = "no operands rounded"
+"""What is said of a comparison without `coarse` attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,8 @@ class CheckCase:
     """One set of inputs: where it comes from, the arrays, the original's outputs and float64
     reference on it, and how far roundings move each of these references: of what goes in, in so
     many ways (`moved`), and, to first order, of all intermediate results (`resolution`). Both are
-    computed when they are asked for."""
+    computed when they are asked for. `fine`: the original's outputs where the runtime rounds no
+    operands to few digits, if it does so."""
 
     name: str
     inputs: Arrays
@@ -97,6 +106,9 @@ class CheckCase:
     reference: list[Any]
     moved: Callable[[int], list[float]]
     resolution: Callable[[], list[float]] | None = None
+    fine: list[Any] | None = None
+    allowed: Sequence[float] = ()
+    """Errors that are no fault, of every output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,8 @@ def check_cases(
     draws = InputDraws(model, session, base, given, others, fixed)
     taken = in_time(draws, seconds)
     witness = cache(lambda: open_in_child(model, CPU, source=True))
+    fine = Fine.of(model)
+    finely = None if fine is None else fine.opened(model, session.target, source=True)
     for each, reference in zip(taken, references(model, taken, seconds), strict=True):
         if isinstance(reference, Left):
             draws.left_out(each)
@@ -156,7 +170,8 @@ def check_cases(
             continue
         moved = _moving(model, each.inputs, reference)
         resolution = cache(partial(_resolution, model, each.inputs, reference))
-        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution)
+        there = None if finely is None else finely.run(each.inputs)
+        case = CheckCase(each.name, each.inputs, each.outputs, reference, moved, resolution, there)
         if each.extreme and not _tame(case):  # the laws are over the reals; this is not what integers may break
             continue
         yield _witnessed(witness, session.target, case)
@@ -188,19 +203,19 @@ def _plausible(case: CheckCase) -> bool:
     """Whether every output in floats is as near the reference as rounding explains."""
     for old, exact in zip(case.original, case.reference, strict=True):
         if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
-            most = _maxima(old, old, exact)
+            most = magnitudes(old, old, exact)
             if most is None or _implausible(most, old.dtype):
                 return False
     return True
 
 
-def _implausible(most: _Maxima, dtype: Any) -> bool:
-    return most.own > max(_explained(dtype, most.target), _least_normal(dtype))
+def _implausible(most: Magnitudes, dtype: Any) -> bool:
+    return most.own > max(_explained(dtype, most.target), least_normal(dtype))
 
 
 def _explained(dtype: Any, target: float) -> float:
     """The largest error that rounding explains in results up to `target`."""
-    return PLAUSIBLE.get(dtype.itemsize, 16.0) * _epsilon(dtype) * target
+    return PLAUSIBLE.get(dtype.itemsize, 16.0) * epsilon(dtype) * target
 
 
 def _moving(model: Model, inputs: Arrays, reference: Sequence[Any]) -> Callable[[int], list[float]]:
@@ -240,10 +255,16 @@ class Runs(Protocol):
         """The outputs, in the order of the model. Raises RunFailed."""
 
 
-def compare(model: Model, session: Runs, prepared: Sequence[CheckCase]) -> list[Difference]:
+def compare(
+    model: Model, session: Runs, prepared: Sequence[CheckCase], fine: Runs | None = None, share: float = 0.0
+) -> list[Difference]:
     """The difference of every output on every case; an optimized model that does not run differs
-    infinitely."""
+    infinitely. `fine` is the same where the runtime rounds no operands to few digits; where it
+    does, there must be one. It may be off by a `share` of the original's error where it does."""
     found: list[Difference] = []
+    if fine is not None:
+        cases = [(each, each.fine) for each in prepared]
+        found += compare(model, fine, [_finely(case, o, share) for case, o in cases if o is not None])
     usual = cache(partial(_usual, prepared))
     for case in prepared:
         try:
@@ -258,25 +279,37 @@ def compare(model: Model, session: Runs, prepared: Sequence[CheckCase]) -> list[
 
 def _usual(prepared: Sequence[CheckCase], output: int) -> float:
     """The largest error of the original over all cases."""
-    found = 0.0
-    for case in prepared:
-        old, exact = case.original[output], case.reference[output]
-        if isinstance(old, np.ndarray) and is_float(old.dtype.name) and exact.shape == old.shape:
-            most = _maxima(old, old, exact)
-            found = max(found, 0.0 if most is None else most.own)
-    return found
+    return max((_own(case, output) for case in prepared), default=0.0)
+
+
+def _own(case: CheckCase, output: int) -> float:
+    """The error of the original in an output of floats."""
+    old, exact = case.original[output], case.reference[output]
+    if not isinstance(old, np.ndarray) or not is_float(old.dtype.name) or exact.shape != old.shape:
+        return 0.0
+    most = magnitudes(old, old, exact)
+    return 0.0 if most is None else most.own
+
+
+def _finely(case: CheckCase, outputs: list[Any], share: float) -> CheckCase:
+    """A case where the runtime rounds no operands to few digits."""
+    allowed = [share * _own(case, i) for i in range(len(outputs))]
+    return replace(case, name=f"{case.name}, {FINELY}", original=outputs, fine=None, allowed=allowed)
 
 
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:
     """The difference of an output; where it fails, with what roundings explain."""
     old, exact = case.original[i], case.reference[i]
-    found = difference(case.name, name, new, old, exact)
+    coarse = case.fine is not None
+    found = difference(case.name, name, new, old, exact, coarse=coarse)
+    if case.allowed and found.against != UNEXPLAINED:
+        found = replace(found, bound=max(found.bound, case.allowed[i]))
     if found.passed or not np.isfinite(found.error) or not isinstance(old, np.ndarray):
         return found
     turned = _turned(case, i, found)
     if turned.passed or case.resolution is None:
         return turned
-    resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i))
+    resolved = difference(case.name, name, new, old, exact, case.resolution()[i], usual(i), coarse)
     return resolved if resolved.passed else turned
 
 
@@ -285,7 +318,7 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
     if found.against != UNEXPLAINED:
         return found
     dtype, turned = case.original[output].dtype, found
-    plain = max(_explained(dtype, _largest(case.reference[output])), _least_normal(dtype))
+    plain = max(_explained(dtype, most_of(case.reference[output])), least_normal(dtype))
     for ways in range(1, len(NUDGES) + 1):
         moved = case.moved(ways)[output]
         if moved > plain:
@@ -296,28 +329,35 @@ def _turned(case: CheckCase, output: int, found: Difference) -> Difference:
 
 
 def difference(
-    case: str, output: str, new: Any, old: Any, exact: Any, resolution: float = 0.0, usual: float = 0.0
+    case: str,
+    output: str,
+    new: Any,
+    old: Any,
+    exact: Any,
+    resolution: float = 0.0,
+    usual: float = 0.0,
+    coarse: bool = False,
 ) -> Difference:
     """The criterion of this module on one output of a known `resolution`, where the original's
     largest error on any inputs is the `usual` one; of a sequence or a map on each of its parts, of
-    which the worst is given."""
+    which the worst is given. `coarse`: no error of the original is implausible."""
     if isinstance(old, (list, dict)):
         return _worst(case, output, new, old, exact)
     if not isinstance(old, np.ndarray) or not is_float(old.dtype.name):
-        same = _equal(old, new)
+        same = equal_values(old, new)
         return Difference(case, output, 0.0 if same else np.inf, 0.0, 0.0)
     if not isinstance(new, np.ndarray) or new.shape != old.shape or new.dtype != old.dtype:
         return Difference(case, output, np.inf, 0.0, 0.0)
-    most = _maxima(new, old, exact if exact.shape == old.shape else old)
+    most = magnitudes(new, old, exact if exact.shape == old.shape else old)
     if most is None:
         return Difference(case, output, np.inf, 0.0, 0.0)
     width = old.dtype.itemsize
-    unit = FLOOR[width] * _epsilon(old.dtype)
-    explained = max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
-    if most.own > max(explained, _least_normal(old.dtype)):  # the evaluation is no reference here
+    unit = FLOOR[width] * epsilon(old.dtype)
+    explained = math.inf if coarse else max(_explained(old.dtype, most.target), FLOOR[width] * resolution)
+    if most.own > max(explained, least_normal(old.dtype)):  # the evaluation is no reference here
         return Difference(case, output, most.apart, most.own, unit * most.old, UNEXPLAINED)
     factor = FACTOR if most.own <= explained else 1.0  # it underflows
-    floor = max(unit * most.target, FLOOR[width] * _least(old.dtype))
+    floor = max(unit * most.target, FLOOR[width] * least(old.dtype))
     own = factor * max(most.own, min(resolution, usual))
     return Difference(case, output, most.error, most.own, max(own, resolution) + floor)
 
@@ -345,72 +385,6 @@ def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     return [names for names, _ in inner], [array for _, arrays in inner for array in arrays]
 
 
-@dataclass(slots=True)
-class _Maxima:
-    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized -
-    original, exact, original."""
-
-    error: float = 0.0
-    own: float = 0.0
-    apart: float = 0.0
-    target: float = 0.0
-    old: float = 0.0
-
-
-def _maxima(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> _Maxima | None:
-    """None where an element is finite in one of both and not in the other, or not finite and
-    another. Block by block, so that logits of half a gigabyte stay in the cache."""
-    found = _Maxima()
-    flat = [np.ravel(a) for a in (new, old, exact)]
-    for start in range(0, old.size, BLOCK):
-        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
-        finite = np.isfinite(o)
-        if not finite.all():
-            if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
-                return None
-            n, o, r = n[finite], o[finite], r[finite]
-        if not np.isfinite(n).all():
-            return None
-        known = np.isfinite(r)
-        r = r if known.all() else np.where(known, r, o)
-        found.error = max(found.error, _largest(n - r))
-        found.own = max(found.own, _largest(o - r))
-        found.apart = max(found.apart, _largest(n - o))
-        found.target = max(found.target, _largest(r))
-        found.old = max(found.old, _largest(o))
-    return found
-
-
-def _epsilon(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).eps)
-
-
-def _least_normal(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).smallest_normal)
-
-
-def _least(dtype: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
-
-
-def _largest(array: NDArray[Any]) -> float:
-    return float(np.abs(array).max()) if array.size else 0.0
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and bool(np.all(a == b))
-
-
 def repeatable(session: Session, case: CheckCase) -> bool:
     """Whether the original gives the same outputs twice (no random operators)."""
     first, again = session.run(case.inputs), session.run(case.inputs)
@@ -422,7 +396,7 @@ def _same_twice(a: Any, b: Any) -> bool:
         return a.shape == b.shape and np.allclose(
             a.astype(np.float64), b.astype(np.float64), 1e-3, 1e-3, equal_nan=True
         )
-    return _equal(a, b)
+    return equal_values(a, b)
 
 
 def first_bad(count: int, passes: Callable[[int], bool]) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -128,10 +128,15 @@ class _Place:
 
 
 def open_in_child(
-    model: Model, target: Target = CPU, source: bool = False, check: bool = False, library: bool = True
+    model: Model,
+    target: Target = CPU,
+    source: bool = False,
+    check: bool = False,
+    library: bool = True,
+    without: Collection[str] = (),
 ) -> Session:
-    """A session on a model, or with `source` on the model as it was read; onnx's checker comes
-    first if asked. `library`: see `Session`.
+    """A session on a model, or with `source` on the model as it was read, `without` some attributes
+    (`onnx_io.serialized.as_onnx`); onnx's checker comes first if asked. `library`: see `Session`.
 
     Large weights go to a GPU from where they are. Else a model above 1.5 GB goes through a file.
     """
@@ -139,11 +144,11 @@ def open_in_child(
         # What stays inside may be too large for protobuf; what is refused so may be taken as
         # before, or refused as clearly.
         with suppress(RunFailed, ValueError):
-            return Session(lambda: nullcontext(serialize_apart(model, source)), target, library=library)
+            return Session(lambda: nullcontext(serialize_apart(model, source, without)), target, library=library)
     if check:
         with _content(model, source) as (content, _):
             checked(content)
-    return Session(lambda: _content(model, source), target, library=library)
+    return Session(lambda: _content(model, source, without), target, library=library)
 
 
 def profile(model: Model, inputs: Arrays, seconds: float, target: Target = CPU) -> list[RunNode]:
@@ -175,13 +180,13 @@ def original(model: Model, target: Target = CPU) -> Session:
 
 
 @contextmanager
-def _content(model: Model, source: bool) -> Iterator[Content]:
+def _content(model: Model, source: bool, without: Collection[str] = ()) -> Iterator[Content]:
     if _weight_bytes(model) < INSIDE:
-        yield serialize(model, source), {}
+        yield serialize(model, source, without), {}
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        save(model, path, source)
+        save(model, path, source, without)
         yield str(path), {}
 
 

@@ -20,8 +20,9 @@ from taso_mirage.onnx_io.kernels import without_stamp
 from taso_mirage.onnx_io.originals import in_memory
 from taso_mirage.onnx_io.protos import MAP_TYPES, from_proto, restore
 from taso_mirage.onnx_io.read import from_ir
+from taso_mirage.onnx_io.serialized import as_onnx, serialize, source_of
 from taso_mirage.onnx_io.walk import change_tensors, check_expansion
-from taso_mirage.onnx_io.write import serialize, source_of, to_ir
+from taso_mirage.onnx_io.write import to_ir
 from taso_mirage.system.files import refuse_irregular
 
 EXTERNAL_ABOVE = 1_500_000_000
@@ -214,35 +215,35 @@ def _external(tensor: Any, path: Path) -> Any:
     )
 
 
-def save(model: Model, path: str | Path, source: bool = False) -> list[Path]:
+def save(model: Model, path: str | Path, source: bool = False, without: Collection[str] = ()) -> list[Path]:
     """Write the model, atomically; large or external weights go to `NAME.data` beside it.
 
     Returns the files written.
 
-    With `source`, the model as it was read.
+    `source` and `without` are those of `serialized.as_onnx`.
 
     If weights of `model` were read from that very file, they are valid no more: load the new one.
     """
     path = Path(path)
-    built = source_of(model) if source else to_ir(model)
-    change_tensors(built, in_memory, attributes_only=True)
-    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+    made = as_onnx(model, source, without)
+    change_tensors(made, in_memory, attributes_only=True)
+    tensors = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     outside = {id(t) for t in tensors if t is not None and t.nbytes > INSIDE_UP_TO}
-    change_tensors(built, lambda tensor: tensor if id(tensor) in outside else in_memory(tensor))
-    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+    change_tensors(made, lambda tensor: tensor if id(tensor) in outside else in_memory(tensor))
+    tensors = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     external = any(isinstance(t, ir.ExternalTensor) for t in tensors)
     external = external or sum(t.nbytes for t in tensors if t is not None) > EXTERNAL_ABOVE
-    return write_files(built, path, external)
+    return write_files(made, path, external)
 
 
-def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
+def _refuse_foreign_data(made: ir.Model, path: Path, data: Path) -> None:
     """The data file of another model must not be overwritten: the one that was read, or one that
     the output has no part in."""
     if not data.exists():
         return
     refuse_irregular(data)
-    own = built.meta.get(READ_FROM) == str(path.resolve())
-    tensors = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+    own = made.meta.get(READ_FROM) == str(path.resolve())
+    tensors = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     read = any(isinstance(t, ir.ExternalTensor) and Path(t.path).resolve() == data.resolve() for t in tensors)
     if (read and not own) or not path.exists():
         raise OutputError(
@@ -250,25 +251,25 @@ def _refuse_foreign_data(built: ir.Model, path: Path, data: Path) -> None:
         )
 
 
-def write_files(built: ir.Model, path: Path, external: bool) -> list[Path]:
+def write_files(made: ir.Model, path: Path, external: bool) -> list[Path]:
     """Write into a folder of its own beside the target, flush, then rename; a failure puts
     everything back."""
     data = f"{path.name}.data"
     if external:
-        _refuse_foreign_data(built, path, path.parent / data)
-    sources = [v.const_value for graph in built.graphs() for v in graph.initializers.values()]
+        _refuse_foreign_data(made, path, path.parent / data)
+    sources = [v.const_value for graph in made.graphs() for v in graph.initializers.values()]
     try:
         with _workspace(path) as folder:
             ir.save(
-                built,
+                made,
                 folder / path.name,
                 format="protobuf",
                 external_data=data if external else None,
                 size_threshold_bytes=INSIDE_UP_TO,
             )
-            if built.meta.get(MAP_TYPES):
+            if made.meta.get(MAP_TYPES):
                 proto = onnx.load(folder / path.name, load_external_data=False)
-                onnx.save(restore(proto, built), folder / path.name)
+                onnx.save(restore(proto, made), folder / path.name)
             names = [data] if external and (folder / data).exists() else []
             for name in [*names, path.name]:
                 _flush(folder / name)

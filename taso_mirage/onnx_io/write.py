@@ -3,15 +3,13 @@ input shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from taso_mirage.errors import InvalidModel, Unsupported
+from taso_mirage.errors import Unsupported
 from taso_mirage.ir.dims import Dim, DimMonomial, Floor, Symbolic, symbol
 from taso_mirage.ir.model import Model, Origin
 from taso_mirage.ir.terms import ABSENT, Node, Tensor, numpy_dtype
@@ -20,23 +18,18 @@ from taso_mirage.onnx_io.originals import (
     copy_attribute,
     copy_model,
     copy_value,
-    in_memory,
     placed_devices,
     recapture,
 )
-from taso_mirage.onnx_io.protos import opset_of, restore
+from taso_mirage.onnx_io.protos import opset_of
 from taso_mirage.onnx_io.read import OpaqueCall
-from taso_mirage.onnx_io.walk import bodies, change_tensors, defined_values, values_by_name
+from taso_mirage.onnx_io.walk import (
+    bodies,
+    defined_values,
+    values_by_name,
+)
 from taso_mirage.operators.ops import Call, get
 
-APART = frozenset(
-    getattr(ir.DataType, name)
-    for name in "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
-)
-"""Types of weights that numpy has too."""
-ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
-"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied
-at every look."""
 ANNOTATION = "quant_parameter_tensor_names"
 """Where onnx-ir keeps a value's quantization annotation in `meta`."""
 
@@ -44,56 +37,6 @@ ANNOTATION = "quant_parameter_tensor_names"
 def to_ir(model: Model) -> ir.Model:
     """A new ONNX model; nothing of it is shared with `model.header` but the bytes of weights."""
     return _Writer(model).write()
-
-
-def source_of(model: Model) -> ir.Model:
-    """The ONNX model that was read, untouched: what an optimized model is compared with, and what
-    is kept when nothing helps."""
-    header: ir.Model = model.source or model.header
-    try:
-        copy = header.clone()
-    except RuntimeError as error:  # values that nothing computes, in a function
-        cause = str(error.__cause__ or error).strip().splitlines()
-        raise InvalidModel(f"the model uses what it does not compute: {(cause or ['?'])[-1][:300]}") from None
-    copy.meta.update(header.meta)
-    return copy
-
-
-def serialize(model: Model, source: bool = False) -> bytes:
-    """The ONNX file as bytes, weights inside; with `source` the model as it was read.
-
-    ValueError above protobuf's 2 GB.
-    """
-    return _bytes(source_of(model) if source else to_ir(model))
-
-
-def serialize_apart(model: Model, source: bool = False, above: int = 1 << 20) -> tuple[bytes, dict[str, NDArray[Any]]]:
-    """The same without the main graph's weights of more than so many bytes, which come by name:
-    they are said to lie in a file, which is not there. Copying them is most of the work for a large
-    model."""
-    built = source_of(model) if source else to_ir(model)
-    apart: dict[str, NDArray[Any]] = {}
-    for name, value in built.graph.initializers.items():
-        old = value.const_value
-        if old is not None and old.nbytes > above and old.dtype in APART:
-            if old not in ARRAYS:
-                ARRAYS[old] = old.numpy()
-            apart[name] = ARRAYS[old]
-            value.const_value = ir.ExternalTensor(
-                name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
-            )
-    return _bytes(built, frozenset(apart)), apart
-
-
-def _bytes(built: ir.Model, apart: Iterable[str] = ()) -> bytes:
-    kept = {id(built.graph.initializers[name].const_value) for name in apart}
-    change_tensors(built, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
-    try:
-        proto = ir.to_proto(built)
-    except ir.serde.SerdeError as error:
-        cause = str(error.__cause__ or error).strip().splitlines()
-        raise InvalidModel(f"the model cannot be written: {(cause or ['?'])[0][:300]}") from None
-    return bytes(restore(proto, built).SerializeToString(deterministic=True))
 
 
 class _Writer:

@@ -78,6 +78,8 @@ class Traits:
         GPU, where its activations are floats and its integers weights.
     `decides`: Results are decisions of rounding. The float64 reference computes them in the
         declared dtypes, as the runtime does.
+    `coarse`: The attribute that, above 1, lets ONNX Runtime round operands to fewer digits than
+        they have, which the definition does not.
     `domains`: How the verifier draws attributes: a key of `verify.attributes.DRAWN`, or a function.
         Without an entry here the attribute's own name is the key.
     `lowering`: What code generators do with the operator besides following its definition.
@@ -95,6 +97,7 @@ class Traits:
     sums: bool = False
     quantized: bool = False
     decides: bool = False
+    coarse: str | None = None
     resolution: float = 0.0
     domains: dict[str, Domain] = field(default_factory=dict)
     families: list[MutantFamily] = field(default_factory=list)

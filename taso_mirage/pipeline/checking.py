@@ -14,6 +14,7 @@ from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import CheckCase, Difference, compare, first_bad
+from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.session import Session
@@ -64,7 +65,7 @@ class _InFloat64:
 
     def __init__(self, job: Job, model: Model, cases: Sequence[CheckCase]) -> None:
         self.evaluate = FloatReference(model)
-        self.cases = [replace(case, original=_like(case.reference, case), resolution=None) for case in cases]
+        self.cases = [replace(case, original=_like(case.reference, case), resolution=None, fine=None) for case in cases]
         self.step = partial(job.deadline.demand, "a rewrite that fails the check was evaluated in float64")
 
     def run(self, inputs: Arrays) -> list[Any]:
@@ -84,17 +85,19 @@ def _like(found: Sequence[Any], case: CheckCase) -> list[Any]:
 class _Checking:
     def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[CheckCase]) -> None:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
+        self.fine = Fine.of(problem.model)
 
     def differences(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output
         of every case."""
         try:
             session = runtime.open_in_child(model, target, check=self.valid)
+            fine = None if self.fine is None else self.fine.opened(model, target)
         except OutOfTime:
             raise
         except TasoMirageError as error:
             return (Difference(str(error), "any", np.inf, 0.0, 0.0),)
-        return tuple(compare(self.problem.model, session, self.cases))
+        return tuple(compare(self.problem.model, session, self.cases, fine))
 
     def fallen_back(self, chosen: ModelCandidate, bad: Difference) -> tuple[ModelCandidate | None, Differences]:
         """The steps before the first one that breaks the model, which is named; where it only turns

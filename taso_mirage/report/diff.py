@@ -15,6 +15,7 @@ from taso_mirage.ir.dims import Symbolic, learn, symbols
 from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node, Tensor
 from taso_mirage.measure.check import CheckCase, Difference, check_cases, compare, repeatable
+from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import original
 from taso_mirage.measure.target import CPU, Target
@@ -123,6 +124,7 @@ def numbers(
     """
     sizes = _corresponding(a, b)
     first, second = (original(m, target) for m in (a, b))
+    fine = Fine.of(a)
     config = Config(shapes=(({**sizes, **shapes}, 1.0),), inputs=tuple(inputs))
     settled = settled_sizes(a, first, config)
     base = dict(settled.workloads[0][0])
@@ -137,7 +139,7 @@ def numbers(
         raise InvalidOption(
             f"the second model takes none of the sizes that were tried ({shown}); fix them with --shape"
         )
-    return compare(b, second, admitted)
+    return compare(b, second, admitted, None if fine is None else fine.opened(b, target, source=True))
 
 
 def _corresponding(a: Model, b: Model) -> dict[str, int]:

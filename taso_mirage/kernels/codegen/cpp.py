@@ -16,9 +16,8 @@ blocks run in a loop. Kernels keep no state between calls.
 A muGraph that prepares its weights has more, for what is computed from them, once, and read in
 every run: it lies behind the graph's inputs, at `inputs[count of inputs]`, aligned to 64.
 
-    extern "C" const size_t NAME_prepared[];                           // its bytes, and which input
-    the weights are
-    extern "C" void NAME_prepare(const void* weights, void* prepared);
+    extern "C" const size_t NAME_prepared[];  // its bytes, how many inputs are weights, and which
+    extern "C" void NAME_prepare(const void** inputs, void* prepared);  // reads only those
 
 Floats are fp32 in registers, tiles and between kernels (Mirage, OSDI'25, section 3, stores what its
 graphs declare).
@@ -116,8 +115,8 @@ class CppProgram:
     """The bytes of each tensor in the scratch memory."""
     functions: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    prepared: tuple[str, int] | None = None
-    """The class of the term that reads prepared weights, and the input that they are made from."""
+    prepared: list[PreparedInstance] = field(default_factory=list)
+    """The terms that read prepared weights, which lie one behind the other."""
 
     def source(self) -> str:
         """Its functions; what they have in common stands above those of all programs."""
@@ -129,6 +128,7 @@ class CppProgram:
                 self._by_class(node)
             elif node.op not in ("input", "item", "constant") and node is not ABSENT:
                 self._kernel(node)
+        self._run_prepared()
         for i, output in enumerate(self.graph.outputs):
             self._delivered(i, output)
         return "\n".join(["\n\n".join(self.functions), "", *self._entry()]) + "\n"
@@ -157,27 +157,60 @@ class CppProgram:
         return ", const_cast<size_t*>(sizes)" if self.names else ""
 
     def _by_class(self, node: Node) -> None:
-        """Its blocks are those of the class that a header has for it."""
-        if node.args[1] not in self.graph.inputs or self.prepared is not None:
-            raise Unsupported("a muGraph that prepares two weights, or one that is no input")
+        """Its blocks are those of the class that a header has for it; they run last."""
+        if any(arg is not ABSENT and arg not in self.graph.inputs for arg in node.args):
+            raise Unsupported("a muGraph that prepares weights, or reads them, that are no inputs")
         made = PreparedInstance(node, f"{self.name}_{len(self.functions)}")
         self.functions.append(made.instance)
-        self.prepared = made.name, self.graph.inputs.index(node.args[1])
         self.places[node, 0] = self._place(node, 0, node.tensor)
-        read = [None if arg is None else self.places[_source(arg)][0] for arg in (node.args[0], *made.operands)]
-        read.insert(1, f"inputs[{len(self.graph.inputs)}]")
-        pointers = ", ".join("nullptr" if each is None else f"const_cast<void*>({each})" for each in read)
-        tensors = f"tensors_{len(self.functions) - 1}"
-        rows = f"rows_{len(self.functions) - 1}"
-        if made.rows != 0:
-            self.calls.append(f"size_t {rows} = {made.rows};")
-            pointers = f"{pointers}, {self.places[node, 0][0]}, &{rows}"
-        else:
-            pointers = f"{pointers}, {self.places[node, 0][0]}"
-        self.calls += [
-            f"void* {tensors}[] = {{{pointers}}};",
-            f"run({made.name}::block, {made.blocks}, {tensors}, parallel_for, pool);",
-        ]
+        self.prepared.append(made)
+
+    def _run_prepared(self) -> None:
+        """First the digits of what several may read, then all blocks."""
+        digits: dict[object, str] = {}
+        for i, made in enumerate(self.prepared):
+            tensors, rows = f"tensors_{made.name}", f"rows_{made.name}"
+            self.calls += [f"size_t {rows} = {made.rows};"] if made.rows != 0 else []
+            read = [None if arg is None else self.places[arg, 0][0] for arg in (made.node.args[0], *made.operands)]
+            read.insert(1, f"static_cast<const char*>(inputs[{len(self.graph.inputs)}]) + {self._before(i)}")
+            pointers = [
+                "nullptr" if each is None else f"const_cast<void*>(static_cast<const void*>({each}))" for each in read
+            ]
+            pointers += [self.places[made.node, 0][0], f"&{rows}" if made.rows != 0 else "nullptr"]
+            count, bytes, _ = made.first
+            key = made.node.args[0], made.first
+            known = digits.get(key)
+            if bytes and known is None:
+                digits[key] = f"static_cast<char*>(scratch) + {self._used()}"
+                self.scratch.append(dim_product((count, bytes)))
+            pointers.append(digits.get(key, "nullptr"))
+            self.calls.append(f"void* {tensors}[] = {{{', '.join(pointers)}}};")
+            if bytes and known is None:
+                self.calls.append(f"run({made.name}::digits, {count}, {tensors}, parallel_for, pool);")
+        if len(self.prepared) > 1:
+            self._run_together()
+        for made in self.prepared if len(self.prepared) == 1 else ():
+            self.calls.append(f"run({made.name}::block, {made.blocks}, tensors_{made.name}, parallel_for, pool);")
+
+    def _run_together(self) -> None:
+        """The blocks of one term after those of the other."""
+        names = [made.name for made in self.prepared]
+        if any(made.blocks != f"{made.name}::BLOCKS" for made in self.prepared):
+            raise Unsupported("a muGraph of several terms with prepared weights whose blocks a run counts")
+        lines = [f"static void {self.name}_blocks(void* data, size_t number) {{"]
+        for i, name in enumerate(names):
+            lines.append(
+                f"{INDENT}if (number < {name}::BLOCKS) return {name}::block(static_cast<void**>(data)[{i}], number);"
+            )
+            lines.append(f"{INDENT}number -= {name}::BLOCKS;")
+        self.functions.append("\n".join([*lines, "}"]))
+        self.calls.append(f"void* all[] = {{{', '.join(f'tensors_{name}' for name in names)}}};")
+        count = " + ".join(f"{name}::BLOCKS" for name in names)
+        self.calls.append(f"run({self.name}_blocks, {count}, all, parallel_for, pool);")
+
+    def _before(self, count: int) -> str:
+        """The bytes of what is prepared for so many terms."""
+        return " + ".join(["0", *(f"({made.name}::PREPARED + 63) / 64 * 64" for made in self.prepared[:count])])
 
     def _place(self, node: Node, index: int, type: Tensor) -> tuple[str, Tensor]:
         """An output of the graph, else room in the scratch memory, where floats are fp32."""
@@ -214,12 +247,19 @@ class CppProgram:
             yield INDENT + known
         yield from (INDENT + call for call in ("(void)inputs;", "(void)scratch;", *self.calls))
         yield "}"
-        if self.prepared is not None:
-            yield from self._preparing(*self.prepared)
+        if self.prepared:
+            yield from self._preparing()
 
-    def _preparing(self, made: str, place: int) -> Iterator[str]:
-        yield f'extern "C" const size_t {self.name}_prepared[] = {{{made}::PREPARED, {place}}};'
-        yield f'extern "C" void {self.name}_prepare(const void* weights, void* prepared) {{ {made}::prepare(weights, prepared); }}'
+    def _preparing(self) -> Iterator[str]:
+        """What prepares the weights, and which inputs those are."""
+        places, calls = list[int](), list[str]()
+        for i, made in enumerate(self.prepared):
+            own = [self.graph.inputs.index(made.node.args[k]) for k in made.weights]
+            places += own
+            calls.append(made.prepare.format(*own, at=f"static_cast<char*>(prepared) + {self._before(i)}"))
+        said = ", ".join(map(str, (len(places), *places)))
+        yield f'extern "C" const size_t {self.name}_prepared[] = {{{self._before(len(self.prepared))}, {said}}};'
+        yield f'extern "C" void {self.name}_prepare(const void** inputs, void* prepared) {{ {" ".join(calls)} }}'
 
 
 def _source(node: Node) -> tuple[Node, int]:

@@ -57,6 +57,11 @@ class Convolution:
     """How many times as slow as the runtime's its kernel may be alone."""
 
     @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [self.w]
+
+    @property
     def kernel(self) -> tuple[int, ...]:
         """Its height and width."""
         return tuple(map(int, self.w.shape[2:]))

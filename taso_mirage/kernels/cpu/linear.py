@@ -5,14 +5,18 @@ A runtime's product of one row waits for its weights, and those for the translat
 addresses: they come 1.2 times as fast from large pages, in which a kernel may keep them, and twice
 as fast where they are numbers of half the width, as a checkpoint's often are. One of more rows is
 bound by arithmetic, which a runtime is good at, but not at every size (bench/README.md).
+
+Weights of few bits in blocks stay what they are: few rows multiply integers, for which a row is
+digits, more rows multiply floats that are made of a strip of the weights (`block_linear.h`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
+from typing import Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import fixed
@@ -22,22 +26,37 @@ from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.kernels.verify import verified_mugraph
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import term
-from taso_mirage.operators.work import work
+from taso_mirage.operators.work import size, work
 from taso_mirage.targets.device import Device
 from taso_mirage.targets.machine import cores
 from taso_mirage.verdicts import Evidence, Failure
 
 FEW = 8
 """Rows up to which weights may lie in their narrow format (`linear.h`)."""
+INTEGERS = (64, 1), (32, 1), (16, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8)
+"""The same for weights of few bits, where a power of two of rows multiplies integers
+(`block_linear.h`)."""
 THIN, WIDE = ((64, FEW), (32, FEW), (16, FEW)), ((48, 9), (64, 6), (32, 12), (16, 6))
 """Columns of a strip of the weights, multiples of the longest vectors, and rows of a tile: of few
 rows, and of more."""
+ROUNDING = 4
+"""The accuracy level at which a runtime rounds activations to 8 bits, unless zeros are floats; a
+kernel rounds to 15."""
 TASKS = 4
 """Blocks for every core, at least, where the rows can be cut."""
 LEAST = 1 << 18
 """Elements of the weights: fewer stay in caches."""
-MULTIPLIED = RegionPattern("matmul(x, w)")
-SUMS = RegionPattern("add(add(matmul(x, w), p), q)"), RegionPattern("add(matmul(x, w), p)"), MULTIPLIED
+MULTIPLIED = tuple(
+    RegionPattern(text)
+    for text in (
+        "matmul(x, w)",
+        "matmul_nbits(x, w, scales, **a)",
+        "matmul_nbits(x, w, scales, zeros, **a)",
+        "matmul_nbits(x, w, scales, None, None, b, **a)",
+        "matmul_nbits(x, w, scales, zeros, None, b, **a)",
+    )
+)
+BIASED = MULTIPLIED[3:]
 SAVED = 0.2, 0.1
 """About what is saved of the time in which weights come from memory, and of that of the
 arithmetic."""
@@ -45,93 +64,172 @@ arithmetic."""
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """A goal that is a product with a weight: its operands, in the order of the operator
-    `linear`."""
+    """A result of a goal that is a product with a weight: its operands, in the order of the
+    operator `linear`."""
 
     x: Node
     w: Node
-    b: Node
-    z: Node
+    b: Node = ABSENT
+    z: Node = ABSENT
+    scales: Node = ABSENT
+    zeros: Node = ABSENT
+    form: tuple[tuple[str, int], ...] = ()
+    """The attributes of a product with weights of few bits in blocks."""
+    biased: bool = False
+    """Whether the product itself has the bias."""
+
+    @property
+    def product(self) -> Node:
+        """The product alone."""
+        if not self.form:
+            return term("matmul", self.x, self.w)
+        bias = self.b if self.biased else ABSENT
+        return term("matmul_nbits", self.x, self.w, self.scales, self.zeros, ABSENT, bias, **dict(self.form))
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [each for each in (self.w, self.scales, self.zeros) if each is not ABSENT]
 
     def goal(self) -> Node:
         """As the model has it."""
-        made = term("matmul", self.x, self.w)
-        for other in (self.b, self.z):
+        made = self.product
+        for other in (ABSENT if self.biased else self.b, self.z):
             made = made if other is ABSENT else term("add", made, other)
         return made
 
     def mugraph(self, block: tuple[int, int, int]) -> Node:
         """With prepared weights."""
-        return term("linear", self.x, self.w, self.b, self.z, block=block)
-
-    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
-        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
-        apart."""
-        evidence = _evidence(len(self.x.shape), self.b is not ABSENT, self.z is not ABSENT)
-        if not isinstance(evidence, Evidence):
-            return []
-        seconds = max(self._seconds(device))
-        graphs = [Graph(graph.inputs, (self.mugraph(block),)) for block in self._blocks()]
-        return [FoundMuGraph(each, graph, seconds, device.name, evidence) for each in graphs]
-
-    def saved(self, device: Device) -> float:
-        """Seconds that the kernel may save."""
-        return max(share * seconds for share, seconds in zip(SAVED, self._seconds(device), strict=True))
+        how = {key: value for key, value in self.form if key in ("bits", "block_size")}
+        whole = self.zeros is ABSENT or self.zeros.dtype == "uint8"
+        how |= {"digits": 2} if whole and dict(self.form).get("accuracy_level") == ROUNDING else {}
+        return term("linear", self.x, self.w, self.b, self.z, self.scales, self.zeros, block=block, **how)
 
     @property
-    def large(self) -> bool:
-        """Whether no cache keeps its weights."""
-        return prod(map(int, self.w.shape)) >= LEAST
+    def elements(self) -> int:
+        """Those of the weights."""
+        return int(self.x.shape[-1]) * int(self.product.shape[-1])
 
     @property
-    def slack(self) -> float:
-        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
-        model says more."""
-        return inf if self.thin else 1.0
+    def rows(self) -> int:
+        """Those of all batches."""
+        return prod(map(int, self.x.shape[:-1]))
 
     @property
     def thin(self) -> bool:
         """Whether it has so few rows that it waits for its weights."""
-        return prod(map(int, self.x.shape[:-1])) <= FEW
+        return self.rows <= FEW
 
-    def _seconds(self, device: Device) -> tuple[float, float]:
+    def evidence(self) -> Evidence | Failure:
+        """Of its muGraphs."""
+        return _evidence(self._small())
+
+    def _small(self) -> WeightProduct:
+        """The same with few rows, columns and blocks."""
+        rows, form = (2,) * (len(self.x.shape) - 1), dict(self.form)
+        shapes: dict[str, tuple[int, ...]] = {"x": (*rows, 3), "w": (3, 5), "b": (5,), "z": (*rows, 5)}
+        if form:
+            form |= {"K": 19, "N": 5, "block_size": 16}
+            packed = (5, form["bits"] // 4) if self.zeros is not ABSENT and self.zeros.dtype == "uint8" else (5, 2)
+            shapes |= {"x": (*rows, 19), "w": (5, 2, 2 * form["bits"]), "scales": (5, 2), "zeros": packed}
+        made: dict[str, Any] = {"form": tuple(form.items()), "biased": self.biased}
+        for name in ("x", "w", "b", "z", "scales", "zeros"):
+            old = getattr(self, name)
+            made[name] = ABSENT if old is ABSENT else variable(name, Tensor(old.dtype, shapes[name]))
+        return WeightProduct(**made)
+
+    def seconds(self, device: Device) -> tuple[float, float]:
         """For the weights to come from memory, and for the arithmetic."""
-        return 4 * prod(map(int, self.w.shape)) / device.bandwidth, work(self.goal(), {}).flops / device.flops
+        return size(self.w.type) / device.bandwidth, work(self.goal(), {}).flops / device.flops
 
-    def _blocks(self) -> Iterator[tuple[int, int, int]]:
-        rows = prod(map(int, self.x.shape[:-1]))
-        for columns, most in THIN if self.thin else WIDE:
-            strips, tiles, parts = -(-int(self.w.shape[1]) // columns), -(-rows // most), 1
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Those of its muGraphs."""
+        integers = [(n, most) for n, most in INTEGERS if most <= self.rows and (most > 1 or self.rows == 1)]
+        few, many = (integers, [*WIDE, *integers]) if self.form else (THIN, WIDE)
+        for columns, most in few if self.thin else many:
+            strips, tiles, parts = -(-int(self.product.shape[-1]) // columns), -(-self.rows // most), 1
             while strips * parts < TASKS * cores() and 2 * parts <= tiles:
                 parts *= 2
             yield columns, most, parts
 
 
+@dataclass(frozen=True, slots=True)
+class WeightProducts:
+    """A goal whose results are products with weights, of one x if they are several."""
+
+    parts: tuple[WeightProduct, ...]
+
+    @property
+    def known(self) -> list[Node]:
+        """The operands that are weights."""
+        return [each for part in self.parts for each in part.known]
+
+    def mugraphs(self, graph: Graph, device: Device) -> list[FoundMuGraph]:
+        """The verified muGraphs of the goal `graph`, which this is; the model tells them not
+        apart."""
+        evidence = [part.evidence() for part in self.parts]
+        if not all(isinstance(each, Evidence) for each in evidence):
+            return []
+        seconds = sum(max(part.seconds(device)) for part in self.parts)
+        blocks = zip(*[part.blocks() for part in self.parts], strict=True)
+        made = [
+            Graph(graph.inputs, tuple([part.mugraph(block) for part, block in zip(self.parts, each, strict=True)]))
+            for each in blocks
+        ]
+        first = next(each for each in evidence if isinstance(each, Evidence))
+        return [FoundMuGraph(each, graph, seconds, device.name, first) for each in made]
+
+    def saved(self, device: Device) -> float:
+        """Seconds that the kernel may save."""
+        times = [part.seconds(device) for part in self.parts]
+        return sum(max(share * seconds for share, seconds in zip(SAVED, each, strict=True)) for each in times)
+
+    @property
+    def large(self) -> bool:
+        """Whether no cache keeps its weights."""
+        return sum(part.elements for part in self.parts) >= LEAST
+
+    @property
+    def slack(self) -> float:
+        """How many times as slow as the runtime's its kernel may be alone: of memory, the whole
+        model says more."""
+        return inf if self.parts[0].thin else 1.0
+
+
 def is_product(node: Node, sizes: Mapping[str, int]) -> bool:
     """Whether a term of a model is one that there are kernels for, its symbols at these sizes."""
     found = _multiplied(node, sizes)
-    return found is not None and is_weight(found[1]) and prod(map(int, found[1].shape)) >= LEAST
+    return found is not None and all(map(is_weight, found.known)) and found.elements >= LEAST
 
 
-def _multiplied(node: Node, sizes: Mapping[str, int]) -> tuple[Node, Node] | None:
-    """The operands of a product in single precision of some rows with a matrix; None for others."""
-    names = MULTIPLIED.match(node)
+def _multiplied(node: Node, sizes: Mapping[str, int]) -> WeightProduct | None:
+    """A product in single precision of some rows with a matrix; None for others."""
+    names = next((found for each in MULTIPLIED if (found := each.match(node)) is not None), None)
     if names is None or node.dtype != "float32":
         return None
-    x, w = names["x"], names["w"]
+    operands = {key: names[key] for key in ("x", "w", "b", "scales", "zeros") if key in names}
+    made = WeightProduct(**operands, form=names.get("a", ()), biased="b" in names)
     try:
-        rows = prod(fixed(x.shape, sizes)[:-1])
+        rows = prod(fixed(made.x.shape, sizes)[:-1])
     except (LookupError, TasoMirageError):  # a size that hangs on the data
         return None
-    fits = len(x.shape) > 1 and len(w.shape) == 2 and all(isinstance(n, int) for n in w.shape) and rows > 0
-    return (x, w) if fits else None
+    matrix = len(made.w.shape) == (3 if made.form else 2) and all(isinstance(n, int) for n in made.w.shape)
+    return made if len(made.x.shape) > 1 and matrix and rows > 0 else None
+
+
+def shared_operand(node: Node) -> Node | None:
+    """What a product with weights of few bits reads that others may read, too: then they are one
+    kernel."""
+    names = next((found for each in MULTIPLIED[1:] if (found := each.match(node)) is not None), {})
+    return names.get("x")
 
 
 def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool]) -> list[Node]:
-    """A product of a model with the sums that alone read it: of a bias, then of what has the shape
-    of the result."""
+    """A product of a model with the sums that alone read it: of a bias, if it has none itself, then
+    of what has the shape of the result."""
     members = [node]
-    for added in ((node.dtype, node.shape[-1:]), (node.dtype, node.shape)):
+    biased = any(each.match(node) is not None for each in BIASED)
+    for added in [(node.dtype, shape) for shape in (node.shape[-1:], node.shape)[biased:]]:
         last = members[-1]
         readers = users(last)
         if wanted(last) or len(readers) != 1 or ADDED.match(readers[0]) is None or readers[0].type != node.type:
@@ -142,27 +240,40 @@ def followed_product(node: Node, users: Callable[[Node], Sequence[Node]], wanted
     return members
 
 
-def weight_product(goal: Graph) -> WeightProduct | None:
-    """What a goal is that `followed_product` gave; None for others."""
-    whole = goal.outputs[0]
-    names = next((found for each in SUMS if (found := each.match(whole)) is not None), None)
-    if names is None or len(goal.outputs) != 1:
-        return None
-    x, w, more = names["x"], names["w"], [names[name] for name in "qp" if name in names]
-    node = term("matmul", x, w)
-    if _multiplied(node, {}) is None or node.type != whole.type or not {x, w, *more} <= {*goal.inputs}:
-        return None
-    b = more.pop() if more and more[-1].shape == node.shape[-1:] else ABSENT
-    z = more.pop() if more else ABSENT
-    return None if more or (z is not ABSENT and z.type != node.type) else WeightProduct(x, w, b, z)
+def weight_products(goal: Graph) -> WeightProducts | None:
+    """What a goal is that consists of what `followed_product` gave; None for others."""
+    made = [_with_sums(output, goal) for output in goal.outputs]
+    parts = tuple([part for part in made if part is not None])
+    one = all(part.x is parts[0].x and part.form[3:] == parts[0].form[3:] for part in parts)
+    return WeightProducts(parts) if len(parts) == len(made) and one and (len(parts) == 1 or parts[0].form) else None
 
 
-@lru_cache
-def _evidence(rank: int, bias: bool, sum: bool) -> Evidence | Failure:
+def _summed(node: Node, more: tuple[Node, ...] = ()) -> Iterator[tuple[WeightProduct, tuple[Node, ...]]]:
+    """A product that a term may be, and what is added to it."""
+    made = _multiplied(node, {})
+    if made is not None:
+        yield made, more
+    elif len(more) < 2 and ADDED.match(node) is not None:
+        for y, z in (node.args, node.args[::-1]):
+            yield from _summed(y, (z, *more))
+
+
+def _with_sums(whole: Node, goal: Graph) -> WeightProduct | None:
+    """A result as a product, a bias that is added and then something of its type, all of them
+    given; None for others."""
+    for made, more in _summed(whole):
+        if not made.biased and more and more[0].shape == whole.shape[-1:]:
+            made, more = replace(made, b=more[0]), more[1:]
+        if more and more[0].type == whole.type:
+            made, more = replace(made, z=more[0]), more[1:]
+        operands = {*made.known, made.x, made.b, made.z} - {ABSENT}
+        if not more and made.product.type == whole.type and operands <= {*goal.inputs}:
+            return made
+    return None
+
+
+@lru_cache(maxsize=64)
+def _evidence(made: WeightProduct) -> Evidence | Failure:
     """At small sizes: the algebra hangs on none of them."""
-    rows = (2,) * (rank - 1)
-    x, w = variable("x", Tensor("float32", (*rows, 3))), variable("w", Tensor("float32", (3, 5)))
-    b = variable("b", Tensor("float32", (5,))) if bias else ABSENT
-    z = variable("z", Tensor("float32", (*rows, 5))) if sum else ABSENT
-    made, leaves = WeightProduct(x, w, b, z), tuple([leaf for leaf in (x, w, b, z) if leaf is not ABSENT])
+    leaves = tuple([each for each in (made.x, *made.known, made.b, made.z) if each is not ABSENT])
     return verified_mugraph(Graph(leaves, (made.mugraph((16, 8, 1)),)), Graph(leaves, (made.goal(),)))

@@ -3,32 +3,54 @@ one file beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from taso_mirage.ir.terms import Graph, Node
 from taso_mirage.kernels.cpu import convolutions, linear
 from taso_mirage.kernels.cpu.convolutions import Convolution, convolution
-from taso_mirage.kernels.cpu.linear import WeightProduct, weight_product
+from taso_mirage.kernels.cpu.linear import WeightProducts, weight_products
 from taso_mirage.operators.expressions import is_weight
 
-PreparedGoal: TypeAlias = Convolution | WeightProduct
+PreparedGoal: TypeAlias = Convolution | WeightProducts
 
 
-def members(
-    node: Node, users: Callable[[Node], Sequence[Node]], wanted: Callable[[Node], bool], sizes: Mapping[str, int]
-) -> list[Node]:
-    """A term of a model that there are such kernels for at these sizes of its symbols, with what
-    follows; nothing of others."""
+Users = Callable[[Node], Sequence[Node]]
+
+
+def candidates(
+    order: Sequence[Node], users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]
+) -> Iterator[list[Node]]:
+    """The terms of a model, in their order, that may be regions with such kernels at these sizes of
+    its symbols, each with what follows; first all together that read the same."""
+    place = {node: i for i, node in enumerate(order)}
+    shared: dict[Node, list[list[Node]]] = {}
+    for node in order:
+        if found := _members(node, users, wanted, sizes):
+            shared.setdefault(linear.shared_operand(node) or node, []).append(found)
+    for several in shared.values():
+        if len(several) > 1:
+            yield sorted({node for each in several for node in each}, key=place.__getitem__)
+        yield from several
+
+
+def _members(node: Node, users: Users, wanted: Callable[[Node], bool], sizes: Mapping[str, int]) -> list[Node]:
+    """A term that there are kernels for, with what follows; nothing of others."""
     if convolutions.is_convolution(node):
         return convolutions.followed_convolution(node, users, wanted)
     return linear.followed_product(node, users, wanted) if linear.is_product(node, sizes) else []
 
 
+def read_goal(goal: Graph) -> PreparedGoal | None:
+    """What such a goal is; None for others."""
+    return convolution(goal) or weight_products(goal)
+
+
 def prepared(goal: Graph, given: Sequence[Node]) -> PreparedGoal | None:
     """What such a goal is whose inputs are these terms of a model, of which the weights are known
     and large enough; None for others."""
-    made = convolution(goal) or weight_product(goal)
-    known = made is not None and is_weight(dict(zip(goal.inputs, given, strict=True)).get(made.w, made.w))
-    large = not isinstance(made, WeightProduct) or made.large
+    made = read_goal(goal)
+    terms = dict(zip(goal.inputs, given, strict=True))
+    known = made is not None and all(is_weight(terms.get(each, each)) for each in made.known)
+    large = not isinstance(made, WeightProducts) or made.large
     return made if known and large else None

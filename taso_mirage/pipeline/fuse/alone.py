@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from taso_mirage.measure.tasks import in_turn
 from taso_mirage.onnx_io import serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.expressions import is_weight
+from taso_mirage.operators.work import size
 
 SECONDS = 0.2
 """For running it both ways."""
@@ -45,7 +45,7 @@ def region_seconds(
     region that its weights come from memory, as in a whole model.
     """
     known = [leaf for leaf, node in zip(graph.inputs, spot.inputs, strict=True) if prepares and is_weight(node)]
-    held, made = (4 * sum(prod(map(int, leaf.shape)) for leaf in leaves) for leaves in (known, graph.outputs))
+    held, made = (sum(size(leaf.type) for leaf in leaves) for leaves in (known, graph.outputs))
     if held > MOST:
         return None
     copies = [_copy(graph, known, i) for i in range(-(-COLD // (held + made)) if held >= LEAST else 1)]

@@ -32,6 +32,7 @@ from taso_mirage.kernels.regions import RegionSite
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import compare, passes_checker, shown_sizes
 from taso_mirage.measure.draws import feed
+from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.session import Session, interleaved
 from taso_mirage.measure.timing import Timing, compared_times
@@ -51,6 +52,8 @@ CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
+SHARE = 1 / 32
+"""Of the original's rounding of operands to few digits, what kernels may round."""
 KEEP = 1.01
 """A kind of region is kept if the whole model was measured so many times as fast with it, in more
 rounds than chance gives; so many times as fast as the original is the result."""
@@ -185,7 +188,7 @@ class _Stage:
     def _lanes(self, goal: Graph) -> list[FusedGoal]:
         """The lanes of a goal; one whose kernel prepares weights is one."""
         if goal in self.prepared:
-            return [FusedGoal(goal, tuple(range(len(goal.inputs))), (0,))]
+            return [FusedGoal(goal, tuple(range(len(goal.inputs))), tuple(range(len(goal.outputs))))]
         return fused_goals(label(goal))
 
     def _possible(self, kind: EqualRegions, spots: Sequence[RegionSite]) -> float:
@@ -402,7 +405,11 @@ class _Stage:
         original = runtime.open_in_child(result.original, self.target, source=True)
         session = runtime.open_in_child(model, self.target, check=passes_checker(result.original, self.target))
         without = runtime.open_in_child(model, self.target, library=False)
-        differences = [d for each in (session, without) for d in compare(result.original, each, result.cases)]
+        fine = Fine.of(result.original)
+        differences = []
+        for each, library in ((session, True), (without, False)):
+            finely = None if fine is None else fine.opened(model, self.target, library=library)
+            differences += compare(result.original, each, result.cases, finely, SHARE if library else 0.0)
         bad = next((d for d in differences if not d.passed), None)
         if bad is not None:
             why = CheckFailed(f"the check failed with kernels ({bad}): they are left out, please report it")

@@ -127,8 +127,8 @@ struct Linear {
       for (size_t i = part * TILES / PARTS; i < (part + 1) * TILES / PARTS; ++i) {
         const size_t row = i * SHORT + (i < LONG ? i : LONG);
         const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * TILES / PARTS) * (end - begin) * FETCHED;
-        if (i < LONG) tile<F, SHORT + 1>(w, begin, end, row, first, tensors, next, FETCHED);
-        else tile<F, SHORT>(w, begin, end, row, first, tensors, next, FETCHED);
+        if (i < LONG) tile<F, SHORT + 1>(w + begin * COLUMNS, begin, end, row, first, tensors, next, FETCHED);
+        else tile<F, SHORT>(w + begin * COLUMNS, begin, end, row, first, tensors, next, FETCHED);
       }
     }
   }
@@ -141,7 +141,7 @@ struct Linear {
       for (size_t i = part * tiles / PARTS; i < (part + 1) * tiles / PARTS; ++i) {
         const size_t row = i * low + (i < longer ? i : longer);
         const char* next = reinterpret_cast<const char*>(w + end * COLUMNS) + (i - part * tiles / PARTS) * (end - begin) * bytes;
-        with_rows<ROWS>(i < longer ? low + 1 : low, [&](auto count) { tile<F, count>(w, begin, end, row, first, tensors, next, bytes); });
+        with_rows<ROWS>(i < longer ? low + 1 : low, [&](auto count) { tile<F, count>(w + begin * COLUMNS, begin, end, row, first, tensors, next, bytes); });
       }
     }
   }
@@ -154,7 +154,6 @@ struct Linear {
         __builtin_prefetch(static_cast<float*>(tensors[4]) + (row + m) * N + first + i, 1);
         if (SUM && end == K) __builtin_prefetch(static_cast<const float*>(tensors[3]) + (row + m) * N + first + i);
       }
-    w += begin * COLUMNS;
     for (size_t k = begin; k < end; ++k, w += COLUMNS) {
       if constexpr (NARROW)
         for (size_t i = 0; i < COLUMNS * sizeof *w; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + i);

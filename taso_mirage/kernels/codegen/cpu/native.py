@@ -85,7 +85,7 @@ class NativeKernel:
         self._prepare: Any = None
         if hasattr(library, f"{self.name}_prepare"):
             self._prepare = getattr(library, f"{self.name}_prepare")
-            self._prepared = tuple((ctypes.c_size_t * 2).in_dll(library, f"{self.name}_prepared"))
+            self._prepared = ctypes.c_size_t.in_dll(library, f"{self.name}_prepared").value
         self._parallel: Any = None
         self._pool: Any = None
         if self.threads > 1:
@@ -110,9 +110,9 @@ class NativeKernel:
         """What a run reads besides the inputs: computed from those that are weights."""
         if self._prepare is None:
             return []
-        size, place = self._prepared
-        made = empty_aligned((size,), np.uint8)
-        self._prepare(ctypes.c_void_p(inputs[place].ctypes.data), ctypes.c_void_p(made.ctypes.data))
+        made = empty_aligned((self._prepared,), np.uint8)
+        places = (ctypes.c_void_p * len(inputs))(*[array.ctypes.data for array in inputs])
+        self._prepare(places, ctypes.c_void_p(made.ctypes.data))
         return [made]
 
     def pointers(

@@ -1,5 +1,5 @@
-"""Terms whose C++ is a class by hand, `winograd.h` or `linear.h`: they read weights that are
-prepared once, before the first run."""
+"""Terms whose C++ is a class by hand, `winograd.h`, `linear.h` or `block_linear.h`: they read
+weights that are prepared once, before the first run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InstanceClass:
     weights hang on besides the weights. A block has so many tiles or columns; `sides` of a tile are
     powers of two."""
 
-    header: str
+    headers: tuple[str, ...]
     name: str
     block: Callable[[Node], int]
     sides: Callable[[Node], tuple[int, ...]]
@@ -37,6 +37,11 @@ class InstanceClass:
     """How many times its blocks run, if that is not in its code."""
     rows: Callable[[Node], Dim] = lambda node: 0
     """A size that its blocks read."""
+    weights: tuple[int, ...] = (1,)
+    """The places of the operands that are prepared."""
+    first: Callable[[Node], tuple[Dim, int, int]] = lambda node: (0, 0, 0)
+    """How often its function `digits` runs before the blocks, the bytes that each makes, and what
+    else they hang on."""
 
 
 def _winograd(node: Node) -> tuple[Any, ...]:
@@ -65,9 +70,38 @@ def _rows(node: Node) -> Dim:
     return dim_product(node.shape[:-1])
 
 
+def _of_blocks(node: Node) -> tuple[Any, ...]:
+    x, codes, *_, zeros = (*node.args, ABSENT)[:6]
+    columns, most, parts = node.attr("block")
+    rows = _rows(node)
+    sizes = most if isinstance(rows, Symbolic) else rows, x.shape[-1], codes.shape[0], columns, most, parts
+    kind = "HALF_OF_ALL" if zeros is ABSENT else "WHOLE" if zeros.dtype == "uint8" else "FLOATING"
+    return *sizes, node.attr("bits"), node.attr("block_size"), node.attr("digits"), kind
+
+
+def _digits(node: Node) -> tuple[Dim, int, int]:
+    """Those of a row of x, where integers are multiplied: see `BlockLinear`."""
+    size, most = node.attr("block_size"), node.attr("block")[1]
+    bytes = int(node.args[1].shape[1]) * (32 + node.attr("digits") * size)
+    return (_rows(node), bytes, node.attr("bits")) if most & (most - 1) == 0 else (0, 0, 0)
+
+
+BLOCKS = InstanceClass(
+    ("linear.h", "block_linear.h"),
+    "BlockLinear",
+    lambda n: n.attr("block")[0],
+    lambda n: (),
+    _of_blocks,
+    lambda n: ("blocks", *n.attr("block")[:1]),
+    lambda n: (isinstance(_rows(n), Symbolic),),
+    lambda n: n.args[0].shape[-1:],
+    rows=_rows,
+    weights=(1, 4, 5),
+    first=_digits,
+)
 KINDS: Mapping[Lowering | None, InstanceClass] = {
     Lowering.WINOGRAD: InstanceClass(
-        "winograd.h",
+        ("winograd.h",),
         "Winograd",
         lambda n: n.attr("block")[0],
         lambda n: n.attr("tile"),
@@ -78,7 +112,7 @@ KINDS: Mapping[Lowering | None, InstanceClass] = {
         lambda n: n.shape[0] if isinstance(n.shape[0], Symbolic) else 1,
     ),
     Lowering.LINEAR: InstanceClass(
-        "linear.h",
+        ("linear.h",),
         "Linear",
         lambda n: n.attr("block")[0],
         lambda n: (),
@@ -102,8 +136,9 @@ class PreparedInstance:
 
     def __post_init__(self) -> None:
         types = {arg.tensor for arg in self.node.args if arg is not ABSENT} | {self.node.tensor}
+        floats = types - {self.node.args[i].tensor for i in self.weights if self.node.args[i].dtype == "uint8"}
         sizes = *self.node.args[1].shape, *self.kind.fixed(self.node)
-        if any(t.dtype != "float32" for t in types) or not all(isinstance(n, int) for n in sizes):
+        if any(t.dtype != "float32" for t in floats) or not all(isinstance(n, int) for n in sizes):
             shown = ", ".join(map(str, types))
             raise Unsupported(f"a {self.node.op} of {shown}; its C++ is for float32 and fixed sizes")
         sides = self.kind.sides(self.node)
@@ -114,7 +149,26 @@ class PreparedInstance:
 
     @property
     def kind(self) -> InstanceClass:
-        return KINDS[traits(self.node).lowering]
+        return _kind(self.node)
+
+    @property
+    def weights(self) -> list[int]:
+        """The places of the operands that are prepared."""
+        return [i for i in self.kind.weights if i < len(self.node.args) and self.node.args[i] is not ABSENT]
+
+    @property
+    def prepare(self) -> str:
+        """What prepares `weights` of the kernel's inputs, in C++: {0} is the first one, {at} where
+        they go."""
+        given = [f"inputs[{{{i}}}]" for i in range(len(self.weights))]
+        given += ["nullptr"] * (len(self.kind.weights) - len(given))
+        return f"{self.name}::prepare({', '.join(given)}, {{at}});"
+
+    @property
+    def first(self) -> tuple[Dim, int, int]:
+        """How often its function `digits` runs before the blocks, the bytes that each makes, and
+        what else they hang on."""
+        return self.kind.first(self.node)
 
     @property
     def instance(self) -> str:
@@ -148,14 +202,19 @@ def prepares(node: Node) -> bool:
     return traits(node).lowering in KINDS
 
 
+def _kind(node: Node) -> InstanceClass:
+    """With scales its weights are blocks of few bits."""
+    lowering = traits(node).lowering
+    return BLOCKS if lowering is Lowering.LINEAR and len(node.args) > 4 else KINDS[lowering]
+
+
 def layout(graph: Graph) -> tuple[Any, ...]:
     """What the prepared weights of a muGraph hang on: those of equal ones are the same."""
-    found = [node for node in graph if prepares(node)]
-    return (found[0].op, *KINDS[traits(found[0]).lowering].layout(found[0])) if found else ()
+    return tuple([(node.op, *_kind(node).layout(node)) for node in graph if prepares(node)])
 
 
 def headers(graphs: Iterable[Graph]) -> list[str]:
     """The classes that some muGraphs have, each once."""
-    found = dict.fromkeys(KINDS[traits(node).lowering].header for graph in graphs for node in graph if prepares(node))
+    found = dict.fromkeys(h for graph in graphs for node in graph if prepares(node) for h in _kind(node).headers)
     names = ["lanes.h", *found] if found else []
     return [files("taso_mirage.kernels.codegen.cpu").joinpath(name).read_text() for name in names]

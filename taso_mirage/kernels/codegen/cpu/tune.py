@@ -167,8 +167,12 @@ def _copied(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _drawn(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    values, found = rng.standard_normal(shape), empty_aligned(shape, dtype)
-    found[...] = values > 0 if dtype == "bool" else values
+    found = empty_aligned(shape, dtype)
+    if dtype == "uint8":
+        found[...] = rng.integers(0, 256, shape)
+    else:
+        values = rng.standard_normal(shape)
+        found[...] = values > 0 if dtype == "bool" else values
     return found
 
 

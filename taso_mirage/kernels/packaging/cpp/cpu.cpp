@@ -23,6 +23,8 @@ bool supported(const std::string& feature) {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;
   const bool fma = c >> 12 & 1;
   if (!__get_cpuid_count(7, 0, &a, &features, &c, &d)) return false;
+  unsigned more = 0, others = 0;
+  const bool vnni = a >= 1 && __get_cpuid_count(7, 1, &more, &b, &others, &d) && (more >> 4 & 1);
   unsigned low = 0, high = 0;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   const bool wide = (low & 6) == 6, widest = (low & 0xe6) == 0xe6;
@@ -31,6 +33,8 @@ bool supported(const std::string& feature) {
   if (feature == "avx512f") return widest && (features >> 16 & 1);
   if (feature == "avx512dq") return widest && (features >> 17 & 1);
   if (feature == "avx512bw") return widest && (features >> 30 & 1);
+  if (feature == "avx512vnni") return widest && (c >> 11 & 1);
+  if (feature == "avxvnni") return wide && vnni;
   if (feature == "avx512vl") return widest && (features >> 31 & 1);
   return false;
 }
@@ -46,8 +50,8 @@ bool supported(const std::string& feature) {
 
 void check(const std::string& path, const std::string& features) {
   const size_t end = std::min(features.find(' '), features.size());
-  if (features.substr(0, end) != "2")
-    throw plan::Problem(path + " has kernels of version " + features.substr(0, end) + ", this library reads 2; build both with the same taso-mirage");
+  if (features.substr(0, end) != "3")
+    throw plan::Problem(path + " has kernels of version " + features.substr(0, end) + ", this library reads 3; build both with the same taso-mirage");
   for (size_t at = end + 1; at < features.size();) {
     const size_t stop = std::min(features.find(' ', at), features.size());
     const std::string feature = features.substr(at, stop - at);
@@ -80,13 +84,14 @@ Function find(const plan::Plan& plan) {
     const auto* prepared = static_cast<const size_t*>(dlsym(library, (plan.entry + "_prepared").c_str()));
     const std::string wanted = static_cast<const char*>(types), said = plan.signature() + (prepared == nullptr ? "" : " prepared") + (plan.names.empty() ? "" : " sizes");
     if (wanted != said) throw plan::Problem("the compiled kernel " + plan.entry + " computes " + wanted + " the plan says " + said + " it was changed");
-    Function found = {reinterpret_cast<Entry>(entry), 0, nullptr, nullptr, 0, 0};
+    Function found = {reinterpret_cast<Entry>(entry), 0, nullptr, nullptr, 0, {}};
     if (plan.names.empty()) found.scratch = reinterpret_cast<size_t (*)()>(scratch)();
     else found.room = reinterpret_cast<Room>(scratch);
     found.prepare = reinterpret_cast<Prepare>(dlsym(library, (plan.entry + "_prepare").c_str()));
-    if ((prepared == nullptr) != (found.prepare == nullptr) || (prepared != nullptr && prepared[1] >= plan.inputs.size()))
+    if (prepared != nullptr && prepared[1] <= plan.inputs.size()) found.prepared = prepared[0], found.weights.assign(prepared + 2, prepared + 2 + prepared[1]);
+    const bool all = std::all_of(found.weights.begin(), found.weights.end(), [&](size_t i) { return i < plan.inputs.size(); });
+    if ((prepared == nullptr) != (found.prepare == nullptr) || found.weights.empty() != (prepared == nullptr) || !all)
       throw plan::Problem("the compiled kernel " + plan.entry + " is damaged; optimize the model again");
-    if (prepared != nullptr) found.prepared = prepared[0], found.weights = prepared[1];
     return found;
   }
   throw plan::Problem("the kernel " + plan.entry + " is not compiled; call taso_mirage.register(session_options, model), or load the model without"

@@ -1,6 +1,6 @@
 // Linked into a library of compiled kernels: what the compiler was allowed to use, so that another machine refuses it instead of dying.
 extern "C" const char taso_mirage_features[] =
-    "2"
+    "3"
 #ifdef __x86_64__
     " x86-64"
 #endif
@@ -24,5 +24,11 @@ extern "C" const char taso_mirage_features[] =
 #endif
 #ifdef __AVX512DQ__
     " avx512dq"
+#endif
+#ifdef __AVX512VNNI__
+    " avx512vnni"
+#endif
+#ifdef __AVXVNNI__
+    " avxvnni"
 #endif
     ;

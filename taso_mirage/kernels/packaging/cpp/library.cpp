@@ -150,16 +150,20 @@ const cuda::Loaded* loaded(const std::string& text, const OrtKernelInfo* info) {
 void bind(const Plan& plan, size_t i, const OrtValue* value, plan::Sizes& sizes);
 
 void prepare_weights(Node& node, const OrtKernelInfo* info) {
-  int constant = 0;
-  const OrtValue* value = nullptr;
-  succeed(api->KernelInfoGetConstantInput_tensor(info, node.function.weights, &constant, &value));
-  if (!constant || value == nullptr) return;
-  plan::Sizes sizes;
-  bind(node.plan, node.function.weights, value, sizes);
-  void* data = nullptr;
-  succeed(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  std::vector<const void*> inputs(node.plan.inputs.size());
+  for (const size_t i : node.function.weights) {
+    int constant = 0;
+    const OrtValue* value = nullptr;
+    succeed(api->KernelInfoGetConstantInput_tensor(info, i, &constant, &value));
+    if (!constant || value == nullptr) return;
+    plan::Sizes sizes;
+    bind(node.plan, i, value, sizes);
+    void* data = nullptr;
+    succeed(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    inputs[i] = data;
+  }
   node.prepared = aligned(node.function.prepared);
-  node.function.prepare(data, node.prepared.get());
+  node.function.prepare(inputs.data(), node.prepared.get());
 }
 
 void prepare(Node& node, const Op& op, const OrtKernelInfo* info) {
@@ -288,7 +292,7 @@ void run_cpu(const Node& node, OrtKernelContext* context, const void** inputs, v
   Memory prepared;
   if (node.function.prepare != nullptr && node.prepared == nullptr) {
     prepared = aligned(node.function.prepared);
-    node.function.prepare(inputs[node.function.weights], prepared.get());
+    node.function.prepare(inputs, prepared.get());
   }
   inputs[count + 1] = given.data();
   if (node.function.prepare != nullptr) inputs[count] = prepared ? prepared.get() : node.prepared.get();

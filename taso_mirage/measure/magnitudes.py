@@ -1,0 +1,78 @@
+"""How far results are from each other and from float64, and the roundings of their dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 1 << 15
+"""Elements that are compared at a time."""
+
+
+@dataclass(slots=True)
+class Magnitudes:
+    """The largest magnitudes over all elements: optimized - exact, original - exact, optimized -
+    original, exact, original."""
+
+    error: float = 0.0
+    own: float = 0.0
+    apart: float = 0.0
+    target: float = 0.0
+    old: float = 0.0
+
+
+def magnitudes(new: NDArray[Any], old: NDArray[Any], exact: NDArray[Any]) -> Magnitudes | None:
+    """None where an element is finite in one of both and not in the other, or not finite and
+    another. Block by block, so that logits of half a gigabyte stay in the cache."""
+    found = Magnitudes()
+    flat = [np.ravel(a) for a in (new, old, exact)]
+    for start in range(0, old.size, BLOCK):
+        n, o, r = (a[start : start + BLOCK].astype(np.float64) for a in flat)
+        finite = np.isfinite(o)
+        if not finite.all():
+            if not np.array_equal(n[~finite], o[~finite], equal_nan=True):
+                return None
+            n, o, r = n[finite], o[finite], r[finite]
+        if not np.isfinite(n).all():
+            return None
+        known = np.isfinite(r)
+        r = r if known.all() else np.where(known, r, o)
+        found.error = max(found.error, most_of(n - r))
+        found.own = max(found.own, most_of(o - r))
+        found.apart = max(found.apart, most_of(n - o))
+        found.target = max(found.target, most_of(r))
+        found.old = max(found.old, most_of(o))
+    return found
+
+
+def epsilon(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def least_normal(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).smallest_normal)
+
+
+def least(dtype: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
+
+
+def most_of(array: NDArray[Any]) -> float:
+    return float(np.abs(array).max()) if array.size else 0.0
+
+
+def equal_values(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(equal_values(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and bool(np.all(a == b))

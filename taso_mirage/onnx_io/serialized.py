@@ -1,0 +1,90 @@
+"""Models as ONNX's own objects and bytes: as they are, as they were read, or without some
+attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from taso_mirage.errors import InvalidModel
+from taso_mirage.ir.model import Model
+from taso_mirage.onnx_io.originals import in_memory
+from taso_mirage.onnx_io.protos import restore
+from taso_mirage.onnx_io.walk import attributes_of, change_tensors, graphs_inside
+from taso_mirage.onnx_io.write import to_ir
+
+APART = frozenset(
+    getattr(ir.DataType, name)
+    for name in "FLOAT FLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
+)
+"""Types of weights that numpy has too."""
+ARRAYS: WeakKeyDictionary[Any, NDArray[Any]] = WeakKeyDictionary()
+"""Of weights that went apart, for as long as these are there: one that came from protobuf is copied
+at every look."""
+
+
+def source_of(model: Model) -> ir.Model:
+    """The ONNX model that was read, untouched: what an optimized model is compared with, and what
+    is kept when nothing helps."""
+    header: ir.Model = model.source or model.header
+    try:
+        copy = header.clone()
+    except RuntimeError as error:  # values that nothing computes, in a function
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise InvalidModel(f"the model uses what it does not compute: {(cause or ['?'])[-1][:300]}") from None
+    copy.meta.update(header.meta)
+    return copy
+
+
+def as_onnx(model: Model, source: bool = False, without: Collection[str] = ()) -> ir.Model:
+    """A new ONNX model, or with `source` the one that was read; nodes `without` attributes of these
+    names have their defaults."""
+    made = source_of(model) if source else to_ir(model)
+    for part in graphs_inside(made) if without else ():
+        for attributes in attributes_of(part):
+            for name in without:
+                attributes.pop(name, None)
+    return made
+
+
+def serialize(model: Model, source: bool = False, without: Collection[str] = ()) -> bytes:
+    """The ONNX file as bytes, weights inside; see `as_onnx`.
+
+    ValueError above protobuf's 2 GB.
+    """
+    return _bytes(as_onnx(model, source, without))
+
+
+def serialize_apart(
+    model: Model, source: bool = False, without: Collection[str] = (), above: int = 1 << 20
+) -> tuple[bytes, dict[str, NDArray[Any]]]:
+    """The same without the main graph's weights of more than so many bytes, which come by name:
+    they are said to lie in a file, which is not there. Copying them is most of the work for a large
+    model."""
+    made = as_onnx(model, source, without)
+    apart: dict[str, NDArray[Any]] = {}
+    for name, value in made.graph.initializers.items():
+        old = value.const_value
+        if old is not None and old.nbytes > above and old.dtype in APART:
+            if old not in ARRAYS:
+                ARRAYS[old] = old.numpy()
+            apart[name] = ARRAYS[old]
+            value.const_value = ir.ExternalTensor(
+                name, 0, old.nbytes, old.dtype, shape=old.shape, name=name, doc_string=old.doc_string
+            )
+    return _bytes(made, frozenset(apart)), apart
+
+
+def _bytes(made: ir.Model, apart: Iterable[str] = ()) -> bytes:
+    kept = {id(made.graph.initializers[name].const_value) for name in apart}
+    change_tensors(made, lambda tensor: tensor if id(tensor) in kept else in_memory(tensor))
+    try:
+        proto = ir.to_proto(made)
+    except ir.serde.SerdeError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise InvalidModel(f"the model cannot be written: {(cause or ['?'])[0][:300]}") from None
+    return bytes(restore(proto, made).SerializeToString(deterministic=True))
