@@ -62,13 +62,13 @@ class FoldKind(DerivationKind):
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         (of,) = edge.args
-        value = term(self.operator, body.ordered(of), axes=(body.axis(of, edge.folds),), keepdims=0)
+        value = body.folded(of, edge.folds, self.operator)
         return body.written(made, value if self.over is None else body.accumulated(made, edge, value, self.over))
 
 
 class Sum(FoldKind):
     __slots__ = ()
-    name, operator, over, accumulates = "sum", "reduce_sum", "sum", True
+    name, operator, over, accumulates, combines = "sum", "reduce_sum", "sum", True, True
     fold: ClassVar[np.ufunc | None] = np.add
 
     def sketch(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
@@ -110,7 +110,8 @@ class Mean(Sum):
 
 class Max(FoldKind):
     __slots__ = ()
-    name, fold, operator, over, accumulates, maximum = "max", np.maximum, "reduce_max", "max", True, True
+    name, fold, operator, over, maximum = "max", np.maximum, "reduce_max", "max", True
+    accumulates, combines = True, True
 
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, below[0].floor
