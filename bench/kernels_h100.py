@@ -1,16 +1,18 @@
 """Searched, generated and tuned kernels on one NVIDIA GPU against PyTorch (eager, torch.compile
 max-autotune, and SDPA) and FlashInfer.
 
-    python bench/kernels_h100.py [ROW ...] [--no-peers] [--programs 50] [--workers N] [--append]
+    python bench/kernels_h100.py [ROW ...] [--no-peers] [--alone] [--programs 50] [--workers N]
+        [--append]
 
 Prints a table and writes bench/results/kernels_h100-DEVICE.json (microseconds a call). Everything
 starts from the goal: the search (with verification) and the compilers run in worker processes, the
-programs are measured in this one. Method: CUDA graphs of 64 calls or more (of slow calls as many as
-take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians. Results are
-compared with the goal in float64 at the real size before anything is timed. Peers get their inputs
-in the layout that they like best, made ahead of time, and the best of them counts. `--trials FILE`
-writes all measurements with what the analytic model said, `--sources DIR` the fastest programs (for
-a profiler, say).
+programs are measured in this one. With `--alone` each row is searched and tuned a second time, as
+if the GPU had no clusters: what they gain. Method: CUDA graphs of 64 calls or more (of slow calls
+as many as take 5 ms) on both sides, inputs that rotate through three times the L2 cache, medians.
+Results are compared with the goal in float64 at the real size before anything is timed. Peers get
+their inputs in the layout that they like best, made ahead of time, and the best of them counts.
+`--trials FILE` writes all measurements with what the analytic model said, `--sources DIR` the
+fastest programs (for a profiler, say).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from taso_mirage.kernels.codegen import tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
 from taso_mirage.targets.cuda.device import H100  # noqa: E402
+from taso_mirage.targets.device import Device  # noqa: E402
 
 TOLERANCE = 4e-3
 """Of the norm of the difference from float64, over its norm: half precision has 5e-4 an element."""
@@ -158,11 +161,14 @@ ROWS = (
 )
 
 
-def searched(row: Row, best: int) -> list[TritonProgram]:
+ALONE = replace(H100, cluster=1)
+
+
+def searched(row: Row, best: int, device: Device = H100) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
     graph = {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
     found: dict[str, TritonProgram] = {}
-    for each in superoptimize(graph, best=best, budget=120.0, device=H100):
+    for each in superoptimize(graph, best=best, budget=120.0, device=device):
         try:
             program = each.program()
         except Unsupported:
@@ -257,7 +263,8 @@ def measured(
         "trials": len(best.trials),
         "tuning_seconds": round(seconds, 1),
         "model": ranking(best, len(programs)),
-        "launches": [{"grid": x.grid, "loop": x.loop} | asdict(x.schedule) for x in best.program.launches],
+        "launches": shown_launches(best.program),
+        "clusters": clustered(best),
         "calls": math.ceil(tune.CALLS / len(sets)) * len(sets),
     }
     try:
@@ -265,6 +272,23 @@ def measured(
     except Exception as error:  # the row is wanted all the same; before sm_90 kernels cannot note when they may load
         print(f"  no timeline: {str(error)[:120]}", flush=True)
     return found, best
+
+
+def clustered(best: tune.TunedProgram) -> dict[str, Any] | None:
+    """The fastest of the programs that have clusters."""
+    found = [t for t in best.trials if math.isfinite(t.seconds) and any(x.cluster != 1 for x in t.program.launches)]
+    fastest = min(found, key=lambda t: t.seconds, default=None)
+    return fastest and {"us": fastest.seconds * 1e6, "launches": shown_launches(fastest.program)}
+
+
+def alone(row: Row, programs: Sequence[TritonProgram], compiler: tune.Compiler) -> dict[str, Any]:
+    """The same row from programs without clusters."""
+    best = tune.tuned_program(programs, compiler=compiler, check=checker(EAGER[row.name], []))
+    return {"us": best.seconds * 1e6, "launches": shown_launches(best.program)}
+
+
+def shown_launches(program: TritonProgram) -> list[dict[str, Any]]:
+    return [{"grid": x.grid, "loop": x.loop, "cluster": x.cluster} | asdict(x.schedule) for x in program.launches]
 
 
 def least(*runs: Mapping[str, float]) -> dict[str, float]:
@@ -301,11 +325,22 @@ def noted(row: Row, programs: Sequence[TritonProgram], best: tune.TunedProgram) 
     return found
 
 
+def _shown(launch: Mapping[str, Any]) -> str:
+    cluster = f" clusters of {launch['cluster']}" if launch.get("cluster", 1) != 1 else ""
+    return f"{launch['grid']}{cluster} loop {launch['loop']} w{launch['warps']} s{launch['stages']}"
+
+
 def show(row: dict[str, Any]) -> None:
     best = min(row["baselines"].values(), default=math.nan)
     others = ", ".join(f"{k} {v:.1f}" for k, v in row["baselines"].items())
     bar = f"(bar {row['bar']:g})" if row["bar"] else ""
-    shown = "; ".join(f"{x['grid']} loop {x['loop']} w{x['warps']} s{x['stages']}" for x in row["launches"])
+    shown = "; ".join(_shown(x) for x in row["launches"])
+    if row.get("clusters"):
+        others += (
+            f" | with clusters {row['clusters']['us']:.2f} us, {'; '.join(map(_shown, row['clusters']['launches']))}"
+        )
+    if "alone" in row:
+        others += f" | without clusters {row['alone']['us']:.2f} us, {'; '.join(map(_shown, row['alone']['launches']))}"
     print(
         f"{row['case']:36} {row['ours']:7.2f} us {bar:9} floor {row['floor']:5.1f} best peer {best:7.1f} ratio "
         f"{best / row['ours']:5.2f} | {shown} | {row['programs']} programs, {row['trials']} trials, {row['refused']} refused, "
@@ -321,6 +356,7 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument("--programs", type=int, default=50, help="muGraphs of a row that are generated and measured")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="measure each row without clusters, too")
     parser.add_argument(
         "--missing",
         action="store_true",
@@ -362,10 +398,12 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
         asked = [(row, executor.submit(searched, row, options.programs)) for row in chosen]
-        for row, future in asked:
+        single = [executor.submit(searched, row, options.programs, ALONE) for row in chosen if options.alone]
+        for i, (row, future) in enumerate(asked):
             programs = future.result()
             try:
                 found, best = measured(row, programs, compiler, not options.no_peers)
+                found |= {"alone": alone(row, single[i].result(), compiler)} if options.alone else {}
             except Exception as error:  # the other rows are wanted all the same
                 print(f"{row.case}: {type(error).__name__}: {error}", flush=True)
                 continue

@@ -2,8 +2,9 @@
 Neptune, PLDI'26).
 
 A `kernel` is defined by slicing its operands, running the body for every block and iteration,
-accumulating, and stitching the blocks' outputs. All blocks, and all iterations, have equal parts,
-so a meaning of types looks at one of each (`Meaning.each`).
+accumulating, combining what the blocks of a cluster have, and stitching the blocks' outputs. All
+blocks, and all iterations, have equal parts, so a meaning of types looks at one of each
+(`Meaning.each`).
 """
 
 from functools import partial, reduce
@@ -31,13 +32,16 @@ def accumulate(xp, x, m=None, *, over: str = "sum", degree: int = 0):
     which is sum_t x_t e^(degree (m_t - m_T)), or the "variance" of all elements, where x_t and m_t
     are the variance and the mean of those of one iteration (Chan, Golub and LeVeque 1979: one pass,
     and no difference of large squares). Outside of a kernel there is one iteration, and it is x."""
-    if over not in SECOND:
-        raise IllTyped(f"accumulate over {over!r}; it is {', '.join(SECOND)}")
-    if (m is not None) != (SECOND[over] is not None):
-        raise IllTyped(f"accumulate over {over} {f'without {SECOND[over]}' if m is None else 'with a second operand'}")
-    if m is not None and _broadcast(xp, x, m) != xp.shape(x):
-        raise IllTyped(f"{SECOND[over]} of {show_shape(xp.shape(m))} does not fit {show_shape(xp.shape(x))}")
-    return x
+    return _folding("accumulate", xp, x, m, over, SECOND)
+
+
+@op(lowering=Lowering.COMBINE)
+def combine(xp, x, m=None, *, over: str = "sum", degree: int = 0):
+    """x -> what x is over all blocks of a cluster, in each of them: the "sum", the "max",
+    "rescaled" by a maximum m of each block, which is sum_b x_b e^(degree (m_b - max m)), or the
+    "variance" of all elements, as `accumulate` has it. Without a cluster there is one block, and
+    it is x."""
+    return _folding("combine", xp, x, m, over, {**SECOND, "rescaled": "a maximum"})
 
 
 @op(lowering=Lowering.RUNNING)
@@ -47,7 +51,7 @@ def running_max(xp, x):
 
 
 @op(lowering=Lowering.KERNEL)
-def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: Ints, omap: Maps):
+def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: Ints, omap: Maps, cluster: int = 1):
     """tensors -> one tensor for each output of the body, a tuple unless there is one.
 
     `grid`: up to three block counts; `loop`: the for-loop range. imap[i][g] and fmap[i]: the dim of
@@ -55,22 +59,34 @@ def kernel(xp, *operands, body: Graph, grid: Dims, loop: Dim, imap: Maps, fmap: 
     a grid dim alone cuts the body may take larger tiles, of which the last block's begins earlier
     (`mugraph.Overlap`). omap[o][g]: the dim of output o along which the blocks of grid dim g stand,
     -1 where the first of them alone gives it. Inputs of the body have the tiles' types. A kernel in
-    a body is the thread level.
+    a body is the thread level. `cluster`: 1, or all blocks of the last grid dim, which then
+    exchange what the body combines.
 
     Free sizes: `n_by_8` is the size of a tile of `n` elements of which all but the last have 8, in
     (n + 7) // 8 blocks or iterations (`mugraph.part`). Such a kernel has types, and code; what it
     computes is that of the same kernel at sizes (`kernels.free.at_sizes`).
     """
     if xp is SHAPES:
-        check(operands, body, grid, loop, imap, fmap, omap)
+        check(operands, body, grid, loop, imap, fmap, omap, cluster)
         if is_free_kernel(body, grid, loop):
             uneven = overlaps([xp.shape(x) for x in operands], body, grid, imap)
             made = [stitched(o.tensor, grid, axes, uneven) for o, axes in zip(body.outputs, omap, strict=True)]
             return made[0] if len(made) == 1 else tuple(made)
-    run_block = partial(_block, xp, body, loop_phases(body, fmap, loop), loop, fmap)
+    run_blocks = partial(_outputs, xp, body, loop_phases(body, fmap, loop), loop, fmap)
     overlapping = overlaps([xp.shape(x) for x in operands], body, grid, imap)
-    found = _blocks(xp, operands, run_block, grid, imap, omap, overlapping)
+    found = _blocks(xp, operands, run_blocks, grid, imap, omap, overlapping, cluster)
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _folding(name, xp, x, m, over, second):
+    """x, once the second operand is there where it has to be, and fits."""
+    if over not in second:
+        raise IllTyped(f"{name} over {over!r}; it is {', '.join(second)}")
+    if (m is not None) != (second[over] is not None):
+        raise IllTyped(f"{name} over {over} {f'without {second[over]}' if m is None else 'with a second operand'}")
+    if m is not None and _broadcast(xp, x, m) != xp.shape(x):
+        raise IllTyped(f"{second[over]} of {show_shape(xp.shape(m))} does not fit {show_shape(xp.shape(x))}")
+    return x
 
 
 def _broadcast(xp, x, m):
@@ -80,16 +96,19 @@ def _broadcast(xp, x, m):
         return None
 
 
-def _blocks(xp, operands, run_block, grid, imap, omap, overlapping, g=0):
-    """The outputs of all blocks of the grid dims from `g` on."""
+def _blocks(xp, operands, run_blocks, grid, imap, omap, overlapping, cluster, g=0):
+    """The outputs of all blocks of the grid dims from `g` on; those of a cluster run together."""
     if g == len(grid):
-        return run_block(operands)
+        return run_blocks([operands])[0]
+
+    def tiles(i):
+        return [_part(xp, x, axes[g], i, grid[g], overlapping[g]) for x, axes in zip(operands, imap, strict=True)]
 
     def one(i):
-        parts = [_part(xp, x, axes[g], i, grid[g], overlapping[g]) for x, axes in zip(operands, imap, strict=True)]
-        return _blocks(xp, parts, run_block, grid, imap, omap, overlapping, g + 1)
+        return _blocks(xp, tiles(i), run_blocks, grid, imap, omap, overlapping, cluster, g + 1)
 
-    blocks = xp.each(grid[g], one)
+    clustered = cluster != 1 and g == len(grid) - 1
+    blocks = run_blocks(xp.each(cluster, tiles)) if clustered else xp.each(grid[g], one)
     return [
         blocks[0][o] if axes[g] < 0 else _stitched(xp, [b[o] for b in blocks], axes[g], overlapping[g])
         for o, axes in enumerate(omap)
@@ -112,40 +131,52 @@ def _stitched(xp, parts, axis, overlap):
     return xp.concat(parts, axis)
 
 
-def _block(xp, body, stage, loop, fmap, tiles):
-    """One block. A term of the loop has a list of values, one an iteration."""
-    values = {ABSENT: None}
-    for leaf, x, axis in zip(body.inputs, tiles, fmap, strict=True):
-        values[leaf] = _iterations(xp, x, axis, loop) if axis >= 0 else x
+def _outputs(xp, body, stage, loop, fmap, blocks):
+    """Those of each block of a cluster, or of one block, from its tiles. Each has its own value of
+    a term; a term of the loop has a list of them, one an iteration."""
+    count = len(blocks)
+    values = {ABSENT: [None] * count}
+    for i, (leaf, axis) in enumerate(zip(body.inputs, fmap, strict=True)):
+        values[leaf] = [_iterations(xp, tiles[i], axis, loop) if axis >= 0 else tiles[i] for tiles in blocks]
     for node in stage:
         if node not in values:
-            values[node] = _value(xp, node, stage, values, loop)
-    return [values[output] for output in body.outputs]
+            args, looped = [values[a] for a in node.args], [stage[a] is LoopPhase.LOOP for a in node.args]
+            values[node] = (
+                [_combined(xp, node.attr("over"), node.attr("degree"), *args)] * count
+                if node.op == "combine"
+                else xp.each(count, partial(_value, xp, node, loop, args, looped))
+            )
+    return [[values[output][b] for output in body.outputs] for b in range(count)]
 
 
 def _iterations(xp, x, axis, loop):
     return xp.each(loop, lambda t: _part(xp, x, axis, t, loop))
 
 
-def _value(xp, node, stage, values, loop):
-    args, looped = [values[arg] for arg in node.args], [stage[arg] is LoopPhase.LOOP for arg in node.args]
+def _value(xp, node, loop, args, looped, block):
+    """What a term is in one block."""
+    args = [x[block] for x in args]
     if not any(looped):
         return interpret_term(node, xp, args)
     if node.op == "running_max":
         return list(running(args[0], xp.maximum))
+    lists = [x if each else [x] * loop for x, each in zip(args, looped, strict=True)]
     if node.op == "accumulate":
-        lists = [x if each else [x] * loop for x, each in zip(args, looped, strict=True)]
-        return _accumulated(xp, node.attr("over"), node.attr("degree"), *lists)
-    return xp.each(
-        loop, lambda t: interpret_term(node, xp, [x[t] if each else x for x, each in zip(args, looped, strict=True)])
-    )
+        return _folded(xp, node.attr("over"), node.attr("degree"), lists[0], *[(m, m[-1]) for m in lists[1:]])
+    return xp.each(loop, lambda t: interpret_term(node, xp, [x[t] for x in lists]))
 
 
-def _accumulated(xp, over, degree, xs, ms=None):
+def _combined(xp, over, degree, xs, ms=None):
+    return _folded(xp, over, degree, xs, None if ms is None else (ms, reduce(xp.maximum, ms)))
+
+
+def _folded(xp, over, degree, xs, relative=None):
+    """What parts are together; `relative` are the second operands, and for maxima the last one."""
+    ms, last = relative or (None, None)
     if over == "variance":
         return _variance(xp, xs, ms)
     if over == "rescaled" and degree:
-        xs = xp.each(len(xs), lambda t: _rescaled(xp, xs[t], ms[t], ms[-1], degree))
+        xs = xp.each(len(xs), lambda t: _rescaled(xp, xs[t], ms[t], last, degree))
     return reduce(xp.maximum if over == "max" else xp.add, xs)
 
 
@@ -194,10 +225,18 @@ def _softmax():
     return Graph((x,), (accumulate.term(top, over="max"), total))
 
 
+def _long_row():
+    """The body of x over the sum of its squares, on parts of rows."""
+    x = variable("x", Tensor("float32", (1, 4)))
+    return Graph((x,), (div.term(x, combine.term(reduce_sum.term(mul.term(x, x), axes=(1,)))),))
+
+
 accumulate.example("float32[2,3]")
 accumulate.example("float32[2,3]", over="max")
 accumulate.example("float32[2,3]", "float32[2,1]", over="rescaled", degree=1)
 accumulate.example("float32[2,3]", "float32[2,3]", over="variance")
+combine.example("float32[2,3]")
+combine.example("float32[2,3]", "float32[2,1]", over="rescaled", degree=1)
 running_max.example("float32[2,3]")
 kernel.example(
     "float32[2,4]",
@@ -212,3 +251,6 @@ kernel.example(
 kernel.example("float32[2,8]", body=_spread(), grid=(2,), loop=2, imap=((0,),), fmap=(1,), omap=((0,),))
 kernel.example("float32[3,8]", body=_softmax(), grid=(3, 2), loop=2, imap=((0, 1),), fmap=(1,), omap=((0, 1), (0, 1)))
 kernel.example("float32[5,4]", body=_square(), grid=(2,), loop=1, imap=((0,),), fmap=(-1,), omap=((0,),))
+kernel.example(
+    "float32[3,8]", body=_long_row(), grid=(3, 2), loop=1, imap=((0, 1),), fmap=(-1,), omap=((0, 1),), cluster=2
+)

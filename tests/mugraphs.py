@@ -31,6 +31,7 @@ def kernel(
     grid: _Ints,
     loop: int,
     *omap: _Ints,
+    cluster: int = 1,
 ) -> Node:
     """The kernel whose body is what `body` makes of the operands' tiles; the tiles are called as
     the operands."""
@@ -41,9 +42,8 @@ def kernel(
     made = body(*tiles)
     graph = Graph(tuple(tiles), made if isinstance(made, tuple) else (made,))
     imap, fmap = tuple(i for _, i, _ in operands), tuple(f for _, _, f in operands)
-    return term(
-        "kernel", *[x for x, _, _ in operands], body=graph, grid=grid, loop=loop, imap=imap, fmap=fmap, omap=omap
-    )
+    maps = {"imap": imap, "fmap": fmap, "omap": omap}
+    return term("kernel", *[x for x, _, _ in operands], body=graph, grid=grid, loop=loop, **maps, cluster=cluster)
 
 
 def parts(node: Node) -> list[Node]:
@@ -256,6 +256,80 @@ def attention_split_safe(
     return Graph(a.inputs, (made,)), a.goal
 
 
+def attention_cluster(
+    heads: int = 2,
+    queries: int = 6,
+    dim: int = 5,
+    keys: int = 24,
+    width: int = 7,
+    blocks: int = 3,
+    splits: int = 4,
+    loop: int = 3,
+    *,
+    scaled: bool = True,
+    masked: bool = False,
+    normed: bool = False,
+    dtype: str = "float16",
+) -> Pair:
+    """Flash decoding in one kernel: the splits of the keys are a cluster, whose blocks combine."""
+    a = Attention(heads, queries, dim, keys, width, scaled=scaled, masked=masked, normed=normed, dtype=dtype)
+
+    def body(*tiles: Node) -> Node:
+        o, total, top = a.accumulators(*tiles)
+        return term("div", *[term("combine", x, top, over="rescaled", degree=1) for x in (o, total)])
+
+    made = kernel(a.operands((2,)), body, (heads, blocks, splits), loop, (0, 1, -1), cluster=splits)
+    return Graph(a.inputs, (made,)), a.goal
+
+
+def rmsnorm_linear_cluster(
+    rows: int = 4, inner: int = 24, cols: int = 10, grid: int = 5, splits: int = 2, loop: int = 3
+) -> Pair:
+    """rms(X) W with the rows of W split over a cluster: both sums are combined."""
+    x, w = leaf("X", "float16", rows, inner), leaf("W", "float16", inner, cols)
+
+    def body(x: Node, w: Node) -> Node:
+        sums = term("matmul", x, w), term("reduce_sum", term("mul", x, x), axes=(1,))
+        product, squares = (term("combine", term("accumulate", each)) for each in sums)
+        return term("div", product, term("sqrt", term("div", squares, constant(inner, "float16"))))
+
+    made = kernel([(x, (-1, 1), 1), (w, (1, 0), 0)], body, (grid, splits), loop, (1, -1), cluster=splits)
+    return Graph((x, w), (made,)), Graph((x, w), (term("matmul", rms(x, 1), w),))
+
+
+def long_rows(rows: int = 6, inner: int = 20, grid: int = 3, splits: int = 4) -> Pair:
+    """rms(X) of rows that are too long for one block: each of a cluster writes its part."""
+    x = leaf("X", "float16", rows, inner)
+
+    def body(x: Node) -> Node:
+        squares = term("combine", term("reduce_sum", term("mul", x, x), axes=(1,)))
+        return term("div", x, term("sqrt", term("div", squares, constant(inner, "float16"))))
+
+    made = kernel([(x, (0, 1), -1)], body, (grid, splits), 1, (0, 1), cluster=splits)
+    return Graph((x,), (made,)), Graph((x,), (rms(x, 1),))
+
+
+def spread_cluster(
+    rows: int = 6, inner: int = 24, grid: int = 3, splits: int = 2, loop: int = 3, *, dtype: str = "float16"
+) -> Pair:
+    """The variance and the largest element of rows, in one pass over the parts of a cluster."""
+    x = leaf("X", dtype, rows, inner)
+
+    def variance(x: Node) -> Node:
+        apart = term("sub", x, term("reduce_mean", x, axes=(1,)))
+        return term("reduce_mean", term("mul", apart, apart), axes=(1,))
+
+    def body(x: Node) -> tuple[Node, Node]:
+        mean = term("reduce_mean", x, axes=(1,))
+        whole = term("div", term("accumulate", mean), constant(loop, dtype))
+        found = term("combine", term("accumulate", variance(x), mean, over="variance"), whole, over="variance")
+        top = term("combine", term("accumulate", term("reduce_max", x, axes=(1,)), over="max"), over="max")
+        return found, top
+
+    made = kernel([(x, (0, 1), 1)], body, (grid, splits), loop, (0, -1), (0, -1), cluster=splits)
+    return Graph((x,), tuple(parts(made))), Graph((x,), (variance(x), term("reduce_max", x, axes=(1,))))
+
+
 def qknorm(**sizes: int) -> Pair:
     """Attention with rms(Q) and rms(K)."""
     return attention_safe(**sizes, normed=True)  # type: ignore[arg-type]
@@ -274,3 +348,12 @@ WORKLOADS: dict[str, Callable[[], Pair]] = {
     "qknorm": qknorm,
 }
 """At sizes that keep every dim, grid and loop apart."""
+CLUSTERS: dict[str, Callable[[], Pair]] = {
+    "attention_cluster": attention_cluster,
+    "attention_cluster_masked": partial(attention_cluster, masked=True),
+    "qknorm_cluster": partial(attention_cluster, normed=True),
+    "rmsnorm_linear_cluster": rmsnorm_linear_cluster,
+    "long_rows": long_rows,
+    "spread_cluster": spread_cluster,
+}
+"""What blocks of a cluster combine."""

@@ -380,13 +380,14 @@ OTHERS: dict[str, Case] = {
     "island": island,
     "widened": widened,
 }
-CASES = WORKLOADS | OTHERS
+CASES = WORKLOADS | OTHERS | mugraphs.CLUSTERS
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 """The largest number of a dtype."""
 BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6}
 """Largest error relative to the largest element: a few roundings of the dtype."""
 RUN = """
 import importlib.util, sys, numpy, torch
+import in_turn
 for name in sys.argv[2:]:
     spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -394,7 +395,8 @@ for name in sys.argv[2:]:
     data = numpy.load(f"{sys.argv[1]}/{name}.npz")
     inputs = [torch.from_numpy(data[key]) for key in sorted(data.files)]
     dtypes = open(f"{sys.argv[1]}/{name}.txt").read().split()
-    found = module.launch(*[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes)])
+    found = in_turn.launched(module, *[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes)])
+    found = found[0] if isinstance(found, tuple) else found
     numpy.save(f"{sys.argv[1]}/{name}.npy", found.to(torch.float64).numpy())
 """
 """A process of its own: the interpreter is chosen before triton is imported."""
@@ -437,7 +439,8 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
     made = subprocess.run(
         [sys.executable, "-c", RUN, str(folder), *CASES],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ
+        | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         capture_output=True,
         text=True,
     )
@@ -470,6 +473,33 @@ def test_compiles_without_a_gpu(name: str, capability: int) -> None:
         assert each.buffers == next(x.buffers for x in program.launches if x.name == each.symbol)
 
 
+@pytest.mark.parametrize(("name", "capability"), [("attention_cluster", 90), ("spread_cluster", 100)])
+def test_clusters_exchange_through_shared_memory(name: str, capability: int) -> None:
+    program = codegen.program(CASES[name]()[0])
+    (launch,), (made,) = program.launches, compiled(program, capability)
+    assert (made.cluster, made.grid) == (launch.cluster, launch.launched)
+    assert launch.launched[0] == launch.grid[0] * launch.grid[-1]
+    assert {"mapa.shared::cluster.u32", "ld.shared::cluster.f32", "st.shared::cluster.f32"} <= {*made.ptx.split()}
+    assert made.ptx.count("barrier.cluster.arrive.release") == made.ptx.count("barrier.cluster.wait.acquire") > 0
+
+
+def test_only_the_block_that_stores_gets_what_none_combines_again() -> None:
+    alone, parts = (codegen.program(CASES[name]()[0]).source for name in ("attention_cluster", "long_rows"))
+    assert [line.partition("= ")[2] for line in alone.splitlines() if " = exchanged(" in line] == [
+        'exchanged(acc_2, "max", 4, 4)',
+        'exchanged(combine_3, "sum", 4, 1)',
+        'exchanged(combine_4, "sum", 4, 1)',
+    ]
+    assert 'exchanged(reduce_sum, "sum", 4, 4)' in parts
+
+
+@pytest.mark.parametrize(("splits", "capability"), [(4, 89), (16, 120)])
+def test_a_gpu_without_such_clusters_gets_no_kernel(splits: int, capability: int) -> None:
+    graph, _ = mugraphs.attention_cluster(splits=splits, keys=6 * splits)
+    with pytest.raises(Unsupported, match=f"clusters of {splits} blocks; sm_{capability} has [18] at most"):
+        compiled(codegen.program(graph), capability)
+
+
 REAL: dict[str, Case] = {
     # Triton's interpreter multiplies the bits of bf16 operands, so their dots are only compiled
     "rmsnorm_bf16": lambda: mugraphs.rmsnorm_linear(dtype="bfloat16"),
@@ -478,6 +508,7 @@ REAL: dict[str, Case] = {
     "rmsnorm_linear": lambda: mugraphs.rmsnorm_linear(2, 4096, 6144, 96, 32),
     "ntrans": lambda: mugraphs.ntrans(64, 4096, 64),
     "attention_split": lambda: mugraphs.attention_split_safe(2, 256, 64, 4096, 64, 4, 8, 8),
+    "attention_cluster": lambda: mugraphs.attention_cluster(2, 256, 64, 4096, 64, 4, 16, 8),
 }
 
 

@@ -30,8 +30,8 @@ def test_what_combines_parts_has_few_blocks_of_whole_lines() -> None:
         assert [each.kernel.loop is None for each in plan] == [False, True]
         return prod(n // plan[1].tiles[x] for x, n in sizes.items()), plan[1].tiles["e"]
 
-    assert second(H100) == (64, 64)
-    assert second(replace(H100, line=0, started=0.0)) == (512, 8)
+    assert second(replace(H100, cluster=1)) == (64, 64)
+    assert second(replace(H100, cluster=1, line=0, started=0.0)) == (512, 8)
 
 
 def test_the_model_chooses_nearly_the_best_of_the_kernels_that_combine() -> None:

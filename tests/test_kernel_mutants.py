@@ -100,7 +100,7 @@ def of_term(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
     attrs = dict(node.attrs)
     for other in OTHERS.get(node.op, []):
         yield f"{node.op} is {other}", lambda *args, other=other: term(other, *args, **_shared(attrs))
-    if len(node.args) == 2 and node.op not in ("add", "mul", "accumulate"):
+    if len(node.args) == 2 and node.op not in ("add", "mul", "accumulate", "combine"):
         yield "operands exchanged", lambda a, b: term(node.op, b, a, **attrs)
     if "axes" in attrs:
         for axis in range(node.args[0].tensor.rank):
@@ -113,6 +113,8 @@ def of_term(node: Node, body: Graph) -> Iterator[tuple[str, Make]]:
         yield from (("wrong constant", lambda v=v: constant(v, node.dtype)) for v in (2 * value, -value, value + 1))
     if node.op == "accumulate":
         yield from _accumulators(node)
+    if node.op == "combine":
+        yield from _combined(node)
     yield from _rewired(node, body)
 
 
@@ -132,6 +134,31 @@ def _accumulators(node: Node) -> Iterator[tuple[str, Make]]:
             )
         yield "rescaled by another maximum", lambda x, m: _rescaled(x, term("neg", m.args[0]), degree)
         yield "rescaled by twice the maximum", lambda x, m: _rescaled(x, term("add", m.args[0], m.args[0]), degree)
+
+
+def _combined(node: Node) -> Iterator[tuple[str, Make]]:
+    """Another exchange between the blocks of a cluster."""
+    over, degree = node.attr("over"), node.attr("degree")
+    for other in {"sum", "max"} - {over}:
+        yield f"cluster: {over} is {other}", lambda x, *m, other=other: term("combine", x, over=other)
+    yield "cluster: combined twice", lambda x, *m: term("combine", term("combine", x, *m, **dict(node.attrs)))
+    if over == "variance":
+        yield "cluster: another mean", lambda x, m: term("combine", x, term("add", m, m), over="variance")
+    for other in (0, -degree, 2 * degree) if over == "rescaled" else ():
+        yield (
+            f"cluster: rescaled by degree {other}",
+            lambda x, m, d=other: term("combine", x, m, over="rescaled", degree=d),
+        )
+    if over == "rescaled":
+        for name, make in (("the others' maximum", lambda m: term("combine", m, over="max")), ("less", _negated)):
+            yield (
+                f"cluster: rescaled by {name}",
+                lambda x, m, make=make: term("combine", x, make(m), over="rescaled", degree=degree),
+            )
+
+
+def _negated(x: Node) -> Node:
+    return term("neg", x)
 
 
 def _rescaled(x: Node, top: Node, degree: int) -> Node:
@@ -162,6 +189,8 @@ def _remade(node: Node, args: list[Node]) -> Node:
 
 def of_maps(node: Node) -> Iterator[tuple[str, Make]]:
     imap, fmap, omap = (node.attr(name) for name in ("imap", "fmap", "omap"))
+    if node.attr("cluster") > 1:
+        yield "no cluster", _with(node, cluster=1)
     for i, arg in enumerate(node.args):
         rank = arg.tensor.rank
         for axis in {*range(-1, rank)} - {fmap[i]}:
@@ -314,6 +343,10 @@ CASES: dict[str, tuple[Callable[[], mugraphs.Pair], int]] = {
     "attention_masked": (partial(mugraphs.attention_safe, masked=True), 120),
     "attention_split": (partial(mugraphs.attention_split_safe, blocks=2, keys=12, splits=3, loop=2), 200),
     "qknorm": (mugraphs.qknorm, 130),
+    "attention_cluster": (partial(mugraphs.attention_cluster, blocks=2, keys=12, splits=3, loop=2), 140),
+    "rmsnorm_linear_cluster": (mugraphs.rmsnorm_linear_cluster, 60),
+    "long_rows": (mugraphs.long_rows, 25),
+    "spread_cluster": (mugraphs.spread_cluster, 40),
 }
 """A muGraph, and how many of its mutants that have a type and differ from the goal are refused, at
 least."""
@@ -333,12 +366,14 @@ def test_every_mutant_is_refused(name: str) -> None:
 
 def test_the_kinds_of_mutants_that_broke_published_systems_are_there() -> None:
     found: Counter[str] = Counter()
-    for name in ("gated_mlp", "attention", "attention_split"):
+    for name in ("gated_mlp", "attention", "attention_split", "attention_cluster"):
         found += Counter(m.kind for m in mutations(CASES[name][0]()[0]))
     wanted = (
         "inputs exchanged;rewired;operands exchanged;wrong axis;dropped tile;repeated tile;tiles moved;"
         "accumulate dropped;sum is max;max is sum;rescaled is sum;rescaled by degree 0;rescaled by degree -1;"
         "rescaled by another maximum;stale maximum;running_max dropped;mul dropped;wrong constant;"
-        "rows shifted by constants;shifted by a constant;wrong imap;wrong fmap;wrong omap;omap exchanged;outputs exchanged"
+        "rows shifted by constants;shifted by a constant;wrong imap;wrong fmap;wrong omap;omap exchanged;outputs exchanged;"
+        "no cluster;combine dropped;cluster: rescaled is sum;cluster: rescaled is max;cluster: rescaled by degree 0;"
+        "cluster: rescaled by the others' maximum;cluster: rescaled by less"
     )
     assert [kind for kind in wanted.split(";") if not found[kind]] == []

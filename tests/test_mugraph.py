@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+from functools import partial
 from typing import Any
 
 import mugraphs
@@ -25,12 +26,13 @@ from taso_mirage.prove.fingerprint import Agreed, fingerprint
 from taso_mirage.rewriting.text import parse_graph, show_graph
 from taso_mirage.verdicts import Evidence, Failure
 
-workloads = pytest.mark.parametrize("name", mugraphs.WORKLOADS)
+BUILDERS = mugraphs.WORKLOADS | mugraphs.CLUSTERS
+workloads = pytest.mark.parametrize("name", BUILDERS)
 
 
 @workloads
 def test_the_best_known_structures_are_their_goals(name: str) -> None:
-    mugraph, goal = mugraphs.WORKLOADS[name]()
+    mugraph, goal = BUILDERS[name]()
     evidence = verified_mugraph(mugraph, goal)
     assert isinstance(evidence, Evidence), evidence
     assert evidence.tests == 8
@@ -41,7 +43,7 @@ def test_the_best_known_structures_are_their_goals(name: str) -> None:
 
 @workloads
 def test_printed_and_saved_mugraphs_are_the_same_terms(name: str) -> None:
-    mugraph, _ = mugraphs.WORKLOADS[name]()
+    mugraph, _ = BUILDERS[name]()
     text = show_graph(mugraph)
     assert parse_graph(text) == mugraph
     assert from_json(json.loads(json.dumps(to_json(mugraph)))) == mugraph
@@ -53,7 +55,7 @@ def test_printed_and_saved_mugraphs_are_the_same_terms(name: str) -> None:
 @workloads
 def test_the_dtype_may_be_any(name: str) -> None:
     """The declared dtypes hold in the meaning `reals`, tile by tile."""
-    mugraph, _ = mugraphs.WORKLOADS[name]()
+    mugraph, _ = BUILDERS[name]()
     rng = np.random.default_rng(1)
     values = {n: rng.normal(size=n.shape).astype(np.float16) for n in mugraph.inputs}
     found, exact = (interpret(mugraph.outputs, xp, {n: xp.load(v) for n, v in values.items()}) for xp in (REALS, EXACT))
@@ -69,6 +71,12 @@ def test_the_dtype_may_be_any(name: str) -> None:
         *[(mugraphs.lora, {"grid": g, "loop": n}) for g in (1, 5) for n in (1, 6)],
         *[(mugraphs.attention_safe, {"blocks": b, "loop": n}) for b in (1, 6) for n in (1, 2, 12)],
         *[(mugraphs.attention_split_safe, {"splits": s, "loop": n}) for s in (1, 2, 8) for n in (1, 3)],
+        *[(mugraphs.attention_cluster, {"splits": s, "loop": n}) for s in (1, 2, 8) for n in (1, 3)],
+        *[
+            (partial(mugraphs.spread_cluster, dtype="float32"), {"splits": s, "loop": n})
+            for s in (1, 2, 8)
+            for n in (1, 3)
+        ],
     ],
 )
 def test_a_kernel_under_any_schedule_is_its_goal(build: Any, sizes: dict[str, int]) -> None:
@@ -89,7 +97,7 @@ def test_a_golden_mugraph() -> None:
         "        v5 = mul(v2, v4)\n"
         "        return v5\n"
         "    v0 = kernel(x0, x1, x2, body=body0, grid=(5,), loop=3, imap=((-1,), (1,), (1,)), fmap=(1, 0, 0), "
-        "omap=((1,),))\n"
+        "omap=((1,),), cluster=1)\n"
         "    return v0\n"
     )
 
@@ -218,6 +226,14 @@ MISFITS = [
     ),
     (_misfit(constant(1.0, "float32"), SUM), r"operand 0 \(constant\): the body's operands are inputs"),
     ({**_misfit(_tile(2, 4), SUM), "body": Graph((_tile(2, 4),), ())}, "omap: 1, but the body has 0"),
+    (_misfit(_tile(2, 4), SUM, cluster=2), r"a cluster of 2 blocks in the grid \(3,\); it has all of the last grid dim"),
+    (_misfit(_tile(2, 4), SUM, grid=(), imap=((),), omap=((),), cluster=3), r"a cluster of 3 blocks in the grid \(\)"),
+    (_misfit(_tile(2, 4), SUM, grid=(17,), cluster=17), "at most 16"),
+    (
+        _misfit(_tile(4, 8), term("exp", _tile(4, 8)), grid=(2,), loop=1, fmap=(-1,), cluster=2),
+        "grid dim 0 is a cluster, and cuts into tiles that overlap",
+    ),
+    (_misfit(_tile(2, 4), term("accumulate", term("combine", _tile(2, 4)))), "combine of a value that differs between iterations"),
 ]  # fmt: skip
 
 
@@ -240,6 +256,21 @@ def test_a_misfit_names_what_does_not_fit(attrs: dict[str, Any], message: str) -
 def test_an_accumulator_has_the_operands_that_it_needs(args: Any, attrs: Any, message: str) -> None:
     with pytest.raises(IllTyped, match=message):
         term("accumulate", *args, **attrs)
+
+
+def test_what_a_cluster_combines_has_the_operands_that_it_needs() -> None:
+    with pytest.raises(IllTyped, match="combine over rescaled without a maximum"):
+        term("combine", X, over="rescaled")
+    with pytest.raises(IllTyped, match="combine over sum with a second operand"):
+        term("combine", X, X)
+
+
+def test_what_was_saved_before_there_were_clusters_has_none() -> None:
+    mugraph, _ = mugraphs.gated_mlp()
+    saved = to_json(mugraph)
+    older = {**saved, "program": [line.replace(", cluster=1", "") for line in saved["program"]]}
+    assert older != saved
+    assert from_json(older) == mugraph
 
 
 # ---------------------------------------------------------------- verification

@@ -278,7 +278,13 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
   return getenv("FAILS") ? 700 : 0;
 }
 int cuLaunchKernelEx(const Config* c, void* function, void** arguments, void**) {
-  const int overlap = c->count == 1 && c->attributes[0].id == 6 ? c->attributes[0].allowed : -1;
+  int overlap = c->count == 0 ? -1 : 0;
+  for (unsigned i = 0; i < c->count; ++i)
+    if (c->attributes[i].id == 6) overlap = c->attributes[i].allowed;
+    else {
+      const int* dims = &c->attributes[i].allowed;
+      printf("attribute %d of %d %d %d\n", c->attributes[i].id, dims[0], dims[1], dims[2]);
+    }
   show(function, c->grid, c->block[0], c->shared, c->stream, arguments, overlap);
   return 0;
 }
@@ -455,6 +461,49 @@ def test_kernels_are_launched_in_order_on_the_stream_with_scratch_between(driver
         "unload",
         "unload",
     ]
+
+
+def cluster_kernel(overlap: bool = True, splits: int = 4, capability: int = 90) -> PlannedNode:
+    """Attention whose splits of the keys are a cluster."""
+    graph, _ = mugraphs.attention_cluster(splits=splits, keys=6 * splits)
+    image = KernelImage(0, capability, cubin(body=b"kernel_0"), "kernel_0", 4, 1024, 2, overlap)
+    return cuda_kernel(triton.program(graph), [image])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_clusters_are_an_attribute_of_the_launch(driver: Path, tmp_path: Path, overlap: bool) -> None:
+    kernel = cluster_kernel(overlap)
+    assert [x for x in kernel.plan.splitlines() if x.startswith(("kernel", "cluster"))] == [
+        "kernel 8 3 1 i1 i0 i2 o0" if "i1 i0 i2" in kernel.plan else "kernel 8 3 1 i0 i1 i2 o0",
+        "cluster 4",
+    ]
+    found = launched(driver, tmp_path, kernel, sizes=(2, 6, 5), ARGUMENTS=4, kernel_0=6)
+    assert found[1:3] == ["set 8 1024", "attribute 4 of 4 1 1"]
+    assert found[3].startswith(f"launch kernel_0 8 3 1 threads 128 shared 1024 stream 0x55 overlap {int(overlap)}:")
+    assert not any(x.startswith("set 14") for x in found)
+
+
+def test_large_clusters_are_asked_for(driver: Path, tmp_path: Path) -> None:
+    found = launched(driver, tmp_path, cluster_kernel(splits=16), ARGUMENTS=4, kernel_0=6)
+    assert "set 14 1" in found
+    assert "attribute 4 of 16 1 1" in found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cluster 4", "cluster 1", "a cluster of 1 blocks"),
+        ("cluster 4", "cluster 17", "the number of blocks of a cluster"),
+        ("cluster 4", "cluster 3", "8 blocks along its first dimension, which clusters of 3 do not fill"),
+        ("cluster 4", "cluster 4\ncluster 4", "one kernel before it has it"),
+        ("image 0 90", "image 0 80", "which has clusters, is for sm_80"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused(driver: Path, tmp_path: Path, old: str, new: str, said: str) -> None:
+    kernel = cluster_kernel()
+    lines = kernel.plan.replace(old, new, 1).splitlines()[:-1]
+    (problem,) = launched(driver, tmp_path, replace(kernel, plan=sealed(lines)), ARGUMENTS=4, kernel_0=6)
+    assert said in problem
 
 
 def free_kernel() -> PlannedNode:

@@ -115,7 +115,7 @@ ELSEWHERE = {
     "meanings": "the names are those of scalar functions, which lie below operators",
 }
 """Packages that may name operators, and why."""
-OWN = {"ir/mugraph.py": {"accumulate", "kernel", "running_max"}}
+OWN = {"ir/mugraph.py": {"accumulate", "combine", "kernel", "running_max"}}
 """What a muGraph's body is made of besides operators, as `KINDS` is for a term."""
 
 

@@ -239,8 +239,9 @@ def _region(i: int, each: Surveyed) -> Iterator[str]:
         yield f"    no muGraph: {each.problem}"
         return
     for kernel in each.kernels:
-        grid = " x ".join(map(str, kernel.attr("grid")))
-        yield f"    kernel of {grid} blocks" + (f", loop of {kernel.attr('loop')}" if kernel.attr("loop") > 1 else "")
+        grid, cluster, loop = (kernel.attr(name) for name in ("grid", "cluster", "loop"))
+        clusters = f" in clusters of {cluster}" if cluster > 1 else ""
+        yield f"    kernel of {' x '.join(map(str, grid))} blocks{clusters}" + (f", loop of {loop}" if loop > 1 else "")
     evidence, seconds = each.found.evidence, each.found.seconds
     yield (
         f"    predicted {_micro(seconds)} instead of {_micro(each.apart)} ({each.apart / seconds:.1f} times); "

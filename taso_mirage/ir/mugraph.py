@@ -22,6 +22,7 @@ class Lowering(Enum):
     KERNEL = "the blocks of a grid; in a body, the thread level"
     ACCUMULATE = "what a value is over all iterations"
     RUNNING = "the largest of the iterations so far"
+    COMBINE = "what a value is over all blocks of a cluster"
     CONTRACT = "a contraction and nothing else, which tensor cores may do"
     RESHAPE = "a reshape and nothing else"
     TRANSPOSE = "a transpose and nothing else"
@@ -83,6 +84,8 @@ def _stage(node: Node, below: set[LoopPhase], loop: Dim) -> LoopPhase:
         raise IllTyped(f"the body reads the {node.op} {node.attr('name')}, which is no operand of the kernel")
     if {LoopPhase.LOOP, LoopPhase.AFTER} <= below:
         raise IllTyped(f"{node.op} takes a value of one iteration together with one that is known after the loop")
+    if node.op == "combine" and LoopPhase.LOOP in below:
+        raise IllTyped("combine of a value that differs between iterations; accumulate it first")
     if node.op not in ("accumulate", "running_max"):
         return max(below, default=LoopPhase.INVARIANT)
     if LoopPhase.AFTER in below:
@@ -197,14 +200,22 @@ def _overlap(size: Dim, tile: Dim, count: Dim) -> Overlap | None:
     return (size, tile) if (count - 1) * tile < size < count * tile else None
 
 
+LARGEST_CLUSTER = 16
+"""Blocks of a cluster: every GPU that has clusters has those of 8, an H100 also these."""
+
+
 def check(
-    operands: Sequence[Tensor], body: Graph, grid: Shape, loop: Dim, imap: _Maps, fmap: _Ints, omap: _Maps
+    operands: Sequence[Tensor], body: Graph, grid: Shape, loop: Dim, imap: _Maps, fmap: _Ints, omap: _Maps, cluster: int
 ) -> None:
     """Raise IllTyped, with the operand, the dimension and both values, unless these make a
     kernel."""
     if len(grid) > 3 or any(isinstance(n, int) and n < 1 for n in (*grid, loop)):
         raise IllTyped(
             f"grid {grid} and loop {loop}; up to three block counts, each at least 1, and a range of at least 1"
+        )
+    if cluster != 1 and (cluster != (*grid, 1)[len(grid) - 1] or not 1 <= cluster <= LARGEST_CLUSTER):
+        raise IllTyped(
+            f"a cluster of {cluster} blocks in the grid {grid}; it has all of the last grid dim, at most {LARGEST_CLUSTER}"
         )
     for name, given, wanted in (
         ("operands", len(operands), len(body.inputs)),
@@ -224,6 +235,8 @@ def check(
     overlapping = overlaps([_shape(x) for x in operands], body, grid, imap)
     for i, operand in enumerate(operands):
         _check_overlaps(f"operand {i}", _shape(operand), _shape(body.inputs[i].tensor), overlapping, imap[i])
+    if cluster != 1 and overlapping[-1] is not None:
+        raise IllTyped(f"grid dim {len(grid) - 1} is a cluster, and cuts into tiles that overlap")
     for o, output in enumerate(body.outputs):
         _check_output(o, output, grid, omap[o])
         _check_overlaps(f"output {o}", None, _shape(output.tensor), overlapping, omap[o])

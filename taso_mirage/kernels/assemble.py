@@ -128,7 +128,9 @@ class _Kernel:
         reads = {label for c, e in self.body.chosen if e.kind.reads is not None for label in self.closure.classes[c]}
         self.hidden = {outer for outer, _ in self.goal.split.values() if outer in self.body.grid and outer in reads}
         counts = {x: self._count(x) for x in self.body.grid if x in self.tiles}
-        self.grid = {label: counts[label] for label in self.order if counts.get(label, 1) != 1}
+        self.cluster, self.joint = self.body.cluster, self.body.joint()
+        order = sorted(self.order, key=lambda label: label == self.cluster)  # the last one is that of a cluster
+        self.grid = {label: counts[label] for label in order if counts.get(label, 1) != 1}
         self.dtype = body_dtype(self.goal)
 
     # ------------------------------------------------------------ what it is of
@@ -194,6 +196,7 @@ class _Kernel:
             imap=tuple(tuple(self._axis(s.labels, g) for g in grid) for s in operands),
             fmap=tuple(self._axis(s.labels, self.loop) for s in operands),
             omap=tuple(tuple(self._axis(x, g) for g in grid) for x in labels),
+            cluster=1 if self.cluster is None else self.grid[self.cluster],
         )
         found = [made] if len(outputs) == 1 else [term("item", made, index=i) for i in range(len(outputs))]
         return [Stored(node, x) for node, x in zip(found, labels, strict=True)]
@@ -309,6 +312,13 @@ class _Kernel:
     def axis(self, c: int, label: str) -> int:
         return self._axes(self.closure.classes[c]).index(label)
 
+    def folded(self, c: int, label: str, operator: str) -> Node:
+        value = self.ordered(c)
+        return value if label == self.cluster else term(operator, value, axes=(self.axis(c, label),), keepdims=0)
+
+    def combining(self, label: str) -> int | None:
+        return int(self.grid[label]) if label == self.cluster else None
+
     def contracted(self, made: int, args: Sequence[int]) -> Node:
         a, b = args
         letters = {label: chr(ord("a") + i) for i, label in enumerate(self.order)}
@@ -317,7 +327,7 @@ class _Kernel:
         return term("einsum", self.values[a], self.values[b], equation=f"{spelled[0]},{spelled[1]}->{spelled[2]}")
 
     def summed(self, made: int, c: int) -> Node:
-        while c in self.edges and self.uses[c] == 1 and not self.looped(c, self.edges[c]):
+        while c in self.edges and self.uses[c] == 1 and not self._waits(c, self.edges[c]):
             if self.edges[c].kind is DOT:
                 return self.contracted(made, self.edges[c].args)
             if self.edges[c].kind is not SUM_KIND:
@@ -327,11 +337,18 @@ class _Kernel:
         axes = tuple(i for i, label in enumerate(own) if label not in left)
         return term("reduce_sum", self.ordered(c), axes=axes, keepdims=0)
 
+    def _waits(self, made: int, edge: DerivationEdge) -> bool:
+        """Whether a fold ends with the loop, or where the blocks of a cluster combine it."""
+        return self.looped(made, edge) or (self.cluster is not None and edge.label == self.cluster)
+
     def looped(self, made: int, edge: DerivationEdge) -> bool:
         return self.stages.get(made) == AFTER and edge.label == self.loop
 
     def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
-        """Relative to a maximum that grows, a sum is rescaled."""
+        """Relative to a maximum that grows, a sum is rescaled, and so are those of blocks with
+        maxima of their own."""
+        if edge.label is not None and edge.label == self.cluster:
+            return self._combined(made, edge, value, over)
         if not self.looped(made, edge):
             return value
         for key, degree in () if self.plainly else self.safe.degrees[made].items():
@@ -340,11 +357,18 @@ class _Kernel:
                 return term("accumulate", value, m, over="rescaled", degree=int(degree))
         return term("accumulate", value, over=over)
 
+    def _combined(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
+        alike = self.plainly or not self.joint.isdisjoint(edge.args)
+        for key, degree in () if alike else self.safe.degrees[made].items():
+            m = self._stabiliser(key, self.closure.classes[made], known=True)
+            return term("combine", value, m, over="rescaled", degree=int(degree))
+        return term("combine", value, over=over)
+
     def lowered(self, made: int, c: int) -> Node | None:
         if self.plainly or made not in self.safe.keys:
             return None
-        known = self.stages.get(made) == AFTER
-        m = self._stabiliser(self.safe.keys[made], self.closure.classes[c], known)
+        known, key = self.stages.get(made) == AFTER, self.safe.keys[made]
+        m = self._stabiliser(key, self.closure.classes[c], known, made in self.joint and key not in self.joint)
         return term("sub", self.ordered(c), m)
 
     def _aligned(self, value: Node, labels: Iterable[str], to: Iterable[str]) -> Node:
@@ -363,12 +387,13 @@ class _Kernel:
         looped = self.loop in stabiliser.over
         self.final[key] = term("accumulate", self.largest[key], over="max") if looped else self.largest[key]
 
-    def _stabiliser(self, key: int, labels: Iterable[str], known: bool = False) -> Node:
-        """The maximum so far, or, where it is `known`, of all iterations, with the axes of some
-        labels."""
+    def _stabiliser(self, key: int, labels: Iterable[str], known: bool = False, joint: bool = False) -> Node:
+        """The maximum so far, or, where it is `known`, of all iterations, or a `joint` one, of all
+        blocks of a cluster, with the axes of some labels."""
         stabiliser = self.safe.stabilisers[key]
-        m = self._aligned((self.final if known else self.largest)[key], stabiliser.labels, labels)
-        return term("running_max", m) if self.loop in stabiliser.over and not known else m
+        own = (self.final if known or joint else self.largest)[key]
+        m = self._aligned(term("combine", own, over="max") if joint else own, stabiliser.labels, labels)
+        return term("running_max", m) if self.loop in stabiliser.over and not (known or joint) else m
 
     def _combine(self, key: int, stabiliser: Stabiliser) -> None:
         """What an earlier kernel stored relative to its own maxima, relative to their maximum."""

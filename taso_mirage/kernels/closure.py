@@ -175,12 +175,7 @@ class _Closing:
     def _logical(self, i: int) -> bool:
         """Whether a class is of truth values: sketches do arithmetic on them, and the goal does
         not."""
-        kind = next(iter(self.edges[i])).kind
-        goal, node = self.goal, None
-        if isinstance(kind, OpaqueKind):
-            node = goal.functions.get(kind.name)
-        elif kind.reads is not None:
-            node = goal.leaves.get(kind.reads)
+        node = next(iter(self.edges[i])).kind.example(self.goal)
         return node is not None and node.dtype == "bool"
 
     def _unary(self, i: int) -> None:

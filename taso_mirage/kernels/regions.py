@@ -432,8 +432,7 @@ def canonical_region(
 ) -> tuple[Graph, dict[Node, Node]]:
     """The results of `members` at fixed sizes over inputs i0, i1, ..., and what every operand has
     become. Scalars stay constants."""
-    inside = set(members)
-    outside = {a for n in members for a in n.args if a not in inside}
+    outside = {a for n in members for a in n.args} - set(members)
     done: dict[Node, Node] = {ABSENT: ABSENT}
     inputs: list[Node] = []
     for node in topological(results, stop=outside):
@@ -447,6 +446,5 @@ def canonical_region(
 
 
 def _leaf(node: Node, place: int, sizes: SymbolSizes) -> Node:
-    if is_constant(node) and prod(node.shape) == 1:
-        return node
-    return variable(f"i{place}", sized(node.tensor, sizes))
+    scalar = is_constant(node) and prod(node.shape) == 1
+    return node if scalar else variable(f"i{place}", sized(node.tensor, sizes))

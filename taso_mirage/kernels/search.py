@@ -49,6 +49,8 @@ TESTED = 32
 """So many muGraphs are tested at least, even if that takes longer than the budget."""
 SPLITS = (2, 4, 8, 16, 32, 64)
 """Into how many parts a reduction may be split over the grid."""
+DOUBT = 0.05
+"""By such a share the model's seconds for a cluster may be too few."""
 SPLIT_FROM = 256
 """A shorter reduction is not split."""
 
@@ -327,10 +329,11 @@ class Search:
         """What is least comes first.
 
         Where there are few threads, a split has to promise more than the model can tell apart: it
-        never fills the machine better.
+        never fills the machine better. So has a cluster, for which the model is further off.
         """
-        split = self.device.general and candidate.closure.goal.split
-        return rank(candidate.seconds * (1 + NEAR if split else 1), sum(each.held for each in candidate.plan))
+        split = NEAR if self.device.general and candidate.closure.goal.split else 0.0
+        doubt = DOUBT if any(each.kernel.body.cluster for each in candidate.plan) else split
+        return rank(candidate.seconds * (1 + doubt), sum(each.held for each in candidate.plan))
 
     def accepted(self, candidate: TiledPlan) -> FoundMuGraph | None:
         """What is found if the candidate is within the restrictions and verified; equal roles are
@@ -386,7 +389,8 @@ class Search:
         enumerated that may be."""
         finals = set(closure.targets)
         options = self.options
-        limits = Limits(options.max_kernels, options.max_block_ops)
+        clusters = self.device.cluster > 1 and self.free is None
+        limits = Limits(options.max_kernels, options.max_block_ops, clusters=clusters)
         counts: Counter[int] = Counter()
 
         def wanted(body: KernelBody) -> bool:

@@ -175,9 +175,18 @@ def _safe(
     for c, key in keys.items():
         if values[c].top and values[c].top != stabilisers[key].over:
             return _unsafe("the maximum that a model takes is over other axes than the sums of its exponentials")
+    if any(degrees[c] for c in _beside(body)):
+        return _unsafe("what is relative to the maximum of a block meets what is relative to that of its cluster")
     relative = {k for t in body.targets if t not in plainly for k in degrees[t]}
     before |= {k: stabilisers[k] for k in sorted(relative)}
     return Stabilisation(degrees, stabilisers, keys, stable, plainly)
+
+
+def _beside(body: KernelBody) -> set[int]:
+    """The classes of one block that are stored, or meet those that a cluster has combined."""
+    joint = body.joint()
+    met = {a for _, e in body.chosen if not joint.isdisjoint(e.args) for a in e.args}
+    return (met | {*body.targets}) - joint if body.cluster is not None else set()
 
 
 def _stabilisers(

@@ -3,6 +3,7 @@
 
 A body is a choice of one derivation for every class that a kernel needs; the grid takes labels that
 a result has (one without it is the same in all blocks along it), the for-loop one that none has.
+The grid part of a split reduction may be folded in a cluster, whose blocks combine their parts.
 Bodies come in the order of their length, so that a cap keeps the simplest ones, and some for each
 loop.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, islice
 
@@ -26,6 +27,8 @@ CUT = 5
 """Classes that one kernel may hand to the next."""
 LOOPED = 4
 """So many bodies are looked at for each label that a first kernel may loop over."""
+COMBINING = 6
+"""So many more operators a body may have whose blocks are a cluster: two kernels in one."""
 ALIKE = 2
 """So many bodies are looked at that read the same classes of earlier kernels."""
 TURN = 16
@@ -58,6 +61,20 @@ class KernelBody:
         """The labels that it sums over, or takes the maximum of."""
         return frozenset(e.label for _, e in self.chosen if e.label is not None)
 
+    @property
+    def cluster(self) -> str | None:
+        """The label that its grid cuts and that it folds: blocks along it are a cluster, and
+        combine."""
+        return next(iter(self.grid & self.reduced), None)
+
+    def joint(self) -> frozenset[int]:
+        """The classes that are known once a cluster has combined."""
+        found, cluster = set[int](), self.cluster
+        for made, edge in self.chosen if cluster is not None else ():
+            if edge.label == cluster or not found.isdisjoint(edge.args):
+                found.add(made)
+        return frozenset(found)
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
@@ -83,7 +100,7 @@ def bodies(space: Space, targets: Sequence[int], limit: int, whole: int) -> list
         order = _ordered(targets, chosen, leaves)
         reduced = {e.label for _, e in order if e.label is not None}
         labels = frozenset[str]().union(*[closure.classes[t] for t in targets])
-        found.append(KernelBody(tuple(targets), leaves, order, labels - reduced))
+        found.append(KernelBody(tuple(targets), leaves, order, labels - reduced | space.clusters & reduced))
     return list(dict.fromkeys(found))
 
 
@@ -120,7 +137,7 @@ INVARIANT, INSIDE, AFTER = range(3)
 
 def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int] | None:
     """Whether each class is invariant, within the loop over a label, or known after it; None where
-    the two meet."""
+    the two meet, or a cluster would combine in every iteration."""
     found = {leaf: INSIDE if loop in closure.classes[leaf] else INVARIANT for leaf in body.leaves}
     for made, edge in body.chosen:
         below = {found[a] for a in edge.args}
@@ -130,7 +147,7 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
             if AFTER in below or not edge.kind.accumulates:
                 return None
             found[made] = AFTER
-        elif below >= {INSIDE, AFTER}:
+        elif below >= {INSIDE, AFTER} or (INSIDE in below and edge.label is not None and edge.label == body.cluster):
             return None
         else:
             found[made] = max(below)
@@ -143,13 +160,15 @@ def class_phases(body: KernelBody, closure: Closure, loop: str) -> dict[int, int
 class Limits:
     """`kernels` of a muGraph; bodies looked at for each of them in muGraphs of up to two kernels
     and in longer ones; the operators of a body; muGraphs that are looked at, of up to two kernels
-    and of each longer length."""
+    and of each longer length. `clusters`: whether a single kernel may fold a split reduction in a
+    cluster."""
 
     kernels: int = 2
     operators: int = 18
     bodies: int = 24
     longer: int = 8
     plans: int = 4000
+    clusters: bool = False
 
 
 def plans(closure: Closure, limits: Limits, keep: Callable[[KernelBody], bool] = lambda body: True) -> Iterator[Plan]:
@@ -212,6 +231,9 @@ class _Plans:
         if key not in self.known:
             limits = self.limits
             found = [b for each in self.spaces[before] for b in bodies(each, targets, limits.bodies, limits.operators)]
+            if limits.clusters and self.outer and not before and targets == self.closure.targets:
+                longer = limits.operators + COMBINING
+                found += bodies(cluster_space(self.closure), targets, limits.bodies, longer)
             found = [b for b in dict.fromkeys(found) if self._splits_well(b) and (before or self.keep(b))]
             self.known[key] = found
         return self.known[key]
@@ -227,12 +249,13 @@ class _Plans:
 @dataclass(frozen=True)
 class Space:
     """The derivations that a kernel may use, and the classes that an earlier one may store for it:
-    none for a first one."""
+    none for a first one. The labels of `clusters` it may both cut and fold."""
 
     closure: Closure
     edges: Sequence[Sequence[DerivationEdge]]
     storable: frozenset[int]
     stored: bool
+    clusters: frozenset[str] = frozenset()
 
     @cached_property
     def needs(self) -> list[int]:
@@ -276,7 +299,20 @@ class Space:
         edges = [
             [e for e in made if loop not in classes[c] or have.issuperset(e.args)] for c, made in enumerate(self.edges)
         ]
-        return Space(self.closure, edges, self.storable, self.stored)
+        return replace(self, edges=edges)
+
+
+def cluster_space(closure: Closure) -> Space:
+    """A single kernel whose blocks combine the parts of a split reduction, each once it has the
+    whole of its own."""
+    inner = dict(closure.goal.split.values())
+
+    def early(edge: DerivationEdge) -> bool:
+        part = inner.get(edge.label or "")
+        return part is not None and not (edge.kind.combines and all(part not in closure.classes[a] for a in edge.args))
+
+    edges = [[e for e in made if not early(e)] for made in closure.edges]
+    return Space(closure, edges, frozenset(), False, frozenset(inner))
 
 
 def space(closure: Closure, before: int, combines: bool) -> Space:

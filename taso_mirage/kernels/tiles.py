@@ -1,9 +1,9 @@
 """Sizes for the roles of a kernel: every tiling at once, ranked by an analytic model of a GPU.
 
 A kernel takes the longest of: its unique bytes from memory, all its bytes from the L2 cache, its
-operations, and the latency of its iterations; plus what a launch costs, and the start of blocks
-that do not iterate. Moving and computing overlap in a loop. It ranks; only a measurement tells the
-time.
+operations, and the latency of its iterations; plus what a launch costs, the start of blocks that do
+not iterate, and what a cluster exchanges. Moving and computing overlap in a loop. It ranks; only a
+measurement tells the time.
 """
 
 from __future__ import annotations
@@ -51,6 +51,13 @@ FEW = 3
 UNEVEN = (16, 32, 64, 128)
 """Tiles of a label that no such power of two divides: the last block's overlaps with the one
 before."""
+GATHERED = 24
+"""Blocks of a cluster start together, where there is room for all of them: with so many more than
+one a kernel takes twice as long."""
+BESIDE = 2
+"""So many blocks of a processor exchange at a time."""
+EXCHANGED = 48 * 1024
+"""Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 ITERATION = (16, 512)
 """Elements in one iteration, along the looped label and within each of its steps."""
 
@@ -167,6 +174,8 @@ class _Model:
         self.one = next(iter(tiles.values())) * 0 + 1 if tiles else np.ones(1)
         grid = [label for label in kernel.body.grid if label in tiles]
         self.blocks = self._product(np.ceil(sizes[label] / tiles[label]) for label in grid)
+        self.joined = [c for c, e in kernel.body.chosen if e.label is not None and e.label == kernel.body.cluster]
+        self.cluster = sizes[self.body.cluster] if self.body.cluster is not None else 1
         self.iterations = sizes[self.loop] / tiles[self.loop] if self.loop is not None else self.one
         self.once = self.iterations == 1
         inside = class_phases(kernel.body, closure, self.loop) if self.loop is not None else None
@@ -183,7 +192,7 @@ class _Model:
 
     def sums(self) -> TileCounts:
         """Bytes of what is summed, in registers."""
-        sums = [c for c, e in self.body.chosen if e.label is not None]
+        sums = [c for c, e in self.body.chosen if e.label is not None and e.label != self.body.cluster]
         return np.asarray(sum((self._tile(c) * STORED for c in sums), 0 * self.one))
 
     def fits(self) -> NDArray[np.bool_]:
@@ -191,7 +200,11 @@ class _Model:
         the sums into registers."""
         cut = sum((self.tiles[x] < self.sizes[x] for x in self.body.grid if x in self.tiles), 0 * self.one)
         return np.asarray(
-            (self.shared() <= self.device.shared) & (self.sums() <= self.device.registers) & (cut <= GRID_DIMS)
+            (self.shared() + self._combined() * STORED <= self.device.shared)
+            & (self._combined() * STORED <= EXCHANGED)
+            & (self.sums() <= self.device.registers)
+            & (cut <= GRID_DIMS)
+            & (self.cluster <= self.device.cluster)
         )
 
     def seconds(self) -> TileCounts:
@@ -200,9 +213,10 @@ class _Model:
         results = set(self.body.targets)
         unique += sum(self._whole(c) * (self.width if c in self.closure.targets else STORED) for c in results)
         moved = sum((self._moved(c) * self._times(c) for c in self.sources), 0 * self.one) * self.blocks
-        moved += sum((self._moved(c) for c in results), 0 * self.one) * self.blocks
+        moved += sum((self._moved(c) / self._alike(c) for c in results), 0 * self.one) * self.blocks
         busy = np.minimum(1, self.blocks / device.processors)
-        waves = np.ceil(self.blocks / device.processors) / (self.blocks / device.processors)
+        usable = device.processors // self.cluster * self.cluster  # blocks of a cluster run at one time
+        waves = np.ceil(self.blocks / usable) / (self.blocks / device.processors)
         from_memory = unique / (device.bandwidth * np.minimum(1, self.blocks / (device.processors / 2)))
         rounds = np.ceil(self.blocks / (device.processors * device.resident))
         latency = (self.iterations + AHEAD) * device.latency / AHEAD * rounds
@@ -221,7 +235,24 @@ class _Model:
         alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
         alone += np.where(self.once, 0, moving / (self.iterations * beside) * FILLING)
         starting = self.once * device.started * np.minimum(self.blocks, device.processors * device.resident)
-        return np.asarray(np.maximum(overlapped + alone, latency) + device.launch + starting)
+        longest = np.maximum(overlapped + alone, latency) * (1 + (self.cluster - 1) / GATHERED)
+        return np.asarray(longest + device.launch + starting + self._exchange())
+
+    def _alike(self, c: int) -> int:
+        """How many blocks of a cluster have the same of a result, which one of them stores."""
+        return 1 if self.body.cluster in self.closure.classes[c] else self.cluster
+
+    def _exchange(self) -> TileCounts:
+        """Seconds in which the blocks of a cluster combine: each folds its share of a tile, and all
+        get it."""
+        share = 2 * (self.cluster - 1) / self.cluster * STORED
+        met = len(self.joined) * self.device.met
+        rounds = np.ceil(self.blocks / (BESIDE * self.device.processors))
+        return np.asarray((self._combined() * share / self.device.exchanged + met) * rounds)
+
+    def _combined(self) -> TileCounts:
+        """Elements of a block that a cluster combines."""
+        return np.asarray(sum((self._tile(c) for c in self.joined), 0 * self.one))
 
     def _operations(self) -> TileCounts:
         total = 0 * self.one

@@ -29,7 +29,9 @@ class Device:
     product's tile has at least. `general`: it loads ahead by itself, in a loop or not, and its
     blocks may be equal shares of any size. `line`: bytes that memory gives at least where a kernel
     does not iterate, if more than a sector; `started`: seconds that each block of such a kernel
-    adds, until the processors are full. `operator`: what one operator of the runtime reaches there.
+    adds, until the processors are full. `cluster`: blocks that may be one, at most; `exchanged`:
+    bytes a second that a block gets from the others, `met`: seconds for them to meet. `operator`:
+    what one operator of the runtime reaches there.
     """
 
     name: str
@@ -52,4 +54,7 @@ class Device:
     loaded: float = 1.2e-6
     line: int = 0
     started: float = 0.0
+    cluster: int = 1
+    exchanged: float = 6e9
+    met: float = 0.6e-6
     operator: Reached = Reached()

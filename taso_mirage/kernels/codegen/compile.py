@@ -18,6 +18,7 @@ from taso_mirage.errors import RuntimeUnavailable, Unsupported
 from taso_mirage.ir.dims import Dim
 from taso_mirage.kernels.codegen.gpu.program import LaunchSchedule, TritonLaunch, TritonProgram
 from taso_mirage.kernels.codegen.triton import pointer
+from taso_mirage.targets.cuda.device import largest_cluster
 
 OVERLAPPING = 90
 """The first compute capability whose kernels may start before the one before them has ended."""
@@ -27,7 +28,8 @@ OVERLAPPING = 90
 class CompiledKernel:
     """One kernel for one architecture.
 
-    A launch has `grid` blocks of 32 * `warps` threads, `shared` bytes of dynamic shared memory, and
+    A launch has `grid` blocks of 32 * `warps` threads, `cluster` of which along the first dim are
+    launched as one, `shared` bytes of dynamic shared memory, and
     as arguments one pointer for each of `buffers`, the sizes that a run gives in 32 bits, then
     `hidden` null pointers (Triton's own scratch). `overlap`: it waits itself for the kernel before
     it (programmatic dependent launch).
@@ -45,14 +47,16 @@ class CompiledKernel:
     hidden: int
     capability: int
     overlap: bool = False
+    cluster: int = 1
 
 
 def load_source(source: str, folder: Path, name: str = "generated") -> ModuleType:
     """The module of a program's source, from a file in `folder`. It imports triton.
 
-    What is compiled names no lines, which would name the folder: no two builds would be equal. The
-    setting is part of the key in Triton's cache, so all processes that share the cache have to have
-    it.
+    What is compiled names no lines, which would name the folder: no two builds would be equal;
+    and products are contracted with sums, whatever a version of Triton does unasked. The
+    setting is part of the key in Triton's cache, so all processes that share the cache have to
+    have it.
     """
     path = folder / f"{name}.py"
     path.write_text(source)
@@ -65,6 +69,7 @@ def load_source(source: str, folder: Path, name: str = "generated") -> ModuleTyp
     except ImportError as error:
         raise RuntimeUnavailable(f"{error.name} is not installed; pip install 'taso-mirage[triton]' torch") from None
     module.triton.knobs.compilation.disable_line_info = True
+    module.triton.knobs.language.default_fp_fusion = True
     return module
 
 
@@ -93,6 +98,8 @@ def _compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if launch.cluster > (most := largest_cluster(capability)):
+        raise Unsupported(f"{launch.name} has clusters of {launch.cluster} blocks; sm_{capability} has {most} at most")
     function: Any = getattr(module, launch.name)
     launch = replace(launch, schedule=replace(schedule, overlap=schedule.overlap and capability >= OVERLAPPING))
     types = [pointer(program.buffer(b).dtype) for b in launch.buffers] + ["i32"] * len(launch.sizes)
@@ -118,4 +125,5 @@ def _compiled(
         hidden,
         capability,
         launch.schedule.overlap,
+        launch.cluster,
     )

@@ -109,14 +109,22 @@ class BodyWriter(Protocol):
 
     def summed(self, made: int, c: int) -> Node:
         """A class, summed over what the class `made` lacks: at once with the sums that it is
-        itself, where these wait for no loop and nothing else reads them."""
+        itself, where these wait for no loop, no cluster combines them, and nothing else reads
+        them."""
+
+    def folded(self, c: int, label: str, operator: str) -> Node:
+        """A class reduced by an operator over what a block has of a label: of a cluster's one
+        element."""
+
+    def combining(self, label: str) -> int | None:
+        """How many blocks of a cluster combine over a label; None where they do not."""
 
     def looped(self, made: int, edge: DerivationEdge) -> bool:
         """Whether the for-loop cuts the label that a derivation folds."""
 
     def accumulated(self, made: int, edge: DerivationEdge, value: Node, over: str) -> Node:
-        """What one iteration gives of a fold, over all iterations; `over` is that of
-        `accumulate`."""
+        """What one iteration gives of a fold, over all iterations, or one block of a cluster, over
+        all blocks; `over` is that of `accumulate`."""
 
     def lowered(self, made: int, c: int) -> Node | None:
         """The exponent `c` less what it is relative to; None where it is computed as it is."""
@@ -145,6 +153,8 @@ class DerivationKind:
     """How many operators of a body it counts for."""
     accumulates: ClassVar[bool] = False
     """Whether a for-loop may cut the label that it folds."""
+    combines: ClassVar[bool] = False
+    """Whether blocks of a cluster may fold its label together."""
     one_pass: ClassVar[bool] = False
     """Whether it is there for the sake of a loop over its label: beside another derivation, only
     that loop has it."""
@@ -158,6 +168,10 @@ class DerivationKind:
     @property
     def reads(self) -> str | None:
         """The view or the constant that a derivation without operands reads."""
+        return None
+
+    def example(self, goal: Labelled) -> Node | None:
+        """The term of the goal that has the dtype of its results; None where they are floats."""
         return None
 
     # ------------------------------------------------------------ values

@@ -62,13 +62,13 @@ class FoldKind(DerivationKind):
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         (of,) = edge.args
-        value = term(self.operator, body.ordered(of), axes=(body.axis(of, edge.folds),), keepdims=0)
+        value = body.folded(of, edge.folds, self.operator)
         return body.written(made, value if self.over is None else body.accumulated(made, edge, value, self.over))
 
 
 class Sum(FoldKind):
     __slots__ = ()
-    name, operator, over, accumulates = "sum", "reduce_sum", "sum", True
+    name, operator, over, accumulates, combines = "sum", "reduce_sum", "sum", True, True
     fold: ClassVar[np.ufunc | None] = np.add
 
     def sketch(self, algebra: Algebra, p: AbstractExpression, label: str) -> AbstractExpression:
@@ -87,7 +87,9 @@ class Sum(FoldKind):
         return ""
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
-        value = body.summed(made, edge.args[0])
+        (of,) = edge.args
+        combined = body.combining(edge.folds) is not None
+        value = body.folded(of, edge.folds, "reduce_sum") if combined else body.summed(made, of)
         return body.written(made, body.accumulated(made, edge, value, "sum"))
 
 
@@ -114,7 +116,8 @@ class Mean(Sum):
 
 class Max(FoldKind):
     __slots__ = ()
-    name, fold, operator, over, accumulates, maximum = "max", np.maximum, "reduce_max", "max", True, True
+    name, fold, operator, over, maximum = "max", np.maximum, "reduce_max", "max", True
+    accumulates, combines = True, True
 
     def signs(self, edge: DerivationEdge, below: Sequence[OverflowEffect]) -> Signs:
         return below[0].positive, below[0].floor

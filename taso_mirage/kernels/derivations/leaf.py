@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from taso_mirage.ir.terms import Node
 from taso_mirage.kernels.derivations.base import (
     BodyWriter,
     Costing,
@@ -17,6 +18,7 @@ from taso_mirage.kernels.derivations.base import (
     Written,
 )
 from taso_mirage.kernels.derivations.overflow import OverflowEffect
+from taso_mirage.kernels.goal import Labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,9 @@ class Input(DerivationKind):
     @property
     def reads(self) -> str:
         return self.name
+
+    def example(self, goal: Labelled) -> Node | None:
+        return goal.leaves.get(self.name)
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         if self.name in body.goal.constants:

@@ -68,7 +68,7 @@ class Merged(DerivationKind):
     """
 
     __slots__ = ()
-    name = "merged"
+    name, combines = "merged", True
 
     def evaluate(self, edge: DerivationEdge, values: DerivationValues) -> Residues:
         xp, axis = values.xp, values.axis(edge.args[-1], edge.folds)
@@ -79,6 +79,11 @@ class Merged(DerivationKind):
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         *variances, means = [body.ordered(c) for c in edge.args]
+        blocks = body.combining(edge.folds)
+        if blocks is not None:
+            total = term("div", term("combine", means), body.constant(blocks))
+            merged = [term("combine", v, means, over="variance") for v in variances]
+            return body.written(made, (merged or [total])[0])
         axis = body.axis(edge.args[-1], edge.folds)
         if not variances:
             return body.written(made, mean_of(means, axis, body))

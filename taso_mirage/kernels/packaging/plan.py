@@ -160,9 +160,10 @@ def _places(program: TritonProgram, scratch: int) -> dict[str, str]:
 
 
 def _launch(launch: TritonLaunch, program: TritonProgram, places: Mapping[str, str], free: Sequence[str]) -> str:
-    x, y, z = (launch.launched if program.sizes else (*launch.grid, 1, 1, 1))[:3]
+    x, y, z = launch.launched
     grid = "*".join([*free, str(x).replace(" ", "")])
-    return f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"
+    kernel = f"kernel {grid} {y} {z} {' '.join(places[b] for b in (*launch.buffers, *launch.sizes))}"
+    return kernel if launch.cluster == 1 else f"{kernel}\ncluster {launch.cluster}"
 
 
 def sealed(lines: Iterable[str]) -> str:

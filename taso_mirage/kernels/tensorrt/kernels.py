@@ -37,12 +37,13 @@ class PluginLaunch:
     """One kernel on the GPU.
 
     `arguments` name the tensors that it takes: i0 the first input, o0 the first output, s0 scratch
-    memory.
+    memory. `cluster`: so many blocks along the first dim of the grid run as one.
     """
 
     grid: tuple[int, int, int]
     arguments: tuple[str, ...]
     images: tuple[LaunchImage, ...]
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,22 @@ def _kernel(rows: Sequence[list[str]], attributes: Mapping[str, str], shapes: _S
     texts = [attributes[f"image_{i}"] for i, _ in enumerate(named("image"))]
     for row, text in zip(named("image"), texts, strict=True):
         images.setdefault(int(row[0]), []).append(_image(row[1:], text))
-    kernels = list(enumerate(named("kernel")))
+    kernels = list(enumerate(zip(named("kernel"), _clusters(rows), strict=True)))
     launches = tuple(
-        PluginLaunch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(arguments), tuple(images[i]))
-        for i, (x, y, z, *arguments) in kernels[_chosen(rows, sizes)]
+        PluginLaunch((_value(x, sizes), _value(y, sizes), _value(z, sizes)), tuple(given), tuple(images[i]), cluster)
+        for i, ((x, y, z, *given), cluster) in kernels[_chosen(rows, sizes)]
     )
     return PluginKernel(attributes[PLAN], tuple(texts), tensors("input"), tensors("output"), launches)
+
+
+def _clusters(rows: Sequence[list[str]]) -> list[int]:
+    """The blocks of a cluster of each kernel; 1 where it has none."""
+    found: list[int] = []
+    for word, *fields in rows:
+        found += [1] if word == "kernel" else []
+        if word == "cluster":
+            found[-1] = int(fields[0])
+    return found
 
 
 def _chosen(rows: Sequence[list[str]], sizes: Mapping[str, int]) -> slice:

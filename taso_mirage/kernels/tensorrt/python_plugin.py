@@ -69,6 +69,8 @@ def _single(kernel: PluginKernel) -> tuple[LaunchImage, str]:
         raise Unsupported("it has no PTX")
     if image.shared > SHARED_ALWAYS:
         raise Unsupported(f"it takes {image.shared} bytes of shared memory, more than {SHARED_ALWAYS}")
+    if launch.cluster != 1:
+        raise Unsupported("its blocks run in clusters, which TensorRT does not launch")
     if image.overlap:
         raise Unsupported("it waits for the kernel before it, which TensorRT does not launch so")
     wanted = [f"i{i}" for i in range(len(kernel.inputs))] + [f"o{i}" for i in range(len(kernel.outputs))]

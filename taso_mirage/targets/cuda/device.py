@@ -19,8 +19,12 @@ H100 = Device(
     launch=1.4e-6,
     line=128,
     started=3e-9,
+    cluster=16,
     operator=Reached(launch=2e-6, flops=3e13, bandwidth=2e12),
 )
+PORTABLE_CLUSTER, LARGE_CLUSTERS = 8, (90, 100)
+"""Blocks of a cluster from compute capability 9.0 on, and which ones take twice as many if asked
+for."""
 PINS = 2 * 2.619e9 * 5120 / 8
 """Bytes a second at the pins of an H100's memory (SXM5, 80 GB): twice a clock on each."""
 NAME, UNKNOWN = 100, "unknown GPU"
@@ -74,6 +78,7 @@ def described(gpu: Gpu) -> Device:
         name=gpu.name,
         processors=gpu.processors,
         shared=gpu.shared,
+        cluster=largest_cluster(gpu.capability),
         bandwidth=H100.bandwidth * memory,
         cache=H100.cache * processors,
         flops=H100.flops * processors,
@@ -81,6 +86,13 @@ def described(gpu: Gpu) -> Device:
             H100.operator, flops=H100.operator.flops * processors, bandwidth=H100.operator.bandwidth * memory
         ),
     )
+
+
+def largest_cluster(capability: int) -> int:
+    """Blocks that may be one cluster, at most; 1 before there were clusters."""
+    if capability < LARGE_CLUSTERS[0]:
+        return 1
+    return 2 * PORTABLE_CLUSTER if capability in LARGE_CLUSTERS else PORTABLE_CLUSTER
 
 
 @cache

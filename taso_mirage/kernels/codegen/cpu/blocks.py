@@ -95,6 +95,8 @@ class CppKernelFunction:
     def _kernel(self, given: Sequence[CppBuffer], results: Sequence[CppBuffer]) -> list[str]:
         body: Graph = self.node.attr("body")
         grid, loop = self.node.attr("grid"), self.node.attr("loop")
+        if self.node.attr("cluster") != 1:
+            raise Unsupported("a cluster of blocks; threads of a CPU exchange nothing")
         if any(overlaps([x.shape for x in given], body, grid, self.node.attr("imap"))):
             raise Unsupported("blocks that overlap; two threads would write to the same places")
         before, lines = [*_block_indices(grid)], list[str]()

@@ -19,6 +19,7 @@ from taso_mirage.ir.mugraph import (
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
+from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames
 from taso_mirage.kernels.codegen.gpu.offsets import Groups, TileCut, inner, place
@@ -93,9 +94,12 @@ class TritonBlock:
     ) -> None:
         self.node, self.name = node, name
         self.body, self.grid, self.loop = node.attr("body"), node.attr("grid"), node.attr("loop")
-        self.looped = self.loop != 1
+        self.looped, self.cluster = self.loop != 1, node.attr("cluster")
         free = is_free_kernel(self.body, self.grid, self.loop)
         self.sizes = FreeNames(tuple(sizes) if free else (), self.body, self.grid, node.attr("imap"), node.attr("fmap"))
+        if self.cluster != 1 and self.sizes.given:
+            raise Unsupported("a cluster in a grid that a run counts")
+        self.alone = stored_by_first(node) if self.cluster != 1 else set()
         self.stage = loop_phases(self.body, node.attr("fmap"), self.loop)
         self.overlaps = overlaps([b.shape for b in reads], self.body, self.grid, node.attr("imap"))
         self.reads, self.writes = reads, writes
@@ -184,6 +188,8 @@ class TritonBlock:
             return self._running(node)
         if kind is Lowering.ACCUMULATE and self.looped:
             return self._accumulate(node)
+        if kind is Lowering.COMBINE and self.cluster != 1:
+            return combined(self.tiles, node, self.values, self.cluster, 1 if node in self.alone else self.cluster)
         whole = chain(node) if kind is Lowering.KERNEL else None
         if whole is not None:  # the thread level: elementwise chains stay in registers
             given = [x for x in args if x is not None]
@@ -369,7 +375,7 @@ class TritonBlock:
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
         return TritonLaunch(
-            self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given
+            self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given, self.cluster
         )
 
     def _traffic(self) -> Traffic:
@@ -407,13 +413,18 @@ class TritonBlock:
         batched = [a for a in (*self.arguments, *self.results) if a.buffer.batched]
         if self.sizes.given:
             return [*self.sizes.blocks(), *self.sizes.rests()]
-        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(self.grid) if n != 1}
+        own, block = self.grid, "tl.program_id(0)"
+        if self.cluster != 1:  # blocks of a cluster are neighbours along the first dim
+            own, block = self.grid[:-1], f"(tl.program_id(0) // {self.cluster})"
+        ids = {g: f"g{g} = tl.program_id({g})" for g, n in enumerate(own) if n != 1}
+        ids |= {0: f"g0 = {block}"} if 0 in ids else {}
+        if self.cluster != 1:
+            ids[len(own)] = f"g{len(own)} = tl.program_id(0) % {self.cluster}"
         if not batched:
             return list(ids.values())
-        first = int(self.grid[0]) if self.grid else 1
-        sample = "tl.program_id(0)"
+        first, sample = int(own[0]) if own else 1, block
         if first > 1:
-            ids[0], sample = f"g0 = tl.program_id(0) % {first}", f"(tl.program_id(0) // {first})"
+            ids[0], sample = f"g0 = {block} % {first}", f"({block} // {first})"
         moved = [f"{a.name} += sample * {a.buffer.elements}" for a in batched]
         return [f"sample = {sample}.to(tl.int64)", *moved, *ids.values()]
 

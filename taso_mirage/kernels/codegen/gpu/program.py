@@ -98,7 +98,8 @@ class Traffic:
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
     """One kernel: `buffers` names its arguments in order, what it writes last. Behind them come
-    `sizes` as int32, the names of what a run alone knows."""
+    `sizes` as int32, the names of what a run alone knows. `cluster`: so many blocks of the last
+    grid dim, all of it, are neighbours along the first dim of what is launched."""
 
     name: str
     grid: Shape
@@ -107,6 +108,7 @@ class TritonLaunch:
     schedule: LaunchSchedule
     traffic: Traffic
     sizes: tuple[str, ...] = ()
+    cluster: int = 1
 
     @property
     def blocks(self) -> int:
@@ -115,12 +117,17 @@ class TritonLaunch:
 
     @property
     def launched(self) -> tuple[Dim, Dim, Dim]:
-        """The grid as it is launched: where a run counts it, one dim, as others have at most 65,535
-        blocks."""
+        """The grid as it is launched, in blocks: where a run counts it, one dim, as others have at
+        most 65,535."""
         if not all(isinstance(n, int) for n in self.grid):
             return dim_product(self.grid), 1, 1
-        x, y, z = (*self.grid, 1, 1, 1)[:3]
-        return x, y, z
+        x, y, z = (*self.clusters, 1, 1, 1)[:3]
+        return x * self.cluster, y, z
+
+    @property
+    def clusters(self) -> Shape:
+        """The grid of clusters, or of blocks where there are none."""
+        return self.grid if self.cluster == 1 else self.grid[:-1] or (1,)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -227,6 +234,11 @@ RESERVED = frozenset(
         "triton",
         "tl",
         "launch",
+        "launch_clusters",
+        "exchange",
+        "exchanged",
+        "registers",
+        "elements_of_a_thread",
         "options",
         "OPTIONS",
         "float",

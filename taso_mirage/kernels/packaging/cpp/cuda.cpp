@@ -13,9 +13,10 @@ using plan::Problem;
 using Result = int;
 
 constexpr int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_MOST = 97;  // of a device
-constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8;                            // of a function
+constexpr int THREADS_MOST = 0, DYNAMIC_SHARED = 8, LARGE_CLUSTERS = 14;       // of a function
 constexpr unsigned NON_BLOCKING = 1, UNTIMED = 2;                              // of a stream, of an event
-constexpr int SERIALIZATION = 6;                                               // programmatic stream serialization, of a launch
+constexpr int CLUSTER = 4, SERIALIZATION = 6;                                  // programmatic stream serialization; of a launch
+constexpr unsigned PORTABLE = 8;                                               // blocks of a cluster that every GPU with clusters has
 constexpr size_t CALLERS = 64;  // streams that have others beside them; what was used the longest ago goes
 constexpr unsigned SHARED_ALWAYS = 48 * 1024;
 constexpr unsigned WARP = 32;
@@ -27,6 +28,7 @@ struct Attribute {
   union {
     char bytes[64];
     int allowed;
+    unsigned dims[3];
   } value;
 };
 
@@ -182,7 +184,7 @@ void check_arguments(const Function& made, const plan::Kernel& kernel) {
   }
 }
 
-void check_device(const Function& made, int device) {
+void check_device(const Function& made, const plan::Kernel& kernel, int device) {
   const plan::Image& image = *made.image;
   const int shared = of_device(device, SHARED_MOST);
   if (static_cast<int>(image.shared) > shared)
@@ -191,10 +193,12 @@ void check_device(const Function& made, int device) {
   succeed(driver().FuncGetAttribute(&threads, THREADS_MOST, made.function), image.symbol + " cannot be asked for its threads");
   if (static_cast<int>(image.warps * WARP) > threads)
     throw Problem(image.symbol + " has " + std::to_string(image.warps) + " warps in the plan, its code takes " + std::to_string(threads) + " threads");
-  if (image.shared > SHARED_ALWAYS)
+  if (image.shared > SHARED_ALWAYS || kernel.cluster != 1)  // what a cluster exchanges lies beside it
     succeed(driver().FuncSetAttribute(made.function, DYNAMIC_SHARED, static_cast<int>(image.shared)), image.symbol + " cannot have its shared memory");
-  if (image.overlap && driver().LaunchKernelEx == nullptr)
-    throw Problem(image.symbol + " waits for the kernel before it, which this driver has no launch for; update the driver");
+  if ((image.overlap || kernel.cluster != 1) && driver().LaunchKernelEx == nullptr)
+    throw Problem(image.symbol + " waits for the kernel before it, or has clusters of blocks, which this driver has no launch for; update the driver");
+  if (kernel.cluster > PORTABLE)
+    succeed(driver().FuncSetAttribute(made.function, LARGE_CLUSTERS, 1), image.symbol + " cannot have clusters of " + std::to_string(kernel.cluster) + " blocks");
 }
 
 // A context that is this thread's for as long as it lives: the one before comes back, none too.
@@ -343,7 +347,7 @@ std::unique_ptr<Loaded> load(const plan::Plan& plan, const std::function<std::st
     found->functions.push_back(made);
     succeed(driver().ModuleGetFunction(&made.function, made.module, image.symbol.c_str()), "the image has no kernel " + image.symbol);
     check_arguments(made, plan.kernels[i]);
-    check_device(made, device);
+    check_device(made, plan.kernels[i], device);
     if (driver().FuncLoad != nullptr) succeed(driver().FuncLoad(made.function), image.symbol + " cannot be loaded");
     found->functions.back() = made;
   }
@@ -425,11 +429,19 @@ void Loaded::start(const plan::Plan& plan, size_t i, const void* const* const te
   }
   const unsigned threads = image.warps * WARP;
   Result result;
+  Attribute attributes[2]{};
+  unsigned count = 0;
   if (image.overlap && overlap) {
-    Attribute attribute{};
-    attribute.id = SERIALIZATION;
-    attribute.value.allowed = 1;
-    const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, &attribute, 1};
+    attributes[count].id = SERIALIZATION;
+    attributes[count++].value.allowed = 1;
+  }
+  if (kernel.cluster != 1) {
+    attributes[count].id = CLUSTER;
+    const unsigned dims[] = {kernel.cluster, 1, 1};
+    std::copy(std::begin(dims), std::end(dims), attributes[count++].value.dims);
+  }
+  if (count != 0) {
+    const Config config{{grid[0], grid[1], grid[2]}, {threads, 1, 1}, image.shared, stream, attributes, count};
     result = driver().LaunchKernelEx(&config, functions[i].function, arguments.data(), nullptr);
   } else {
     result = driver().LaunchKernel(functions[i].function, grid[0], grid[1], grid[2], threads, 1, 1, image.shared, stream, arguments.data(), nullptr);

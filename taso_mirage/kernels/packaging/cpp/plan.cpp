@@ -13,6 +13,8 @@ constexpr size_t RANK = 8;
 constexpr int DEPTH = 16;  // of an expression
 constexpr int64_t BYTES = int64_t{1} << 46;
 constexpr int64_t GRID[] = {2147483647, 65535, 65535};
+constexpr int64_t CLUSTER = 16;  // blocks that any GPU takes as one
+constexpr int CLUSTERED = 90;    // the first compute capability that does
 
 struct Named {
   const char* dtype;
@@ -240,11 +242,20 @@ void range(const std::vector<std::string_view>& line, Plan& found) {
   add(found.ranges, made);
 }
 
+void cluster(const std::vector<std::string_view>& line, Plan& found) {
+  expect(line, 2, 2);
+  const int64_t blocks = natural(line[1], "the number of blocks of a cluster", CLUSTER);
+  if (found.kernels.empty() || found.kernels.back().cluster != 1 || blocks < 2)
+    throw Problem("a cluster of " + number(blocks) + " blocks; it has 2 or more, and one kernel before it has it");
+  found.kernels.back().cluster = static_cast<unsigned>(blocks);
+}
+
 void statement(const std::vector<std::string_view>& line, Plan& found) {
   if (line[0] == "input") return add(found.inputs, type(line));
   if (line[0] == "output") return add(found.outputs, type(line));
   if (line[0] == "scratch" && found.cuda) return add(found.scratch, type(line));
   if (line[0] == "kernel" && found.cuda) return add(found.kernels, kernel(line));
+  if (line[0] == "cluster" && found.cuda) return cluster(line, found);
   if (line[0] == "range" && found.cuda) return range(line, found);
   if (line[0] == "image" && found.cuda) return add(found.images, image(line));
   if (line[0] == "entry" && !found.cuda) {
@@ -278,6 +289,9 @@ void arguments_given(const Plan& found) {
     if (each.kernel >= has.size())
       throw Problem("an image is of kernel " + number(static_cast<int64_t>(each.kernel)) + ", but there are " + number(static_cast<int64_t>(has.size())));
     has[each.kernel] = true;
+    if (found.kernels[each.kernel].cluster != 1 && each.capability < CLUSTERED)
+      throw Problem("an image of kernel " + number(static_cast<int64_t>(each.kernel)) + ", which has clusters, is for sm_" + number(each.capability) +
+                    "; clusters begin with sm_" + number(CLUSTERED));
   }
   for (size_t i = 0; i < has.size(); ++i)
     if (!has[i]) throw Problem("kernel " + number(static_cast<int64_t>(i)) + " has no image");
@@ -365,6 +379,7 @@ std::vector<unsigned> Kernel::blocks(const Sizes& sizes) const {
       throw Problem("dimension " + number(static_cast<int64_t>(i)) + " of the grid is " + number(n) + "; " + (grid[i].fixed() ? "1" : "0") + " to " + number(GRID[i]) + " blocks are possible");
     found.push_back(static_cast<unsigned>(n));
   }
+  if (found[0] % cluster != 0) throw Problem("the grid has " + number(found[0]) + " blocks along its first dimension, which clusters of " + number(cluster) + " do not fill");
   return found;
 }
 

@@ -7,6 +7,7 @@
 //   scratch float32 rows 16                   what passes between kernels
 //   kernel rows/8 96 1 i0 i1 s0 n0            one launch: its grid, then its arguments: inputs, outputs and scratch by number, and named sizes
 //                                             by theirs, as int32 (a grid with names may be 0, where there is no sample: nothing is launched)
+//   cluster 8                                 the launch before is one of clusters: so many neighbours along the first dim of its grid run as one
 //   range 4096                                the kernels between the line `range` before and this one are for runs whose named sizes have a
 //                                             product of at most that; those behind the last such line for all others
 //   image 0 90 cubin kernel_0 4 49152 2 1 20480 9ae0f1c2
@@ -75,6 +76,7 @@ struct Argument {
 struct Kernel {
   std::vector<Expression> grid;  // three
   std::vector<Argument> arguments;
+  unsigned cluster = 1;
 
   std::vector<unsigned> blocks(const Sizes& sizes) const;
 };

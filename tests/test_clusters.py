@@ -1,0 +1,155 @@
+"""Split reductions that the blocks of a cluster combine: found by the search, verified, and right
+in floats where the exponentials of its blocks have maxima of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mugraphs
+import numpy as np
+import pytest
+from test_kernel_search import attention, gated, lora, rms_linear
+from test_variance import layer_norm_goal
+
+from taso_mirage.ir.mugraph import Batch, kernels
+from taso_mirage.ir.terms import Graph, Tensor, variable
+from taso_mirage.kernels.closure import close
+from taso_mirage.kernels.codegen import triton
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.search import Search, SearchOptions, TiledPlan
+from taso_mirage.kernels.stabilised import stabilisation
+from taso_mirage.kernels.structures import Limits, cluster_space, plans
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
+from taso_mirage.targets.cpu.device import CPU_DEVICE
+from taso_mirage.targets.cuda.device import H100
+from taso_mirage.verdicts import Failure
+
+TESTED = 8
+"""So many different kernels of a goal are verified."""
+CLUSTERS, ALONE = replace(H100, cluster=8), replace(H100, cluster=1)
+
+
+def clustered(graph: Graph) -> tuple[Search, list[TiledPlan]]:
+    searching = Search(graph, SearchOptions(), CLUSTERS)
+    return searching, [c for c in searching.candidates() if any(k.kernel.body.cluster for k in c.plan)]
+
+
+def combined(made: Graph) -> Counter[str]:
+    (kernel,) = kernels(made.outputs)
+    return Counter(node.attr("over") for node in kernel.attr("body") if node.op == "combine")
+
+
+GOALS: dict[str, tuple[Callable[[], Graph], Counter[str]]] = {
+    "a product": (lambda: lora().graph(), Counter(sum=2)),
+    "three products": (lambda: gated(down=True).graph(), Counter(sum=1)),
+    "a norm and a product": (lambda: rms_linear(gamma=True).graph(), Counter(sum=2)),
+    "attention": (lambda: attention(scale=True, mask=True).graph(), Counter(rescaled=2)),
+    "attention of normalized queries": (lambda: attention(norm=True).graph(), Counter(rescaled=2)),
+    "a variance": (lambda: layer_norm_goal(8, 4096, 96), Counter(sum=4, variance=1)),
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_every_cluster_that_is_found_is_its_goal(name: str) -> None:
+    goal, wanted = GOALS[name]
+    searching, found = clustered(goal())
+    roles: dict[object, TiledPlan] = {}
+    for each in found:
+        roles.setdefault(each.roles(), each)
+    made = [searching.accepted(each) for each in [*roles.values()][:TESTED]]
+    assert None not in made, searching.refused
+    graphs = [each.graph for each in made if each is not None]
+    assert wanted in [combined(graph) for graph in graphs]
+    for graph in graphs:
+        (kernel,) = kernels(graph.outputs)
+        assert 1 < kernel.attr("cluster") == kernel.attr("grid")[-1] <= CLUSTERS.cluster
+        assert combined(graph)
+    assert {kernels(graph.outputs)[0].attr("loop") > 1 for graph in graphs} >= {True}
+
+
+def test_each_block_of_a_cluster_writes_its_part_of_a_long_row() -> None:
+    searching, found = clustered(layer_norm_goal(4, 65536))
+    graph = found[0].graph()
+    assert graph is not None
+    (kernel,) = kernels(graph.outputs)
+    assert kernel.attr("omap")[0][-1] == 1
+    assert searching.accepted(found[0]) is not None
+
+
+def test_the_model_takes_a_cluster_where_a_second_launch_costs_more() -> None:
+    """Two blocks that exchange little; sixteen with large tiles do not."""
+    graph = lora().graph()
+    before, after = (Search(graph, SearchOptions(), device).candidates()[0] for device in (ALONE, CLUSTERS))
+    assert (len(before.plan), len(after.plan)) == (2, 1)
+    assert 0 < before.seconds - after.seconds < before.plan[1].seconds
+    assert after.plan[0].kernel.body.cluster is not None
+    assert after.sizes[after.plan[0].kernel.body.cluster] == 2
+    assert len(Search(attention().graph(), SearchOptions(), CLUSTERS).candidates()[0].plan) == 2
+
+
+def test_what_has_no_clusters_gets_none() -> None:
+    for device in (ALONE, CPU_DEVICE):
+        found = Search(attention().graph(), SearchOptions(), device).candidates()
+        assert found
+        assert not any(k.kernel.body.cluster for c in found for k in c.plan)
+
+
+def test_parts_are_whole_before_they_are_combined() -> None:
+    """No kernel exchanges in every iteration, though the sums could be exchanged in any order."""
+    closure = close(label(attention().graph(), "d"))
+    outer, inner = closure.goal.split["d"]
+    space = cluster_space(closure)
+    edges = [(c, e) for c, made in enumerate(space.edges) for e in made if e.label == outer]
+    assert edges
+    assert not any(inner in closure.classes[a] for _, e in edges for a in e.args)
+    found = [plan for plan in plans(closure, Limits(clusters=True)) if plan[0].body.cluster]
+    assert {plan[0].loop for plan in found} > {None, inner}
+
+
+def test_a_block_keeps_no_values_beside_those_of_its_cluster() -> None:
+    """A softmax: its rows are relative to the maximum of each block, and their sum to that of
+    all."""
+    x = variable("x", Tensor("float16", (16, 1024)))
+    closure = close(label(Graph((x,), (term("softmax", x, axis=1),)), "b"))
+    found = [plan for plan in plans(closure, Limits(clusters=True)) if plan[0].body.cluster]
+    assert found
+    for plan in found:
+        stable = stabilisation(plan, closure)
+        assert isinstance(stable, Failure)
+    assert "that of its cluster" in "".join(
+        each.reason for plan in found if isinstance(each := stabilisation(plan, closure), Failure)
+    )
+
+
+def test_every_sample_of_a_batch_has_clusters_of_its_own(tmp_path: Path) -> None:
+    """In Triton's interpreter, whose process is chosen before triton is imported."""
+    sizes: dict[str, Any] = {"queries": 6, "dim": 5, "keys": 24, "width": 7, "blocks": 3, "splits": 4, "loop": 3}
+    graph, _ = mugraphs.attention_cluster(heads=1, **sizes)
+    _, goal = mugraphs.attention_cluster(heads=3, **sizes)
+    (tmp_path / "generated.py").write_text(triton.program(graph, batch=Batch(1, (True, True, True))).source)
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=x.shape).astype(np.float16) for x in goal.inputs]
+    np.savez(tmp_path / "given.npz", *given)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    wanted = interpret(goal.outputs, EXACT, {x: EXACT.load(v) for x, v in zip(goal.inputs, given, strict=True)})
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted[goal.outputs[0]], atol=4e-3)
+
+
+RUN = """
+import sys, numpy, torch, generated, in_turn
+given = numpy.load(sys.argv[1] + "/given.npz")
+found = in_turn.launched(generated, *[torch.from_numpy(given[name]) for name in given.files])
+numpy.save(sys.argv[1] + "/found.npy", found.double().numpy())
+"""
