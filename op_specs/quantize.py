@@ -119,13 +119,8 @@ def centred(xp, q, zero):
 
 
 def shifted(xp, whole, zero, dtype: str):
-    """saturate(whole + zero) of whole numbers in single precision: between the limits less the
-    zero, as a sum with it could be rounded."""
-    if zero is None:
-        return saturated(xp, whole, dtype)
-    offset = xp.cast(zero, "float32")
-    low, high = (xp.sub(xp.literal(limit, whole), offset) for limit in _limits(dtype))
-    return xp.cast(xp.add(xp.map(np.minimum, xp.maximum(whole, low), high), offset), dtype)
+    """saturate(whole + zero) of whole numbers in single precision."""
+    return saturated(xp, whole if zero is None else xp.add(whole, xp.cast(zero, "float32")), dtype)
 
 
 def saturated(xp, whole, dtype: str):
