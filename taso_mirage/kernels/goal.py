@@ -69,7 +69,9 @@ class Labelled:
     @property
     def steps(self) -> dict[str, int]:
         """Of labels along which bytes hold several numbers, how many: tiles have whole bytes."""
-        packed = ((axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes)
+        packed = (
+            (axes[-1][-1], in_a_byte(self.leaves[name])) for name, axes in self.inputs.items() if axes and axes[-1]
+        )
         return {label: n for label, n in packed if n > 1}
 
     def within(self, label: str) -> int:

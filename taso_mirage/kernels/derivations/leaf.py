@@ -33,7 +33,7 @@ class Input(DerivationKind):
         return self.name
 
     def example(self, goal: Labelled) -> Node | None:
-        return goal.leaves.get(self.name)
+        return goal.leaves[self.name] if self.name in goal.leaves else None
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         if self.name in body.goal.constants:

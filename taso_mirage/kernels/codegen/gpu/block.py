@@ -443,9 +443,7 @@ class TritonBlock:
                 where = where if self.looped else "in one pass"
                 said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
         if self.looped:
-            said.append(
-                f"loads: {self.in_flight} bytes an iteration, STAGES of them in flight; all else is in registers."
-            )
+            said.append(f"loads: {self.in_flight} bytes an iteration, STAGES in flight; all else is in registers.")
         for each in (a.buffer for a in self.results):
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
