@@ -571,7 +571,7 @@ def test_each_choice_is_explained() -> None:
     source = codegen.generate(mugraphs.rmsnorm_linear(2, 64, 32, 2, 2)[0])
     lines = [line.strip(" -") for line in source[: source.index("import triton")].splitlines()]
     assert "in the loop: mul, reduce_sum, matmul; at most 66 elements live (the least of all orders)." in lines
-    assert "loads: 3072 bytes an iteration, STAGES of them in flight; all else is in registers." in lines
+    assert "loads: 3072 bytes an iteration, STAGES in flight; all else is in registers." in lines
     assert "matmul: a dot of 16 x 32 x 16 lanes, float16 operands, fp32 sums." in lines
     assert "acc: tl.sum once after the loop, not in it: 512 lanes, no barrier." in lines
 
