@@ -226,6 +226,7 @@ for mode in (1, 2, 3):
         qk_matmul_output_mode=mode,
     )
 
+# of float64 ONNX Runtime computes the softmax of an Attention in single precision
 attention.laws("""
     matmul(mul(q, c), mul(k, d)) == mul(matmul(q, k), mul(c, d))  where is_constant(c) and is_constant(d) and size(c) == 1 \
         and size(d) == 1 and rank(c) == 0 and rank(d) == 0
@@ -235,16 +236,17 @@ attention.laws("""
     matmul(softmax(add(mul(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), *m), axis=3), v) \
         == attention(q, k, v, *m, scale=value(c)) \
         where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
-            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3] and dtype(q) != "float64"
     matmul(softmax(add(matmul(mul(q, c), transpose(k, perm=(0, 1, 3, 2))), *m), axis=3), v) \
         == attention(q, k, v, *m, scale=value(c)) \
         where is_constant(c) and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
-            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3] and dtype(q) != "float64"
     matmul(softmax(div(matmul(q, transpose(k, perm=(0, 1, 3, 2))), c), axis=3), v) \
         == attention(q, k, v, scale=1 / value(c)) \
-        where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+        where value(c) in (0.5, 2.0, 4.0, 8.0, 16.0) and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3] \
+            and dtype(q) != "float64"
     matmul(softmax(add(fused_matmul(q, k, alpha=a, transB=1), *m), axis=3), v) \
         == attention(q, k, v, *m, scale=a) \
         where rank(q) == 4 and rank(m) > 1 and shape(m)[rank(m) - 1] == dim(k, 2) \
-            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3]
+            and shape(q)[:2] == shape(k)[:2] and shape(k)[:3] == shape(v)[:3] and dtype(q) != "float64"
 """)

@@ -23,7 +23,7 @@ from taso_mirage.errors import (
 )
 from taso_mirage.ir.model import Model, StoredWeight
 from taso_mirage.ir.terms import Graph, Node, Tensor, constant, topological, variable, weight
-from taso_mirage.measure import check
+from taso_mirage.measure import check, magnitudes
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import NUDGES, difference, first_bad
 from taso_mirage.measure.session import Session
@@ -601,7 +601,7 @@ def test_shared_weight_terms_fold_in_linear_time() -> None:
 def test_differences_are_those_of_the_whole_arrays(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Whatever the blocks, and wherever infinities and unknown references are."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(check, "BLOCK", int(rng.integers(1, 40)))
+    monkeypatch.setattr(magnitudes, "BLOCK", int(rng.integers(1, 40)))
     exact = rng.normal(size=(5, 13)) * 10.0 ** rng.integers(-3, 4)
     old = (exact * (1 + 1e-3 * rng.normal(size=exact.shape))).astype(np.float16)
     new = (exact * (1 + 2e-3 * rng.normal(size=exact.shape))).astype(np.float16)

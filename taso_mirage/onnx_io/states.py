@@ -9,12 +9,10 @@ import onnx_ir as ir
 
 from taso_mirage.ir.terms import ABSENT, Node
 from taso_mirage.operators.expressions import uniform_value
-from taso_mirage.rewriting.derived_traits import primitives
+from taso_mirage.rewriting.derived_traits import moves
 
 STATES: Mapping[str, Sequence[int]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Standard operators with the places of their initial states."""
-MOVES = frozenset({"reshape", "transpose", "expand", "concat", "slice"})
-"""Primitives that only move elements of their operands."""
 
 
 def without_zeros(node: ir.Node, operands: Sequence[Node]) -> list[Node]:
@@ -27,5 +25,4 @@ def _zero(term: Node) -> bool:
     """Whether all elements are known to be zero."""
     if term.op == "constant":
         return uniform_value(term) == 0
-    moved = primitives(term.op) if term.args else None
-    return moved is not None and moved <= MOVES and all(map(_zero, term.args))
+    return bool(term.args) and moves(term.op) and all(map(_zero, term.args))

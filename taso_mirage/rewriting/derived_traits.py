@@ -17,6 +17,8 @@ EACH = frozenset({"map", "choice", "cast", "scalar"})
 """Primitives that compute an element from the same element of each operand."""
 COPIES = frozenset("choice scalar constant reshape transpose expand concat slice pad window take take_along".split())
 """Primitives that only move elements of their operands, or constants."""
+MOVES = COPIES - frozenset("choice scalar constant pad window take take_along".split())
+"""Primitives that give elements of their operands alone."""
 
 
 class _Primitives(Typed[None]):
@@ -73,3 +75,9 @@ def selects(name: str) -> bool:
     """Whether an operator only moves elements of its operands, or constants."""
     used = primitives(name)
     return used is not None and used <= COPIES
+
+
+def moves(name: str) -> bool:
+    """Whether all elements of an operator's results are of its operands."""
+    used = primitives(name)
+    return used is not None and used <= MOVES

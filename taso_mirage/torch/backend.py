@@ -17,6 +17,8 @@ from taso_mirage.torch.program import Program
 OURS = frozenset(("output", "target", "shape", "inputs", "report", "certificate", "trust_kernels", "command"))
 """Options of `optimize` that the backend gives, or that name one file where there may be many
 graphs."""
+CALLS = frozenset(("call_function", "call_method", "call_module"))
+"""Kinds of a captured graph's nodes that compute something."""
 PROGRAMS = 16
 """Programs of one graph, at most."""
 TRAINING = (
@@ -93,5 +95,5 @@ class CapturedGraph:
     def _stay(self, refused: Unsupported) -> None:
         """Run in eager PyTorch from now on."""
         self._eager, self._programs = True, []
-        count = sum(node.op.startswith("call") for node in self._captured.graph.nodes)
+        count = sum(node.op in CALLS for node in self._captured.graph.nodes)
         warnings.warn(f"taso_mirage: a graph of {count} operations runs in eager PyTorch: {refused}", stacklevel=2)

@@ -33,7 +33,8 @@ class Input(DerivationKind):
         return self.name
 
     def example(self, goal: Labelled) -> Node | None:
-        return goal.leaves[self.name] if self.name in goal.leaves else None
+        leaves = goal.leaves
+        return leaves.get(self.name)
 
     def write(self, made: int, edge: DerivationEdge, body: BodyWriter) -> Written:
         if self.name in body.goal.constants:
