@@ -95,6 +95,7 @@ def test_the_model_takes_a_cluster_where_a_second_launch_costs_more() -> None:
     assert 0 < before.seconds - after.seconds < before.plan[1].seconds
     assert after.plan[0].kernel.body.cluster is not None
     assert after.sizes[after.plan[0].kernel.body.cluster] == 2
+    assert len(Search(attention().graph(), SearchOptions(), CLUSTERS).candidates()[0].plan) == 2
 
 
 def test_what_has_no_clusters_gets_none() -> None:
