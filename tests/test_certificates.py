@@ -96,7 +96,10 @@ def test_a_certificate_leads_through_what_is_written_for_an_operator(tmp_path: P
     assert set(followed(case).equalities) <= {CHECKED, AGAIN}
 
 
-LARGE = ("light_vgg19", "light_zfnet512", "light_alexnet")
+LARGE = (
+    *("light_vgg19", "light_zfnet512", "light_alexnet"),
+    *("light_resnet50", "light_inception_v2", "light_densenet121"),
+)
 EVERY = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NAMES]
 
 
