@@ -44,6 +44,7 @@ import kernel_timeline  # noqa: E402
 from models.workloads import BEYOND, PAPER  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
 from taso_mirage.errors import RuntimeUnavailable, Unsupported  # noqa: E402
+from taso_mirage.ir.terms import Graph  # noqa: E402
 from taso_mirage.kernels.codegen import tune  # noqa: E402
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram  # noqa: E402
 from taso_mirage.kernels.search import superoptimize  # noqa: E402
@@ -164,11 +165,14 @@ ROWS = (
 ALONE = replace(H100, cluster=1)
 
 
-def searched(row: Row, best: int, device: Device = H100) -> list[TritonProgram]:
+def goal(row: Row) -> Graph:
+    return {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
+
+
+def searched(graph: Graph, best: int, device: Device = H100, budget: float = 120.0) -> list[TritonProgram]:
     """The programs of the muGraphs that the search finds, the fastest by its model first."""
-    graph = {**PAPER, **BEYOND}[row.name](**row.sizes).graph()
     found: dict[str, TritonProgram] = {}
-    for each in superoptimize(graph, best=best, budget=120.0, device=device):
+    for each in superoptimize(graph, best=best, budget=budget, device=device):
         try:
             program = each.program()
         except Unsupported:
@@ -397,8 +401,8 @@ def main() -> None:
     trials: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
-        asked = [(row, executor.submit(searched, row, options.programs)) for row in chosen]
-        single = [executor.submit(searched, row, options.programs, ALONE) for row in chosen if options.alone]
+        asked = [(row, executor.submit(searched, goal(row), options.programs)) for row in chosen]
+        single = [executor.submit(searched, goal(row), options.programs, ALONE) for row in chosen if options.alone]
         for i, (row, future) in enumerate(asked):
             programs = future.result()
             try:

@@ -36,13 +36,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import end_to_end_common as common
 import end_to_end_h100 as end_to_end
 from end_to_end_common import ROOT, Case, Machine
+from kernels_h100 import searched
 
 from taso_mirage import __version__
-from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable
 from taso_mirage.kernels.codegen import tune
 from taso_mirage.kernels.codegen.gpu.program import TritonProgram
-from taso_mirage.kernels.search import superoptimize
 from taso_mirage.measure import native
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.target import CUDA
@@ -110,18 +109,6 @@ PRODUCTS = (
 
 
 # ---------------------------------------------------------------- products
-
-
-def searched(product: Product, best: int) -> list[TritonProgram]:
-    """The programs of the muGraphs that the search finds, the fastest by its model first."""
-    found: dict[str, TritonProgram] = {}
-    for each in superoptimize(product.goal(), best=best, budget=60.0, device=H100):
-        try:
-            program = each.program()
-        except Unsupported:
-            continue
-        found[program.source] = program
-    return list(found.values())
 
 
 def weights(product: Product, b: Any, s: Any, z: Any = None) -> Any:
@@ -209,7 +196,7 @@ def products(options: argparse.Namespace, known: Machine) -> Iterator[dict[str, 
     spawn = multiprocessing.get_context("spawn")
     chosen = [p for p in PRODUCTS if not options.rows or p.rows in options.rows]
     with ProcessPoolExecutor(options.workers, spawn) as executor, closing(tune.compilers(options.workers)) as compiler:
-        asked = [(p, executor.submit(searched, p, options.programs)) for p in chosen]
+        asked = [(p, executor.submit(searched, p.goal(), options.programs, H100, 60.0)) for p in chosen]
         for product, future in asked:
             try:
                 yield measured(product, future.result(), compiler, known)

@@ -1,14 +1,23 @@
-"""Programs with clusters in Triton's interpreter, which runs one block after the other: the program
-runs once more for each exchange, and has what the blocks gave to it in the run before."""
+"""Programs in Triton's interpreter, in a process of their own: it is chosen before Triton is
+imported. It runs one block after the other; a program with clusters runs once more for each
+exchange, and has what the blocks gave to it in the run before."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from taso_mirage.ir.terms import Graph
 
 
 class Exchanges:
@@ -61,3 +70,41 @@ def launched(module: ModuleType, *inputs: Any) -> Any:
 
 def _launch_clusters(function: Any, grid: tuple[int, ...], blocks: int, *args: Any, **options: Any) -> None:
     function[grid[0] * blocks, *grid[1:]](*args, **options)
+
+
+def interpreted(folder: Path, programs: Mapping[str, tuple[str, Graph, Sequence[np.ndarray]]]) -> None:
+    """Run programs (source, the graph whose inputs it takes, their values); NAME.npy has the first
+    result of each in float64."""
+    for name, (source, graph, values) in programs.items():
+        (folder / f"{name}.py").write_text(source)
+        wide = [v.astype(np.float32) if v.dtype.kind in "fV" else v for v in values]
+        np.savez(folder / f"{name}.npz", **{f"{i:02}": v for i, v in enumerate(wide)})
+        (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    made = subprocess.run(
+        [sys.executable, __file__, str(folder), *programs],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr[-3000:]
+
+
+def _run(folder: Path, name: str) -> None:
+    import torch
+
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    data, dtypes = np.load(folder / f"{name}.npz"), (folder / f"{name}.txt").read_text().split()
+    inputs = [torch.from_numpy(data[key]) for key in sorted(data.files)]
+    found = launched(module, *[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes, strict=True)])
+    found = found[0] if isinstance(found, tuple) else found
+    np.save(folder / f"{name}.npy", found.to(torch.float64).numpy())
+
+
+if __name__ == "__main__":
+    for each in sys.argv[2:]:
+        _run(Path(sys.argv[1]), each)

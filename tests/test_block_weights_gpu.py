@@ -3,12 +3,10 @@ compiled without a GPU, and told apart from wrong ones."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import MappingProxyType
 
+import in_turn
 import numpy as np
 import onnx_ir
 import onnxruntime
@@ -84,39 +82,24 @@ CASES = {
     "rows_bytes": (3, 8, 32, "packed"),
     "short_blocks": (1, 4, 4, ""),
 }
-RUN = """
-import importlib.util, sys, numpy, torch
-for name in sys.argv[2:]:
-    spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    data = numpy.load(f"{sys.argv[1]}/{name}.npz")
-    found = module.launch(*[torch.from_numpy(data[key]) for key in sorted(data.files)])
-    numpy.save(f"{sys.argv[1]}/{name}.npy", found.to(torch.float64).numpy())
-"""
-"""A process of its own: the interpreter is chosen before triton is imported."""
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("triton", reason="the extra `triton` is not installed")
-    folder = tmp_path_factory.mktemp("triton")
+    folder, programs = tmp_path_factory.mktemp("triton"), {}
     for name, case in CASES.items():
-        graph = goal(*case)
-        (folder / f"{name}.py").write_text(searched(graph)[0].program().source)
-        rng = np.random.default_rng(0)
-        np.savez(folder / f"{name}.npz", **{f"{i}": drawn(x, rng) for i, x in enumerate(graph.inputs)})
-    command = [sys.executable, "-c", RUN, str(folder), *CASES]
-    made = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-3000:]
+        graph, rng = goal(*case), np.random.default_rng(0)
+        programs[name] = searched(graph)[0].program().source, graph, [drawn(x, rng) for x in graph.inputs]
+    in_turn.interpreted(folder, programs)
     return folder
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_generated_code_computes_the_product(name: str, interpreted: Path) -> None:
     graph = goal(*CASES[name])
-    data = np.load(interpreted / f"{name}.npz")
-    given = {x: EXACT.load(data[str(i)]) for i, x in enumerate(graph.inputs)}
+    rng = np.random.default_rng(0)
+    given = {x: EXACT.load(drawn(x, rng)) for x in graph.inputs}
     (wanted,) = interpret(graph.outputs, EXACT, given).values()
     found = np.load(interpreted / f"{name}.npy")
     assert np.linalg.norm(found - wanted) < 1e-3 * np.linalg.norm(wanted)

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from taso_mirage.ir.model import Model
-from taso_mirage.measure.check import FINELY, Difference, check_cases, compare
+from taso_mirage.measure.check import FINE_CASE, Difference, check_cases, compare
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import CPU
@@ -107,8 +107,8 @@ def test_what_rounding_would_hide_is_refused(name: str) -> None:
     lines, others = HIDDEN[name]
     weights = {n: np.asarray(a).astype(WEIGHTS[n].dtype) for n, a in others.items()}
     found = differences(proto(lines, **weights))
-    assert not all(d.passed for d in found if FINELY in d.case)
-    assert any(d.passed for d in found if FINELY not in d.case), "rounding hides it"
+    assert not all(d.passed for d in found if FINE_CASE in d.case)
+    assert any(d.passed for d in found if FINE_CASE not in d.case), "rounding hides it"
 
 
 def test_more_rounding_of_activations_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_more_rounding_of_activations_is_refused() -> None:
     )
     rest = "u = Sub (h, t) c = com.microsoft.MatMulNBits" + PRODUCT.split("MatMulNBits")[1].replace("(h,", "(u,")
     found = differences(proto(f"{halves} {rest} p = Add (a, c) y = Add (p, b)", l=LARGE))
-    assert not all(d.passed for d in found if FINELY not in d.case)
+    assert not all(d.passed for d in found if FINE_CASE not in d.case)
 
 
 def test_optimize_checks_both() -> None:
@@ -129,6 +129,6 @@ def test_optimize_checks_both() -> None:
     )
     result = optimize_model(read(proto(lines)), Config(measure=False, budget=100.0))
     assert result.changed
-    assert any(FINELY in d.case for d in result.differences)
-    assert any(FINELY not in d.case for d in result.differences)
+    assert any(FINE_CASE in d.case for d in result.differences)
+    assert any(FINE_CASE not in d.case for d in result.differences)
     assert all(d.passed for d in result.differences)

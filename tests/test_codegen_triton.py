@@ -19,6 +19,7 @@ from threading import Event
 from types import ModuleType
 from typing import Any, cast
 
+import in_turn
 import mugraphs
 import numpy as np
 import pytest
@@ -385,21 +386,6 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 """The largest number of a dtype."""
 BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6}
 """Largest error relative to the largest element: a few roundings of the dtype."""
-RUN = """
-import importlib.util, sys, numpy, torch
-import in_turn
-for name in sys.argv[2:]:
-    spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    data = numpy.load(f"{sys.argv[1]}/{name}.npz")
-    inputs = [torch.from_numpy(data[key]) for key in sorted(data.files)]
-    dtypes = open(f"{sys.argv[1]}/{name}.txt").read().split()
-    found = in_turn.launched(module, *[x.to(getattr(torch, dtype)) for x, dtype in zip(inputs, dtypes)])
-    found = found[0] if isinstance(found, tuple) else found
-    numpy.save(f"{sys.argv[1]}/{name}.npy", found.to(torch.float64).numpy())
-"""
-"""A process of its own: the interpreter is chosen before triton is imported."""
 
 
 def drawn(name: str, node: Node, seed: int) -> np.ndarray:
@@ -429,22 +415,12 @@ def own_cache_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, run in one process."""
-    folder = tmp_path_factory.mktemp("triton")
+    folder, programs = tmp_path_factory.mktemp("triton"), {}
     for name, make in CASES.items():
         graph, _ = make()
-        (folder / f"{name}.py").write_text(codegen.program(graph).source)
         values = [drawn(name, x, i) for i, x in enumerate(graph.inputs)]
-        wide = [v if v.dtype == bool else v.astype(np.float32) for v in values]
-        np.savez(folder / f"{name}.npz", **{f"{i:02}": v for i, v in enumerate(wide)})
-        (folder / f"{name}.txt").write_text(" ".join(x.dtype for x in graph.inputs))
-    made = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder), *CASES],
-        env=os.environ
-        | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
+        programs[name] = codegen.program(graph).source, graph, values
+    in_turn.interpreted(folder, programs)
     return folder
 
 

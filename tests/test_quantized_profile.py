@@ -159,6 +159,14 @@ def test_the_command_line_says_the_same_as_text_and_as_json(tmp_path: Path) -> N
     assert "profile" not in json.loads(run("inspect", path, "--json").stdout)
 
 
+def test_of_a_model_in_floats_it_says_that_nothing_is_quantized(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(quantized("y = MatMul (x, w)", "4,8", w=np.ones((8, 8), np.float32)).SerializeToString())
+    text = run("inspect", path, "--profile").stdout
+    assert "nothing in this model is quantized" in text
+    assert "why" not in text.partition("onnxruntime")[2]
+
+
 def test_a_model_that_does_not_run_has_no_profile(tmp_path: Path) -> None:
     body = "t = ReduceSum <keepdims = 0> (x) i = Cast <to = 7> (t) n = Unsqueeze (i, a) y = Expand (x, n)"
     with pytest.raises(RunFailed):

@@ -88,8 +88,8 @@ ROUGH = 2.0**-20, 2.0**-16
 """Parts of a rounding by which intermediate results are off: so small that no decision turns. From
 the first to the second a movement must grow as they do, within SMOOTH, or it is no rounding."""
 SMOOTH = 4.0
-FINELY = "no operands rounded"
-"""What is said of a comparison without `coarse` attributes."""
+FINE_CASE = ", no operands rounded"
+"""Behind the name of a case, in a comparison without `coarse` attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ def _own(case: CheckCase, output: int) -> float:
 def _finely(case: CheckCase, outputs: list[Any], share: float) -> CheckCase:
     """A case where the runtime rounds no operands to few digits."""
     allowed = [share * _own(case, i) for i in range(len(outputs))]
-    return replace(case, name=f"{case.name}, {FINELY}", original=outputs, fine=None, allowed=allowed)
+    return replace(case, name=case.name + FINE_CASE, original=outputs, fine=None, allowed=allowed)
 
 
 def _compared(case: CheckCase, i: int, name: str, new: Any, usual: Callable[[int], float]) -> Difference:

@@ -13,7 +13,7 @@ import numpy as np
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import CheckCase, Difference, compare, first_bad
+from taso_mirage.measure.check import FINE_CASE, CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference
@@ -168,7 +168,7 @@ class _Checking:
         model, _ = self.problem.after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
-        failed = {d.case for d in self.differences(model, target) if not d.passed}
+        failed = {d.case.removesuffix(FINE_CASE) for d in self.differences(model, target) if not d.passed}
         try:
             evaluated = _InFloat64(self.job, model, [case for case in self.cases if case.name in failed])
             exact = compare(self.problem.model, evaluated, evaluated.cases)

@@ -323,6 +323,9 @@ def show_profile(found: Mapping[str, Any]) -> None:
         ("", "share", "time", "operators of the runtime"),
         ((k, f"{found[k]['share']:.0%}", _time(found[k]["seconds"]), _listed(found[k]["operators"])) for k in KINDS),
     )
+    if not any(found[k]["operators"] for k in (INTEGERS, CONVERTS)):
+        console.print("nothing in this model is quantized")
+        return
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in found["fallbacks"]:
         grouped[each["operator"], "; ".join(each["why"])].append(each)
