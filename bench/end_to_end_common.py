@@ -21,18 +21,16 @@ import onnx_ir as ir
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from roofline import Machine, floor  # noqa: E402
+
 import models  # noqa: E402
 from models.__main__ import write as write_model  # noqa: E402
 from models.real import fixed  # noqa: E402
 from taso_mirage import __version__  # noqa: E402
-from taso_mirage.errors import TasoMirageError  # noqa: E402
 from taso_mirage.ir.model import Model, random_inputs  # noqa: E402
-from taso_mirage.ir.terms import Node, users  # noqa: E402
 from taso_mirage.measure import native  # noqa: E402
 from taso_mirage.measure import session as runtime  # noqa: E402
 from taso_mirage.onnx_io import from_ir  # noqa: E402
-from taso_mirage.operators.expressions import is_weight  # noqa: E402
-from taso_mirage.operators.work import size, work  # noqa: E402
 from taso_mirage.pipeline import optimize_model  # noqa: E402
 from taso_mirage.pipeline.fuse import fused  # noqa: E402
 from taso_mirage.report.result import Result  # noqa: E402
@@ -247,63 +245,6 @@ def _ratio(alone: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     quiet = np.percentile(alone, 25) / np.percentile(other, 25)
     low, high = np.percentile(np.asarray(alone) / np.asarray(other), (25, 75))
     return {"ratio": round(float(quiet), 4), "quartiles": [round(float(low), 4), round(float(high), 4)]}
-
-
-# ---------------------------------------------------------------- the floor
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Bytes a second that memory was measured to give, and operations a second of the best matrix
-    product."""
-
-    bandwidth: float
-    flops: float
-
-
-def demands(model: Model) -> tuple[int, int]:
-    """Bytes that a run must move, and its operations: every weight, input and output once; of a
-    table only the rows that are read."""
-    order = model.nodes()
-    uses = users(order)
-    weights = [n for n in order if n.op in ("weight", "constant")]
-    tables = {n for n in weights if all(_reads_rows(u, n) for u in uses.get(n, ()))}
-    rows = [u for n in tables for u in uses.get(n, ())]
-    moved = [n for n in weights if n not in tables]
-    ends = [*model.graph.inputs, *model.graph.outputs]
-    return sum(size(n.type) for n in (*moved, *rows, *ends)), sum(_flops(n) for n in order)
-
-
-def _reads_rows(user: Node, table: Node) -> bool:
-    return user.op == "gather" and user.args[0] is table
-
-
-def _flops(node: Node) -> int:
-    if not node.args or is_weight(node):
-        return 0
-    try:
-        return work(node, {}).flops
-    except (TasoMirageError, LookupError, TypeError, ValueError):
-        return 0  # it has no definition here
-
-
-def floor(model: Model, machine: Machine, taken: float) -> dict[str, Any]:
-    """The microseconds below which no program on this machine can come (a roofline), and how many
-    times that `taken` is."""
-    moved, flops = demands(model)
-    least = max(moved / machine.bandwidth, flops / machine.flops) * 1e6
-    found = {"us": round(least, 2), "distance": round(taken / least, 3), "bytes": moved, "flops": flops}
-    return found | {"bandwidth": float(f"{machine.bandwidth:.4g}"), "rate": float(f"{machine.flops:.4g}")}
-
-
-def fastest(run: Callable[[], Any], times: int = 8) -> float:
-    """Seconds of the fastest of some runs."""
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)
 
 
 # ---------------------------------------------------------------- rows

@@ -31,7 +31,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import end_to_end_common as common
-from end_to_end_common import COMPILED, ROOT, Case, Compiled, Machine
+import roofline
+from end_to_end_common import COMPILED, ROOT, Case, Compiled
+from roofline import Machine
 
 from taso_mirage.ir.model import StoredWeight
 from taso_mirage.ir.terms import Graph, Tensor, variable, weight
@@ -72,7 +74,7 @@ def machine() -> Machine:
     and of some products."""
     parts = np.array_split(np.ones(STREAMED // 4, np.float32), cores())
     with ThreadPoolExecutor(cores()) as pool:
-        read = common.fastest(lambda: list(pool.map(np.max, parts)), 20)
+        read = roofline.fastest(lambda: list(pool.map(np.max, parts)), 20)
     read = min(read, _product(1, DEPTH, STREAMED // 4 // DEPTH))
     return Machine(STREAMED / read, max(2 * prod(sizes) / _product(*sizes) for sizes in PRODUCTS))
 

@@ -31,7 +31,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import end_to_end_common as common
-from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled, Machine
+import roofline
+from end_to_end_common import COMPILED, ROOT, WARM, Absent, Case, Compiled
+from roofline import Machine
 
 from taso_mirage.errors import RuntimeUnavailable
 from taso_mirage.ir.model import Model
@@ -124,7 +126,7 @@ class Engine:
             graph.replay()
             torch.cuda.synchronize()
 
-        return lambda: common.fastest(replayed, 1)
+        return lambda: roofline.fastest(replayed, 1)
 
     def _enqueued(self, stream: Any) -> None:
         if not self.context.execute_async_v3(stream.cuda_stream):
@@ -153,7 +155,7 @@ def _fastest(run: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
 
     waited()
-    return common.fastest(waited)
+    return roofline.fastest(waited)
 
 
 def left(result: Result, session: runtime.Session, inputs: native.Arrays, taken: float) -> dict[str, Any]:

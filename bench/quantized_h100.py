@@ -35,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import end_to_end_common as common
 import end_to_end_h100 as end_to_end
-from end_to_end_common import ROOT, Case, Machine
+from end_to_end_common import ROOT, Case
 from kernels_h100 import searched
+from roofline import Machine
 
 from taso_mirage import __version__
 from taso_mirage.ir.terms import ABSENT, Graph, Tensor, variable

@@ -155,8 +155,8 @@ def test_the_means_are_those_of_batch_one_without_what_failed(common: ModuleType
 # ---------------------------------------------------------------- floors and shares
 
 
-def test_the_floor_counts_weights_once_and_of_tables_what_is_read(common: ModuleType) -> None:
-    helper = onnx.helper
+def test_the_floor_counts_weights_once_and_of_tables_what_is_read() -> None:
+    helper, roofline = onnx.helper, script("roofline")
     ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [3])
     y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 5])
     table, matrix = (
@@ -167,10 +167,10 @@ def test_the_floor_counts_weights_once_and_of_tables_what_is_read(common: Module
     graph = helper.make_graph(nodes, "g", [ids], [y], [table, matrix])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     model = from_ir(ir.from_proto(proto))
-    moved, flops = common.demands(model)
+    moved, flops = roofline.demands(model)
     assert moved == 3 * 8 + 3 * 4 * 4 + 4 * 5 * 4 + 3 * 5 * 4
     assert 2 * 3 * 4 * 5 <= flops < 2 * 3 * 4 * 5 + 20
-    bound = common.floor(model, common.Machine(moved, 1e12), 2e6)
+    bound = roofline.floor(model, roofline.Machine(moved, 1e12), 2e6)
     assert (bound["us"], bound["distance"]) == (1e6, 2.0)
 
 
