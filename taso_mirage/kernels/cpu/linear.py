@@ -106,6 +106,12 @@ class WeightProduct:
         return term("linear", self.x, self.w, self.b, self.z, self.scales, self.zeros, block=block, **how)
 
     @property
+    def digits(self) -> tuple[int | None, int | None]:
+        """What the digits of x hang on, which products of one x have to share."""
+        form = dict(self.form)
+        return form.get("block_size"), form.get("accuracy_level")
+
+    @property
     def elements(self) -> int:
         """Those of the weights."""
         return int(self.x.shape[-1]) * int(self.product.shape[-1])
@@ -244,7 +250,7 @@ def weight_products(goal: Graph) -> WeightProducts | None:
     """What a goal is that consists of what `followed_product` gave; None for others."""
     made = [_with_sums(output, goal) for output in goal.outputs]
     parts = tuple([part for part in made if part is not None])
-    one = all(part.x is parts[0].x and part.form[3:] == parts[0].form[3:] for part in parts)
+    one = all(part.x is parts[0].x and part.digits == parts[0].digits for part in parts)
     return WeightProducts(parts) if len(parts) == len(made) and one and (len(parts) == 1 or parts[0].form) else None
 
 
