@@ -23,13 +23,13 @@ from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, Type, con
 from taso_mirage.meanings.base import Meaning
 from taso_mirage.meanings.shapes import SHAPES
 from taso_mirage.operators.traits import NO_TRAITS, Traits
+from taso_mirage.plugins import OPERATOR_GROUP, Plugin, plugins
 
 V = TypeVar("V")
 Ints = tuple[int, ...]
 Maps = tuple[Ints, ...]
 Floats = tuple[float, ...]
 Dims = tuple[Dim, ...]
-
 
 FEW_NUMBERS = 1024
 """Elements of a weight that importers read."""
@@ -132,6 +132,7 @@ class Op:
     truncates: bool = False
     law_texts: list[str] = field(default_factory=list)
     law_typings: dict[int, str] = field(default_factory=dict)
+    law_plugins: dict[int, Plugin] = field(default_factory=dict)
     together: set[int] = field(default_factory=set)
     last: set[int] = field(default_factory=set)
     examples: list[Example] = field(default_factory=list)
@@ -339,7 +340,7 @@ def data_folder(name: str) -> Path:
 
 @cache
 def load_specs() -> Mapping[str, Op]:
-    """All operators, from the files of `op_specs/`; read once, on first use."""
+    """All operators, from the files of `op_specs/` and from plug-ins; read once, on first use."""
     folder = data_folder("op_specs")
     if "op_specs" not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -353,6 +354,11 @@ def load_specs() -> Mapping[str, Op]:
     for file in sorted(folder.glob("*.py")):
         if file.stem != "__init__":
             importlib.import_module(f"op_specs.{file.stem}")
+    for plugin in plugins(OPERATOR_GROUP):
+        stated = {each.name: len(each.law_texts) for each in REGISTRY.values()}
+        plugin.load()
+        for each in REGISTRY.values():
+            each.law_plugins |= dict.fromkeys(range(stated.get(each.name, 0), len(each.law_texts)), plugin)
     return REGISTRY
 
 
@@ -437,10 +443,7 @@ def known_elements(node: Node) -> Dims | None:
 
 
 def _is_narrowed(node: Node) -> bool:
-    """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes.
-
-    A conversion from int64 wraps as sums and products of int32 do, so that they may be computed
-    before it.
-    """
+    """Sizes as int32, in which tf2onnx and PaddlePaddle compute shapes; a conversion from int64
+    wraps as their sums and products do."""
     sizes = len(node.args) == 1 and node.args[0].op == "extents"
     return sizes and traits(node).converts and node.dtype == "int32"

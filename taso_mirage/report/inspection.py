@@ -15,6 +15,7 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Node
 from taso_mirage.measure.check import shown_sizes
 from taso_mirage.operators.work import sized, work
+from taso_mirage.plugins import GROUPS, plugins
 from taso_mirage.rewriting import library
 from taso_mirage.system.console import Console
 from taso_mirage.version import __version__
@@ -141,6 +142,7 @@ def diagnosis() -> dict[str, Any]:
         "operators": len(load_specs()),
         "laws": len(laws()),
         "substitutions": len(library.load_rules()),
+        "plugins": [f"{each.name} ({each.group}, {each.package})" for group in GROUPS for each in plugins(group)],
         "op_specs": str(data_folder("op_specs")),
         "cache": {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0, "entries": _entries(path)},
     }
@@ -165,6 +167,7 @@ def show_diagnosis(found: Mapping[str, Any]) -> None:
     lines += [f"  {p}: {'works' if ok else 'does not start on this machine'}" for p, ok in found["providers"].items()]
     lines += [f"{found['operators']} operators and {found['laws']} laws from {found['op_specs']}"]
     lines += [f"{found['substitutions']} generated substitutions"]
+    lines += [f"plug-in {each}" for each in found["plugins"]]
     cache = found["cache"]
     lines += [f"cost cache: {cache['path']}, {cache['entries']} measurements, {cache['bytes']} bytes"]
     for line in lines:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from textwrap import indent
 from typing import Any
@@ -19,6 +19,7 @@ from taso_mirage.ir.dims import Dim, Symbolic, parse_dim
 from taso_mirage.ir.terms import ABSENT, Graph, Literal, Node, Tensor, numpy_dtype, topological, variable
 from taso_mirage.operators.expressions import EXPRESSION_FUNCTIONS, Expr
 from taso_mirage.operators.ops import Op, get, load_specs
+from taso_mirage.plugins import Plugin
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.optional_operands import law_parts, law_variants
 from taso_mirage.rewriting.patterns import REST
@@ -269,33 +270,40 @@ def _show_pattern(node: Node) -> str:
     return f"{node.op}({', '.join([*map(_show_pattern, node.args), *attrs])})"
 
 
+@dataclass(frozen=True, slots=True)
+class StatedLaw:
+    """A law of an operator, the typing in letters that stands below it ("" where none does), and
+    the plug-in that states it."""
+
+    equation: Equation
+    typing: str
+    plugin: Plugin | None
+
+
 @cache
-def _stated_laws() -> tuple[tuple[Equation, str], ...]:
-    """Every law of every operator with its typing.
+def stated_laws() -> Mapping[str, StatedLaw]:
+    """Every law of every operator by name, in the order of the files.
 
     Numbers count equations: a law with optional operands takes two.
     """
-    found: list[tuple[Equation, str]] = []
+    found: dict[str, StatedLaw] = {}
     for op in load_specs().values():
         texts = enumerate(op.law_texts)
         variants = [(i, each) for i, text in texts for each in law_variants(text, op.law_typings.get(i, ""))]
         for number, (i, variant) in enumerate(variants):
             equation = parse_equation(variant.text, f"{op.name}.{number}")
-            found.append((replace(equation, together=i in op.together, last=i in op.last), variant.typing))
-    return tuple(found)
+            equation = replace(equation, together=i in op.together, last=i in op.last)
+            found[equation.name] = StatedLaw(equation, variant.typing, op.law_plugins.get(i))
+    return found
 
 
 @cache
 def laws() -> tuple[Equation, ...]:
-    """Every law of every operator, in the order of the files."""
-    return tuple(equation for equation, _ in _stated_laws())
+    """The equations of all laws."""
+    return tuple(each.equation for each in stated_laws().values())
 
 
 def law_typing(name: str) -> str:
     """The typing in letters that stands below the law of that name; "" where none does."""
-    return _law_typings().get(name, "")
-
-
-@cache
-def _law_typings() -> Mapping[str, str]:
-    return {equation.name: typing for equation, typing in _stated_laws()}
+    stated = stated_laws().get(name)
+    return "" if stated is None else stated.typing

@@ -12,6 +12,7 @@ from taso_mirage.errors import InvalidOption, SyntaxProblem
 from taso_mirage.rewriting import library
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import laws
+from taso_mirage.search.plugin_rules import plugin_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,14 @@ class RuleSet:
 
 @cache
 def rules() -> RuleSet:
-    """All that the optimizer applies by default: the laws of the operators, and the generated
-    library."""
-    return RuleSet((*laws(), *(rule.equation for rule in library.load_rules())))
+    """All that the optimizer applies by default: the laws of the operators, the generated library,
+    and the rules of plug-ins.
+
+    Raises InvalidOption with the counterexample where a rule of a plug-in is wrong.
+    """
+    shipped = library.load_rules()
+    added = plugin_rules(frozenset(rule.name for rule in shipped))
+    return RuleSet((*laws(), *(rule.equation for rule in (*shipped, *added))))
 
 
 def rules_of(path: Path) -> RuleSet:

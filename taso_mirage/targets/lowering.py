@@ -13,7 +13,7 @@ from taso_mirage.kernels.horizontal import FusedGoal
 from taso_mirage.kernels.packaging.plan import PlannedNode
 from taso_mirage.kernels.search import FoundMuGraph
 from taso_mirage.targets.device import Device
-from taso_mirage.targets.known import TARGETS
+from taso_mirage.targets.known import target as named
 
 Record = Mapping[str, Any]
 """A choice as JSON has it: what lies on disk, and all that `kernel` needs, with BATCH for a kernel
@@ -88,7 +88,7 @@ def here(target: str) -> Backend:
     Raises InvalidOption for a target without kernels, RuntimeUnavailable, with what to install,
     where it cannot be.
     """
-    module = TARGETS[target].lowering
+    module = named(target).lowering
     if module is None:
         raise InvalidOption(f"there are no fused kernels for the target {target}; leave --kernels out")
     made: Backend = import_module(module).here()

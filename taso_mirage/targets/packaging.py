@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from taso_mirage.errors import InvalidOption
 from taso_mirage.ir.model import Model
 from taso_mirage.kernels.packaging.register import metadata
 from taso_mirage.onnx_io.originals import copy_model
 from taso_mirage.targets import stamp
-from taso_mirage.targets.known import TARGETS
+from taso_mirage.targets.known import target as target_named
 from taso_mirage.targets.protocol import Target
 from taso_mirage.targets.stamp import Stamp
 
@@ -53,16 +52,14 @@ def session(
     """
     source = model if isinstance(model, bytes) else str(model)
     wanted = _wanted(source, target)
-    return TARGETS[wanted.target].opened(source, wanted, trust_kernels, cuda_graph, options)
+    return target_named(wanted.target).opened(source, wanted, trust_kernels, cuda_graph, options)
 
 
 def _wanted(source: str | bytes, name: str | None) -> Stamp:
     """The stamp by which a file is opened."""
     if name is None:
         return stamp.read_stamp(metadata(source)) or Stamp()
-    if name not in TARGETS:
-        raise InvalidOption(f"the target {name!r} is not known; the targets are: {', '.join(TARGETS)}")
-    return TARGETS[name].stamp
+    return target_named(name).stamp
 
 
 def opening(path: Path, made: Stamp, kernels: bool) -> str:

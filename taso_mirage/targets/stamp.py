@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from taso_mirage import plugins
 from taso_mirage.errors import InvalidModel
 from taso_mirage.targets.cpu import options as cpu
 from taso_mirage.targets.cuda import options as cuda
@@ -42,13 +43,14 @@ class Stamp:
     options: TargetOptions = ()
 
     def __post_init__(self) -> None:
-        if self.target not in KNOWN_OPTIONS:
+        known = known_options(self.target)
+        if known is None:
             raise InvalidModel(
                 f"the model was made for the target {self.target[:40]!r}, this version knows {', '.join(KNOWN_OPTIONS)}; update "
                 "taso-mirage, or name a target"
             )
         for name, value in self.options:
-            if value not in KNOWN_OPTIONS[self.target].get(name, ()):
+            if value not in known.get(name, ()):
                 raise InvalidModel(
                     f"the model asks for the option {name[:40]!r} = {value[:40]!r} of {self.target}, which is not known; update "
                     "taso-mirage, or name a target"
@@ -76,6 +78,16 @@ class Stamp:
     def metadata(self) -> dict[str, str]:
         """As `read_stamp` reads it."""
         return {TARGET_KEY: self.target, OPTIONS_KEY: json.dumps(dict(self.options))}
+
+
+def known_options(target: str) -> Mapping[str, tuple[str, ...]] | None:
+    """The options that a file may have, each with its values: of a plug-in's target its
+    `known_options`; None where nobody has such a target."""
+    if target in KNOWN_OPTIONS:
+        return KNOWN_OPTIONS[target]
+    plugin = plugins.plugin_named(plugins.TARGET_GROUP, target)
+    found: Mapping[str, tuple[str, ...]] = {} if plugin is None else getattr(plugin.load(), "known_options", {})
+    return None if plugin is None else found
 
 
 def read_stamp(metadata: Mapping[str, str]) -> Stamp | None:

@@ -13,6 +13,7 @@ from taso_mirage.errors import TasoMirageError
 from taso_mirage.ir.dims import Symbolic, dim_product
 from taso_mirage.ir.terms import Node, Tensor, topological
 from taso_mirage.operators.ops import data_folder
+from taso_mirage.plugins import OPERATOR_GROUP, plugins
 from taso_mirage.prove.bounded import prove_bounded
 from taso_mirage.prove.rules.cases import (
     Instance,
@@ -211,7 +212,8 @@ def prover_files() -> list[Path]:
     """The files that a proof hangs on, in an order that is the same wherever the package lies."""
     package = Path(__file__).parents[2]
     files = [file for room in PROVER for file in sorted((package / room).rglob("*.py"))]
-    return [package / "verdicts.py", *files, *sorted(data_folder("op_specs").glob("*.py"))]
+    others = [file for plugin in plugins(OPERATOR_GROUP) for file in plugin.files()]
+    return [package / "verdicts.py", *files, *sorted(data_folder("op_specs").glob("*.py")), *others]
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taso_mirage.errors import TasoMirageError
 from taso_mirage.rewriting.library import PROOF_KINDS, Rule, parse_attributes, parse_given
-from taso_mirage.rewriting.text import law_typing, laws, show_equation
+from taso_mirage.rewriting.text import StatedLaw, show_equation, stated_laws
 from taso_mirage.system.workers import process_pool
 from taso_mirage.verdicts import NO_EVIDENCE, Evidence, Failure, FailureKind
 
@@ -159,11 +159,13 @@ CLASSES = 6
 
 def law_rules() -> list[Rule]:
     """The laws beside the operators, with the typings that are stated below them."""
-    found = []
-    for law in laws():
-        given, _, attributes = law_typing(law.name).partition("|")
-        found.append(Rule(law.name, 0, parse_given(given), parse_attributes(attributes), law))
-    return found
+    return [law_rule(law) for law in stated_laws().values()]
+
+
+def law_rule(law: StatedLaw) -> Rule:
+    """A law as a rule of a library, with the typing that is stated below it."""
+    given, _, attributes = law.typing.partition("|")
+    return Rule(law.equation.name, 0, parse_given(given), parse_attributes(attributes), law.equation)
 
 
 def failures(verdicts: Sequence[RuleVerdict]) -> list[RuleVerdict]:

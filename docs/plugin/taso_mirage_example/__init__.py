@@ -1,0 +1,1 @@
+"""A template for plug-ins of taso-mirage."""

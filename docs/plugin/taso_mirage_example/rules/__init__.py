@@ -1,0 +1,1 @@
+"""Rules in files, in the format of the library in `substitutions/`."""

@@ -1,0 +1,79 @@
+"""Packages of others that bring operators, rules or targets, by Python's entry points
+(docs/plugins.md): imported where they are first needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from taso_mirage.errors import InvalidOption
+
+OPERATOR_GROUP, RULE_GROUP, TARGET_GROUP = GROUPS = "taso_mirage.operators", "taso_mirage.rules", "taso_mirage.targets"
+CHOSEN = "TASO_MIRAGE_PLUGINS"
+"""The environment variable with the names of those that are used, between commas; without it all
+are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point; `package` is the distribution that has it, with its version."""
+
+    group: str
+    name: str
+    package: str
+    point: EntryPoint = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"the plug-in {self.name!r} of {self.package}"
+
+    def load(self) -> Any:
+        """What it names: a module, or an object of one.
+
+        Raises InvalidOption where that cannot be imported: it is a stranger's code, so with
+        whatever it raises.
+        """
+        try:
+            return self.point.load()
+        except Exception as error:
+            raise self.refused(f"cannot be imported: {type(error).__name__}: {error}") from error
+
+    def folder(self) -> Path:
+        """Where the package lies that it names."""
+        return Path(self.load().__file__).parent
+
+    def files(self) -> list[Path]:
+        """Its Python files: of a module one, of a package all."""
+        file = Path(self.load().__file__)
+        return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+
+    def refused(self, why: str) -> InvalidOption:
+        """An error that says what to do about it."""
+        return InvalidOption(
+            f"{self} {why}\nMend it, uninstall {self.package.partition(' ')[0]}, or name the plug-ins to use in {CHOSEN} "
+            "(none where that is empty)"
+        )
+
+
+@cache
+def plugins(group: str) -> tuple[Plugin, ...]:
+    """Those of a group that are installed and chosen, by name."""
+    return tuple(sorted(_found(group), key=lambda each: (each.name, each.package)))
+
+
+def plugin_named(group: str, name: str) -> Plugin | None:
+    """The one of that name."""
+    return next((each for each in plugins(group) if each.name == name), None)
+
+
+def _found(group: str) -> Iterator[Plugin]:
+    chosen = os.environ.get(CHOSEN)
+    names = None if chosen is None else {name.strip() for name in chosen.split(",")}
+    for point in entry_points(group=group):
+        if names is None or point.name in names:
+            package = "an unnamed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+            yield Plugin(group, point.name, package, point)
