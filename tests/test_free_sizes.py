@@ -25,7 +25,7 @@ from taso_mirage.ir.terms import Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.batches import EqualRegions, resized
 from taso_mirage.kernels.checkpoint import from_json, to_json
 from taso_mirage.kernels.codegen.cpp import SizeRange, generate_ranges
-from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
+from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build, empty_aligned
 from taso_mirage.kernels.codegen.cpu.tune import tuned_ranges
 from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.free import FreeSizes, at_sizes, free_sizes, instance, is_instance, part_sizes, with_free_names
@@ -76,6 +76,23 @@ def check(made: NativeKernel, goal: Callable[..., Graph], *sizes: int) -> None:
     for output, wanted in zip(made(*given.values()), exact(whole, given), strict=True):
         assert output.shape == wanted.shape, sizes
         assert np.abs(output - wanted).max() <= 3e-6 * np.abs(wanted).max(), sizes
+
+
+def test_runs_that_are_bound_one_after_the_other_keep_their_sizes() -> None:
+    """What is timed on several copies of its inputs, each with the memory between its parts."""
+    search = Search(attention(*INSTANCE.values()), SearchOptions(), CPU_DEVICE, free=FREE)
+    assert search.free is not None
+    made = next(g for each in search.candidates() if (g := each.free(search.free)) is not None)
+    kernel, rng = NativeKernel(made, flags=STRICT), np.random.default_rng(0)
+    bound = []
+    for sizes in ((1, 3, 7), (2, 64, 256), (1, 1, 1), (2, 37, 129)):
+        whole = attention(*sizes)
+        given = {x: rng.standard_normal(x.shape).astype(np.float32) for x in whole.inputs}
+        outputs = [empty_aligned(whole.outputs[0].shape, "float32")]
+        bound.append((kernel.bound(list(given.values()), outputs), outputs[0], exact(whole, given)[0]))
+    for once, found, wanted in reversed(bound):
+        once()
+        assert np.abs(found - wanted).max() <= 3e-6 * np.abs(wanted).max()
 
 
 # ---------------------------------------------------------------- muGraphs

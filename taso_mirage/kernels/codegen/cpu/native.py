@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -81,7 +81,7 @@ class NativeKernel:
         self._bytes = getattr(library, f"{self.name}_scratch")
         self._bytes.restype = ctypes.c_size_t
         self._names = size_names([x.shape for x in self.graph.inputs])
-        self._scratch = empty_aligned((0 if self._names else self._bytes(),), np.uint8)
+        self._scratch = empty_aligned((0,), np.uint8)
         self._prepare: Any = None
         if hasattr(library, f"{self.name}_prepare"):
             self._prepare = getattr(library, f"{self.name}_prepare")
@@ -96,7 +96,7 @@ class NativeKernel:
         sizes = self.sizes(inputs)
         outputs = [empty_aligned([evaluate(n, sizes) for n in o.shape], o.dtype) for o in self.graph.outputs]
         prepared = self.prepared(inputs)
-        self.call(*self.pointers(inputs, outputs, prepared))
+        self.bound(inputs, outputs, prepared)()
         return outputs
 
     def sizes(self, inputs: Sequence[NDArray[Any]]) -> dict[str, int]:
@@ -115,14 +115,13 @@ class NativeKernel:
         self._prepare(places, ctypes.c_void_p(made.ctypes.data))
         return [made]
 
-    def pointers(
+    def bound(
         self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], prepared: Sequence[NDArray[Any]] = ()
-    ) -> tuple[Any, Any]:
-        """The arrays as the entry point takes them; they must be dense and stay alive."""
-        found, sizes = [], self.sizes(inputs)
-        if self._names:
-            self._given = (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
-            self._scratch = empty_aligned((self._bytes(self._given),), np.uint8)
+    ) -> Callable[[], None]:
+        """A run on these arrays, which must be dense; it keeps all that it reads and writes."""
+        sizes = self.sizes(inputs)
+        given = (ctypes.c_size_t * len(self._names))(*[sizes[name] for name in self._names])
+        places = []
         for arrays, terms in ((inputs, self.graph.inputs), (outputs, self.graph.outputs)):
             for array, term in zip(arrays, terms, strict=True):
                 if (
@@ -131,16 +130,23 @@ class NativeKernel:
                     or not array.flags.c_contiguous
                 ):
                     raise ValueError(f"an array {array.dtype}{array.shape} for {term.tensor}, or not in row order")
-            places = [array.ctypes.data for array in arrays]
-            if terms is self.graph.inputs:
-                places += [array.ctypes.data for array in prepared] or [0]
-                places += [ctypes.addressof(self._given)] if self._names else []
-            found.append((ctypes.c_void_p * len(places))(*places))
-        return found[0], found[1]
+            places.append([array.ctypes.data for array in arrays])
+        places[0] += [array.ctypes.data for array in prepared] or [0]
+        places[0] += [ctypes.addressof(given)] if self._names else []
+        taken, made = ((ctypes.c_void_p * len(each))(*each) for each in places)
+        scratch = self._scratch_of(given)
 
-    def call(self, inputs: Any, outputs: Any) -> None:
-        """Run once on what `pointers` made."""
-        self._entry(inputs, outputs, ctypes.c_void_p(self._scratch.ctypes.data), self._parallel, self._pool)
+        def run(kept: object = (inputs, outputs, prepared, given)) -> None:  # pointers do not keep arrays
+            self._entry(taken, made, ctypes.c_void_p(scratch.ctypes.data), self._parallel, self._pool)
+
+        return run
+
+    def _scratch_of(self, given: Any) -> NDArray[Any]:
+        """Memory for what lies between the parts of a run: the same for runs that need no more."""
+        wanted = self._bytes(given) if self._names else self._bytes()
+        if wanted > self._scratch.nbytes:
+            self._scratch = empty_aligned((wanted,), np.uint8)
+        return self._scratch
 
 
 def empty_aligned(shape: Sequence[int], dtype: Any) -> NDArray[Any]:

@@ -152,12 +152,8 @@ def _call(
 ) -> Callable[[], None]:
     sizes = kernel.sizes(inputs[0])
     outputs = [empty_aligned(fixed(o.shape, sizes), o.dtype) for o in kernel.graph.outputs]
-    pointers = cycle([kernel.pointers(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
-
-    def call(kept: object = (inputs, outputs, prepared)) -> None:  # pointers do not keep arrays
-        kernel.call(*next(pointers))
-
-    return call
+    runs = cycle([kernel.bound(each, outputs, made) for each, made in zip(inputs, prepared, strict=True)])
+    return lambda: next(runs)()
 
 
 def _copied(array: NDArray[Any]) -> NDArray[Any]:
