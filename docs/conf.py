@@ -16,7 +16,11 @@ default_role = "code"
 """What docstrings have between single backticks."""
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
 html_theme = "furo"
 html_title = f"taso_mirage {version}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False

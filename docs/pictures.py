@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 
 import taso_mirage
-from taso_mirage.ir.terms import Graph, Node, Tensor
 from taso_mirage.report.drawing import draw, draw_change
 from taso_mirage.rewriting.library import load_rules
 
@@ -27,7 +26,9 @@ def attention() -> str:
     _, result = taso_mirage.optimize(model, measure=False, explain=True, return_result=True)
     largest = max((each.change for each in result.explanations), key=lambda change: len(list(change.before)))
     places = len(largest.places)
-    return draw_change(largest.before, largest.after, f"One attention of models/mini_transformer.onnx, in {places} places")
+    return draw_change(
+        largest.before, largest.after, f"One attention of models/mini_transformer.onnx, in {places} places"
+    )
 
 
 def rule() -> str:
@@ -45,7 +46,9 @@ def kernel() -> str:
     x, w = goal.new_input(dims=(16, 256), name="X"), goal.new_input(dims=(256, 128), name="W")
     goal.mark_output(goal.matmul(goal.rms_norm(x), w))
     found = goal.superoptimize(best=1)[0].graph.outputs[0]
-    return draw_change(goal.graph(), found.attr("body"), "A norm with a product, and what one block of its kernel computes")
+    return draw_change(
+        goal.graph(), found.attr("body"), "A norm with a product, and what one block of its kernel computes"
+    )
 
 
 PICTURES: dict[str, Callable[[], str]] = {"attention": attention, "rule": rule, "kernel": kernel}

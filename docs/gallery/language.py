@@ -27,7 +27,9 @@ print(Counter(node.op_type for node in faster.graph.node).most_common(5))
 # %%
 for each in result.explanations[:3]:
     before, after = each.predicted
-    print(f"{len(each.change.places)} places, predicted {before * 1e6:.1f} us -> {after * 1e6:.1f} us a place: {each.ground}")
+    print(
+        f"{len(each.change.places)} places, predicted {before * 1e6:.1f} us -> {after * 1e6:.1f} us a place: {each.ground}"
+    )
     for name in each.change.equations:
         print("   by", name)
 
