@@ -17,6 +17,8 @@ default_role = "code"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
+smartquotes = False
+"""Two dashes are an option."""
 html_theme = "furo"
 html_title = f"taso_mirage {version}"
 html_static_path = ["static"]

@@ -6,14 +6,12 @@
 
 # %%
 from collections import Counter
-from pathlib import Path
 
 import onnx
 
 import taso_mirage
 
-path = Path(__file__).parents[2] / "models" / "mini_transformer.onnx"
-model = onnx.load(path)
+model = onnx.load("models/mini_transformer.onnx")
 print(Counter(node.op_type for node in model.graph.node).most_common(5))
 
 # %% [markdown]

@@ -6,13 +6,12 @@
 
 # %%
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for `models`, which is not part of the package
+sys.path.insert(0, ".")  # the checkout: `models` is not part of the package
 
 import models
 import taso_mirage
