@@ -1,5 +1,10 @@
 """The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
-pictures are those of today."""
+pictures are those of today.
+
+Blocks of `sh` and `python` run in a copy of the checkout, in their order. A block of `text` right
+behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
+`<!-- not run: WHY -->`.
+"""
 
 from __future__ import annotations
 
