@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and bench/README.md from bench/results: `python bench/tables.py`
-(--check: fail if they differ)."""
+"""Writes the tables of README.md, docs/benchmarks.md and bench/README.md from bench/results:
+`python bench/tables.py` (--check: fail if they differ)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,22 @@ def optimize(found: dict[str, Any]) -> list[str]:
         f"by medians). {found['device']}; {versions}.",
     ]
     return lines
+
+
+def best_and_worst(found: dict[str, Any]) -> list[str]:
+    """Three rows of the highest ratio, and two of the lowest."""
+    rows = sorted((row for row in found["rows"] if "failed" not in row), key=lambda row: -row["ratio"])
+    heads = ["model, ms", "ONNX Runtime alone", "the best of other tools", "ours", "ratio (quartiles)"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for row in (*rows[:3], *rows[-2:]):
+        others = {PEERS[k]: row["baselines"][k] / 1e3 for k in PEERS if k != "onnxruntime" and k in row["baselines"]}
+        best = min(others, key=lambda name: others[name])
+        times = f"{row['baselines']['onnxruntime'] / 1e3:.2f} | {others[best]:.2f} ({best}) | {row['ours'] / 1e3:.2f}"
+        low, high = row["quartiles"]
+        ratio = "kept" if row["kept"] else f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+        lines.append(f"| {row['case']} | {times} | {ratio} |")
+    said = f"Geometric mean of all {len(rows)} models {found['means']['ratio']:.3f}"
+    return [*lines, "", f"{said}. {found['device']}; onnxruntime {found['versions']['onnxruntime']}."]
 
 
 def _optimized(row: dict[str, Any]) -> str:
@@ -375,7 +391,7 @@ def from_torch(found: dict[str, Any]) -> list[str]:
     return [*lines, "", f"{said} {found['device']}, {found['threads']} threads; {versions}."]
 
 
-PAGES = ("README.md", "bench/README.md")
+PAGES = ("README.md", "docs/benchmarks.md", "bench/README.md")
 TABLES = {
     "extraction-cpu2": extraction,
     "soundness-cpu2": soundness,
@@ -394,6 +410,7 @@ TABLES = {
     "prepared_cpu-cpu2": prepared_cpu,
     "generate-cpu2": generate,
     "optimize-cpu2": optimize,
+    "optimize-cpu2 best and worst": best_and_worst,
     "openvino-cpu2": openvino,
     "optimize_cuda-H100": optimize_cuda,
     "startup-cpu2": startup,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from htmlpage import Page
 
-from taso_mirage import errors
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.terms import Graph, Tensor, variable
@@ -117,12 +116,3 @@ def test_nothing_moves_fewer_bytes_than_none(capsys: pytest.CaptureFixture[str])
     assert "n=8, d_0=8" in (printed := capsys.readouterr().out)
     assert "and 13 more" in printed
     assert "d_19" not in printed
-
-
-def test_the_readme_lists_every_exit_code() -> None:
-    line = (HOME / "README.md").read_text().split("- Exit codes:")[1].split("\n- ")[0].split("\n\n")[0]
-    listed = {int(code) for code in re.findall(r"(?:^|, )(\d+) ", " ".join(line.split()))}
-    made = {each.exit_code for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "exit_code")}
-    texts = [path.read_text() for path in (HOME / "taso_mirage" / "cli").glob("*.py")]
-    made |= {int(code) for text in texts for code in re.findall(r"sys\.exit\((\d+)\)", text)}
-    assert made | {0} <= listed

@@ -98,27 +98,38 @@ def draw(rule: Rule) -> str:
     attributes, and the guard."""
     types = _types(rule)
     left, right = (_layout(side, types) for side in (rule.equation.lhs, rule.equation.rhs))
-    wide, high = max(left.width, right.width), max(left.height, right.height)
-    middle = 90.0
     text = rule.equation.where.source if rule.equation.where is not None else ""
-    columns = int((2 * wide + middle) / LETTER)
-    notes = textwrap.wrap(f"where {text}", max(columns, 40), subsequent_indent="      ") if text else []
-    width = max(2 * wide + middle, *(len(n) * LETTER for n in (*notes, rule.name))) + 2 * GAP
-    top, begin = GAP + 2 * LINE, (width - 2 * wide - middle) / 2
+    return _beside(left, right, rule.name, "=", f"where {text}" if text else "")
+
+
+def draw_change(before: Graph, after: Graph, name: str) -> str:
+    """Two graphs of typed terms as an SVG document: the second in the place of the first."""
+    left, right = (_layout(side, {node: node.type for node in side}) for side in (before, after))
+    return _beside(left, right, name, "→")
+
+
+def _beside(left: Drawing, right: Drawing, name: str, sign: str, note: str = "") -> str:
+    """Both with their name above, a sign between them, and a note below."""
+    high, middle = max(left.height, right.height), 90.0
+    columns = int((left.width + right.width + middle) / LETTER)
+    notes = textwrap.wrap(note, max(columns, 40), subsequent_indent="      ")
+    width = max(left.width + right.width + middle, *(len(n) * LETTER for n in (*notes, name))) + 2 * GAP
+    top, begin = GAP + 2 * LINE, (width - left.width - right.width - middle) / 2
 
     def centred(side: Drawing, x: float) -> Drawing:
-        return replace(side, x=x + (wide - side.width) / 2, y=top + (high - side.height) / 2)
+        return replace(side, x=x, y=top + (high - side.height) / 2)
 
     return rendered(
         "rule.svg",
         width=width,
         height=high + 3 * LINE + len(notes) * LINE + 2 * GAP,
-        name=rule.name,
+        name=name,
         title=(GAP, GAP + 6),
         left=centred(left, begin),
-        equals=(width / 2, top + high / 2 + 10),
-        right=centred(right, begin + wide + middle),
-        notes=[((GAP, top + high + 2 * LINE + i * LINE), note) for i, note in enumerate(notes)],
+        sign=sign,
+        between=(begin + left.width + middle / 2, top + high / 2 + 10),
+        right=centred(right, begin + left.width + middle),
+        notes=[((GAP, top + high + 2 * LINE + i * LINE), line) for i, line in enumerate(notes)],
     )
 
 

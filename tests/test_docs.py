@@ -1,0 +1,187 @@
+"""The pages of docs/: the site builds without a warning, what stands in their blocks runs, and the
+pictures are those of today.
+
+Blocks of `sh` and `python` run in a copy of the checkout, in their order. A block of `text` right
+behind one is what it prints, with `...` for anything. Above a block may stand `<!-- slow -->`, or
+`<!-- not run: WHY -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from scripts import ROOT
+from typer.main import get_command
+
+import taso_mirage
+from taso_mirage import errors
+from taso_mirage.cli.commands import app
+
+DOCS = ROOT / "docs"
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>slow|not run: [^>]+) -->\n)?^```(?P<language>sh|python)\n(?P<text>.*?)^```\n"
+    r"(?:\n```text\n(?P<shown>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+ELSEWHERE = {"shipping.md": "test_runtime_shipped.py", "from_zero.md": "test_from_zero.py"}
+"""Pages whose blocks other tests run."""
+SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences: `text` in a language, what it prints (None: anything), and
+    whether it is slow, or why it is not run."""
+
+    language: str
+    text: str
+    shown: str | None
+    mark: str
+
+    def command(self) -> list[str]:
+        if self.language == "python":
+            return [sys.executable, "-c", self.text]
+        return ["bash", "-euo", "pipefail", "-c", self.text]
+
+
+def blocks(page: Path) -> list[Block]:
+    found = (each.groupdict(default="") for each in BLOCK.finditer(page.read_text()))
+    return [Block(b["language"], b["text"], b["shown"] or None, b["mark"]) for b in found]
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.name not in ELSEWHERE]
+QUICK = [p for p in PAGES if any(not b.mark for b in blocks(p))]
+SLOW = [p for p in PAGES if any(b.mark == "slow" for b in blocks(p))]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the checkout: pages write files into it, and an operator."""
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "results")
+    return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=hidden))
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(checkout)}
+
+
+def run(page: Path, marks: tuple[str, ...], checkout: Path) -> None:
+    """The blocks of a page with one of these marks, from the first to the last, as a user would
+    type them."""
+    for block in (b for b in blocks(page) if b.mark in marks):
+        if block.language == "python" and "import torch" in block.text:
+            pytest.importorskip("torch")
+        done = subprocess.run(
+            block.command(),
+            cwd=checkout,
+            env=environment(checkout),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}"
+        if block.shown is not None:
+            assert doctest.OutputChecker().check_output(block.shown, done.stdout, SHOWN), f"{block.text}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", QUICK, ids=named)
+def test_the_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
+    run(page, ("",), checkout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=named)
+def test_all_blocks_of_a_page_run(page: Path, checkout: Path) -> None:
+    run(page, ("", "slow"), checkout)
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    """A fence that the pattern does not see would never run."""
+    for page in PAGES:
+        fences = re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", page.read_text(), re.MULTILINE)
+        assert len(fences) == len(blocks(page)), named(page)
+    assert len(QUICK) >= 8
+    assert all((ROOT / "tests" / test).exists() and (DOCS / page).exists() for page, test in ELSEWHERE.items())
+
+
+@pytest.mark.parametrize("script", sorted((DOCS / "gallery").glob("*.py")), ids=lambda path: path.stem)
+def test_the_gallery_runs(script: Path, checkout: Path) -> None:
+    copied = checkout / script.relative_to(ROOT)
+    done = subprocess.run(
+        [sys.executable, copied], cwd=checkout, env=environment(checkout), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 4
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("the extra `docs` is not installed")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", DOCS, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(ROOT))
+    assert done.returncode == 0, done.stderr
+    pages = {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")}
+    assert pages <= {str(page.relative_to(tmp_path)) for page in tmp_path.rglob("*.html")}
+    api = (tmp_path / "api.html").read_text()
+    assert [name for name in taso_mirage.__all__ if f'id="taso_mirage.{name}"' not in api] == []
+
+
+def test_the_pictures_are_those_of_today(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True, env=environment(ROOT))
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
+    assert drawn == kept, "run `python docs/pictures.py`"
+
+
+def test_the_page_of_commands_has_every_option() -> None:
+    text, root = (DOCS / "commands.md").read_text(), get_command(app)
+    commands = {**root.commands, **root.commands["substitutions"].commands}
+    assert [name for name in commands if f"{name}" not in text] == []
+    options = {o for each in commands.values() for p in each.params for o in p.opts if o.startswith("--")}
+    assert sorted(o for o in options if f"`{o}" not in text and f", `{o}" not in text) == []
+
+
+# ---------------------------------------------------------------- what the page of errors says
+
+TROUBLES = (DOCS / "troubleshooting.md").read_text()
+
+
+def said_in_the_sources() -> Iterator[str]:
+    for file in (ROOT / "taso_mirage").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield " ".join(node.value.split())
+
+
+def test_every_message_of_the_page_is_one_of_the_package() -> None:
+    messages = [m for line in TROUBLES.splitlines() for m in re.findall(r"^\| `([^`]+)`", line)]
+    assert len(messages) >= 40
+    sources = "\n".join(said_in_the_sources())
+    assert [m for m in messages if not all(part.strip() in sources for part in m.split("..."))] == []
+
+
+def test_the_page_has_every_class_of_error_and_every_exit_code() -> None:
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert [each.__name__ for each in classes if f"`{each.__name__}`" not in TROUBLES] == []
+    codes = {each.exit_code for each in classes if hasattr(each, "exit_code")}
+    commands = [path.read_text() for path in (ROOT / "taso_mirage" / "cli").glob("*.py")]
+    codes |= {int(code) for text in commands for code in re.findall(r"sys\.exit\((\d+)\)", text)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", TROUBLES, re.MULTILINE)}
+    assert codes | {0} <= listed
