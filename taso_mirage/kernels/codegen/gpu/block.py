@@ -19,6 +19,13 @@ from taso_mirage.ir.mugraph import (
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
+from taso_mirage.kernels.codegen.gpu.block_products import (
+    block_product,
+    block_products,
+    digits_of_words,
+    digits_of_x,
+    loaded_in_order,
+)
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames
@@ -42,7 +49,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 )
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
-from taso_mirage.kernels.codegen.gpu.words import in_words, loaded_numbers
+from taso_mirage.kernels.codegen.gpu.words import apart, in_words, loaded_words
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -108,6 +115,8 @@ class TritonBlock:
         self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
         self.split, self.merged = self._views()
         self.words = in_words(self.body, reads, self.readers)
+        self.products = {} if self.looped else block_products(self.body, self.words)
+        self.ahead = {each.packed: each for each in self.products.values()}
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
         for _ in range(2):  # what dots demand of axes is known after the first reading
@@ -145,6 +154,8 @@ class TritonBlock:
         self.states: dict[Node, tuple[str, str]] = {}
         self.running: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
+        self.before: set[str] = set()
+        """The tiles that are loaded before the wait for the kernel before: weights in blocks."""
         self.largest, self.in_flight = 1, 0
         for stage in LoopPhase:
             for i, leaf in enumerate(self.body.inputs):
@@ -182,6 +193,11 @@ class TritonBlock:
             self.apart[node] = found
         of = self.values if kind in (Lowering.CONTRACT, *LAYOUT) else {**self.values, **self.apart}
         args = [None if a is ABSENT else of[a] for a in node.args]
+        if node in self.products:
+            made = self.products[node]
+            scales = self.values[made.scales]
+            self.before |= {scales.code} if made.scales in self.body.inputs else set()
+            return block_product(self.tiles, made, *[self.values[n] for n in (made.numbers, made.x, made.scales)])
         if node in self.vectors:
             return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
         if kind is Lowering.RUNNING and self.looped:
@@ -324,6 +340,10 @@ class TritonBlock:
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{at}{mask}{hint})"
+        product = next((p for p in self.products.values() if leaf in self.split and _loaded(p.x) is leaf), None)
+        if product is not None and leaf.shape == product.x.shape[1:] and max(tile) == math.prod(tile) == tile[-1]:
+            digits = digits_of_x(product)
+            code = loaded_in_order(self.tiles, argument.name, argument.buffer, self.body.inputs[i], 2, digits, self._cuts(i))
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
@@ -339,7 +359,11 @@ class TritonBlock:
         """The numbers of an operand of bytes, loaded as words."""
         i = self.body.inputs.index(node.args[0])
         (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.body.inputs[i]
-        return loaded_numbers(self.tiles, name, buffer, leaf, node, self.words[node], self.stage[node], self._cuts(i))
+        digits = digits_of_words(self.ahead[node]) if node in self.ahead else None
+        bits, stage = self.words[node], self.stage[node]
+        words = loaded_words(self.tiles, name, buffer, leaf, stage, self._cuts(i), digits)
+        self.before |= {words.code} if digits is not None else set()
+        return apart(self.tiles, words, node.dtype, bits, node.op)
 
     def _cuts(self, i: int) -> list[TileCut]:
         """How the grid and the loop cut an operand."""
@@ -400,7 +424,8 @@ class TritonBlock:
         sections, last = self.lines.swept()
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY
-        found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
+        first, rest = self.lines.needed(sections[LoopPhase.INVARIANT], self.before)
+        found = [*self._ids(), *self.lines.ranges(), *first, *waiting, *rest]
         if looped := (*sections[LoopPhase.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
@@ -448,3 +473,12 @@ class TritonBlock:
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
         return [*said, *self.tiles.notes, *self.notes]
+
+
+def _loaded(x: Node) -> Node:
+    """What a term is with dims of 1 in other places."""
+    while traits(x).lowering is Lowering.RESHAPE and [n for n in x.shape if n != 1] == [
+        n for n in x.args[0].shape if n != 1
+    ]:
+        x = x.args[0]
+    return x
