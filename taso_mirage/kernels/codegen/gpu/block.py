@@ -18,7 +18,7 @@ from taso_mirage.ir.mugraph import (
     usual_size,
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
-from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
+from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped, power_of_two
 from taso_mirage.kernels.codegen.gpu.block_products import (
     block_product,
     block_products,
@@ -77,6 +77,8 @@ EARLY = (
 
 All generated kernels wait, so the end of each is that of all before it.
 """
+WARPS = 32
+"""Of a block, at most."""
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -168,7 +170,7 @@ class TritonBlock:
                         and self._is_shared(leaf)
                     ):
                         self.apart[leaf] = self._load(i, leaf, AGAIN)
-            order = ordered(self.body, self.stage, stage, elements)
+            order = ordered(self.body, self.stage, stage, self._held)
             self.orders[stage] = order
             for node in order.terms:
                 self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
@@ -313,6 +315,11 @@ class TritonBlock:
         self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
         return name
 
+    def _held(self, node: Node) -> int:
+        """Elements in registers: what a product of blocks multiplies stays in words until then."""
+        bits = next((p.bits for p in self.products.values() if node.shape == p.numbers.shape), 32)
+        return elements(node) * bits // 32
+
     def _lanes(self, x: Tile) -> int:
         return math.prod(self.axes.lanes(a) for a in x.present)
 
@@ -341,9 +348,10 @@ class TritonBlock:
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{at}{mask}{hint})"
         product = next((p for p in self.products.values() if leaf in self.split and _loaded(p.x) is leaf), None)
-        if product is not None and leaf.shape == product.x.shape[1:] and max(tile) == math.prod(tile) == tile[-1]:
-            digits = digits_of_x(product)
-            code = loaded_in_order(self.tiles, argument.name, argument.buffer, self.body.inputs[i], 2, digits, self._cuts(i))
+        if product is not None and max(tile, key=int) == math.prod(map(int, tile)) == tile[-1]:
+            code = loaded_in_order(
+                self.tiles, argument.name, argument.buffer, tile, digits_of_x(product), self._cuts(i)
+            )
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
@@ -398,6 +406,8 @@ class TritonBlock:
         later = any(buffer.role == "scratch" for buffer in self.reads)
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
+        groups = [power_of_two(product.blocks[0]) for product in self.products.values()]
+        guess = replace(guess, warps=min(max(groups), WARPS)) if groups else guess
         return TritonLaunch(
             self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given, self.cluster
         )

@@ -16,11 +16,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from taso_mirage.ir.dims import Shape
 from taso_mirage.ir.mugraph import Lowering
-from taso_mirage.ir.terms import Graph, Node, users
+from taso_mirage.ir.terms import Graph, Node, is_constant, users
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
-from taso_mirage.kernels.codegen.gpu.tiles import HALF, Tile, Tiles
+from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.operators.ops import traits
 
 PIECES, WORDS, COLUMNS = 4, 4, 8
@@ -67,7 +70,7 @@ def block_products(body: Graph, words: Mapping[Node, int]) -> dict[Node, BlockPr
             continue
         scales = scaled[1 - scaled.index(summed)]
         numbers, x = sorted(_operands(summed, (2,), alone), key=lambda n: -math.prod(map(int, n.shape)))
-        packed = next((n for n in _made_of(numbers) if n in words), None)
+        packed = _packed(numbers, words)
         if packed is None or scales.shape != summed.shape or x.shape != (1, *numbers.shape[1:]):
             continue
         made = BlockProduct(numbers, x, scales, packed, words[packed])
@@ -86,12 +89,22 @@ def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node
     return of.args if traits(of).lowering is Lowering.MULTIPLY and fixed else ()
 
 
-def _made_of(numbers: Node) -> list[Node]:
-    """A term and what it is a difference or a conversion of."""
-    found = [numbers]
-    while found[-1].op in ("sub", "cast"):
-        found.append(found[-1].args[0])
-    return found
+def _packed(numbers: Node, words: Mapping[Node, int]) -> Node | None:
+    """What unpacks a term that has integers of 8 bits or less, or such ones less others, which half
+    precision holds exactly: zeros that are floats are none."""
+    if numbers in words:
+        return numbers
+    if numbers.op in ("cast", "reshape"):
+        return _packed(numbers.args[0], words)
+    if numbers.op != "sub" or not (_is_integer(numbers.args[1]) or _packed(numbers.args[1], words)):
+        return None
+    return _packed(numbers.args[0], words)
+
+
+def _is_integer(x: Node) -> bool:
+    while x.op == "cast":
+        x = x.args[0]
+    return is_constant(x) and bool(np.all(np.isin(x.attr("value").numpy(), range(256))))
 
 
 # ---------------------------------------------------------------- loads
@@ -118,18 +131,19 @@ def digits_of_x(product: BlockProduct) -> Digits:
 
 
 def loaded_in_order(
-    tiles: Tiles, pointer: str, buffer: TritonBuffer, tile: Node, dims: int, digits: Digits, cuts: Sequence[TileCut]
+    tiles: Tiles, pointer: str, buffer: TritonBuffer, tile: Shape, digits: Digits, cuts: Sequence[TileCut]
 ) -> str:
-    """The code of a tile that is loaded with parts of its dims in an order; where it has more
-    `dims` than its buffer, they are parts of the last one."""
+    """The code of a tile that is loaded with parts of its dims in an order; where it has other dims
+    than in memory, they are parts of the last one there."""
     kept = [each for each in digits if each[1] != 1]
     axes = [tiles.axes_of.fresh(n) for _, n, _ in kept]
-    rank = len(tile.shape)
+    dims = 1 + max(d for d, _, _ in digits)
     groups = [[i for i, (d, _, _) in enumerate(kept) if d == at] for at in range(dims)]
-    groups = groups if rank == dims else [*([[]] * (rank - 1)), list(range(len(kept)))]
+    if [math.prod(n for d, n, _ in digits if d == at) for at in range(dims)] != list(tile):
+        groups = [*([[]] * (len(tile) - 1)), list(range(len(kept)))]
     shape = tuple([n for _, n, _ in kept])
     order = [axes[i] for i in sorted(range(len(kept)), key=lambda i: kept[i][2])]
-    at = place(tiles, buffer, tile.shape, inner(groups, shape, axes), order, cuts)
+    at = place(tiles, buffer, tile, inner(groups, shape, axes), order, cuts)
     padded = [a for a in axes if tiles.axes_of.padded(a)]
     mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
     code = f"tl.permute(tl.load({pointer}{at}{mask}), {tuple(order.index(a) for a in axes)})"
@@ -144,28 +158,40 @@ def loaded_in_order(
 def block_product(xp: Tiles, product: BlockProduct, numbers: Tile, x: Tile, scales: Tile) -> Tile:
     """(c,): the sum over blocks."""
     columns, blocks, each = (a for a in numbers.axes)
-    assert columns is not None and blocks is not None and each is not None
+    assert columns is not None
+    assert blocks is not None
+    assert each is not None
     for axis, other in ((blocks, x.axes[-2]), (each, x.axes[-1]), (columns, scales.axes[0]), (blocks, scales.axes[1])):
         if other is not None:
             xp.axes_of.join(axis, other)
-    x = xp.masked(x, [a for a in x.present], 0.0)
+    x = xp.masked(x, x.present, 0.0)
     c, group, digits = xp.axes_of.lanes(columns), product.blocks[1], product.digits
     groups, e = xp.axes_of.lanes(blocks) // group, math.prod(digits)
     inside = [0, 2, *range(4, len(digits) - 1), 1, len(digits) - 1, 3]  # pieces after all but a pair of pairs
     stage = max(numbers.stage, x.stage, scales.stage)
     let = xp.lines.let
-    left = f"tl.permute(tl.reshape({numbers.code}, {[c, groups, group, *digits]}), {(1, 2, 0, *[3 + i for i in inside])})"
+    exact = numbers.code if numbers.stored == "float16" else f"{numbers.code}.to(tl.float16)"
+    left = f"tl.permute(tl.reshape({exact}, {[c, groups, group, *digits]}), {(1, 2, 0, *[3 + i for i in inside])})"
     left = let(stage, "left", f"tl.reshape({left}, {[groups, group * c, e]})")
-    half = x.code if x.stored in HALF else f"{x.code}.to(tl.float16)"
+    half = x.code if x.stored == "float16" else f"{x.code}.to(tl.float16)"
     right = f"tl.permute(tl.reshape({half}, {[groups, group, *digits]}), {(0, *[2 + i for i in inside], 1)})"
     right = let(stage, "right", f"tl.reshape({right}, {[groups, e, group]})")
     dot = let(stage, xp.hint, f"tl.reshape(tl.dot({left}, {right}), {[groups, group, c, group]})")
     one = xp.lines.lanes(group)
     factor = f"tl.permute(tl.reshape({xp.spread(scales, numbers.axes[:2])}, {[c, groups, group]}), (1, 2, 0))"
     factor = let(stage, f"{scales.code}_t", f"{factor}[:, :, :, None].to(tl.float32)")
-    kept = let(stage, xp.hint, f"{dot} * tl.where({one}[None, :, None, None] == {one}[None, None, None, :], {factor}, 0.0)")
+    kept = let(
+        stage, xp.hint, f"{dot} * tl.where({one}[None, :, None, None] == {one}[None, None, None, :], {factor}, 0.0)"
+    )
     code = let(stage, xp.hint, f"tl.sum(tl.sum(tl.sum({kept}, 1), 2), 0)")
     xp.notes.append(f"{xp.hint}: {group} blocks of weights times {group} of x at a time, of which the diagonal counts.")
     return replace(
-        numbers, code=code, shape=(numbers.shape[0],), axes=(columns,), stored="float32", stage=stage, zero=False, together=None
+        numbers,
+        code=code,
+        shape=(numbers.shape[0],),
+        axes=(columns,),
+        stored="float32",
+        stage=stage,
+        zero=False,
+        together=None,
     )

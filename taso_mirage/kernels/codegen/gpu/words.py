@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from taso_mirage.ir.mugraph import LoopPhase, Lowering
-from taso_mirage.ir.terms import Graph, Node, Tensor, is_float, variable
+from taso_mirage.ir.terms import Graph, Node, is_float
 from taso_mirage.kernels.codegen.gpu.block_products import Digits, loaded_in_order
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
@@ -72,7 +72,7 @@ def loaded_words(
     pointer = tiles.lines.let(LoopPhase.INVARIANT, f"{name}_words", f"{name}.to(tl.pointer_type(tl.int32))")
     code = f"tl.load({pointer}{at}{mask})"
     if digits is not None:
-        code = loaded_in_order(tiles, pointer, buffer, variable("words", Tensor("int32", shape)), 3, digits, cuts)
+        code = loaded_in_order(tiles, pointer, buffer, shape, digits, cuts)
     elif order != present:
         code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
     words = tiles.lines.let(stage, f"{name}_words", code)
