@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import (
@@ -18,13 +19,15 @@ from taso_mirage.ir.mugraph import (
     usual_size,
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
-from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped, power_of_two
+from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
 from taso_mirage.kernels.codegen.gpu.block_products import (
     block_product,
     block_products,
     digits_of_words,
     digits_of_x,
+    held,
     loaded_in_order,
+    warps,
 )
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.lines import Lines
@@ -77,8 +80,6 @@ EARLY = (
 
 All generated kernels wait, so the end of each is that of all before it.
 """
-WARPS = 32
-"""Of a block, at most."""
 FOLD_OF = {"sum": ADD, "rescaled": ADD, "max": MAXIMUM}
 
 
@@ -117,7 +118,7 @@ class TritonBlock:
         self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
         self.split, self.merged = self._views()
         self.words = in_words(self.body, reads, self.readers)
-        self.products = {} if self.looped else block_products(self.body, self.words)
+        self.products = {} if self.looped else block_products(self.body, reads, self.words)
         self.ahead = {each.packed: each for each in self.products.values()}
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
@@ -170,7 +171,7 @@ class TritonBlock:
                         and self._is_shared(leaf)
                     ):
                         self.apart[leaf] = self._load(i, leaf, AGAIN)
-            order = ordered(self.body, self.stage, stage, self._held)
+            order = ordered(self.body, self.stage, stage, partial(held, self.products))
             self.orders[stage] = order
             for node in order.terms:
                 self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
@@ -315,11 +316,6 @@ class TritonBlock:
         self.lines.write(LoopPhase.INVARIANT, f"{name} = tl.full([{lanes}], {value}, tl.float32)")
         return name
 
-    def _held(self, node: Node) -> int:
-        """Elements in registers: what a product of blocks multiplies stays in words until then."""
-        bits = next((p.bits for p in self.products.values() if node.shape == p.numbers.shape), 32)
-        return elements(node) * bits // 32
-
     def _lanes(self, x: Tile) -> int:
         return math.prod(self.axes.lanes(a) for a in x.present)
 
@@ -347,7 +343,7 @@ class TritonBlock:
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{at}{mask}{hint})"
-        product = next((p for p in self.products.values() if leaf in self.split and _loaded(p.x) is leaf), None)
+        product = next((p for p in self.products.values() if leaf in self.split and p.source is leaf), None)
         if product is not None and max(tile, key=int) == math.prod(map(int, tile)) == tile[-1]:
             code = loaded_in_order(
                 self.tiles, argument.name, argument.buffer, tile, digits_of_x(product), self._cuts(i)
@@ -406,8 +402,7 @@ class TritonBlock:
         later = any(buffer.role == "scratch" for buffer in self.reads)
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
-        groups = [power_of_two(product.blocks[0]) for product in self.products.values()]
-        guess = replace(guess, warps=min(max(groups), WARPS)) if groups else guess
+        guess = replace(guess, warps=warps(self.products) or guess.warps)
         return TritonLaunch(
             self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given, self.cluster
         )
@@ -479,16 +474,12 @@ class TritonBlock:
                 said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
         if self.looped:
             said.append(f"loads: {self.in_flight} bytes an iteration, STAGES in flight; all else is in registers.")
+        if self.before:
+            names = ", ".join(sorted(self.before))
+            said.append(
+                f"{names}: loaded before the kernel before ends, which must not write them: the model's weights."
+            )
         for each in (a.buffer for a in self.results):
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
         return [*said, *self.tiles.notes, *self.notes]
-
-
-def _loaded(x: Node) -> Node:
-    """What a term is with dims of 1 in other places."""
-    while traits(x).lowering is Lowering.RESHAPE and [n for n in x.shape if n != 1] == [
-        n for n in x.args[0].shape if n != 1
-    ]:
-        x = x.args[0]
-    return x

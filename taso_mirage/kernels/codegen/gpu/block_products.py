@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from taso_mirage.ir.dims import Shape
+from taso_mirage.ir.dims import Dim, Shape
 from taso_mirage.ir.mugraph import Lowering
 from taso_mirage.ir.terms import Graph, Node, is_constant, users
+from taso_mirage.kernels.codegen.gpu.axes import power_of_two
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut, inner, place
+from taso_mirage.kernels.codegen.gpu.products import elements
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles
 from taso_mirage.operators.ops import traits
@@ -29,6 +31,8 @@ from taso_mirage.operators.ops import traits
 PIECES, WORDS, COLUMNS = 4, 4, 8
 """Threads of a warp side by side in a row of weights, words of each, and columns of x at a time."""
 LANE_WORDS = PIECES * WORDS
+WARPS = 32
+"""Of a block, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,14 @@ class BlockProduct:
     scales: Node
     packed: Node
     bits: int
+
+    @property
+    def source(self) -> Node:
+        """What x is, with dims of 1 in other places."""
+        x = self.x
+        while traits(x).lowering is Lowering.RESHAPE and _long(x) == _long(x.args[0]):
+            x = x.args[0]
+        return x
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -58,9 +70,11 @@ class BlockProduct:
         return (int(self.numbers.shape[2]) // (LANE_WORDS * each), PIECES, WORDS, 2, *pairs)
 
 
-def block_products(body: Graph, words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
-    """The sums of a body without a loop that are such products, of whole pieces and columns."""
+def block_products(body: Graph, reads: Sequence[TritonBuffer], words: Mapping[Node, int]) -> dict[Node, BlockProduct]:
+    """The sums of a body without a loop that are such products, of whole pieces and columns, and of
+    weights and scales of the model: both are loaded before the kernel before ends."""
     readers = users(body)
+    given = {x for x, buffer in zip(body.inputs, reads, strict=True) if buffer.role == "input"}
     alone = {n for n in body if len(readers.get(n, ())) == 1 and n not in body.outputs}
     found = {}
     for node in body:
@@ -71,13 +85,35 @@ def block_products(body: Graph, words: Mapping[Node, int]) -> dict[Node, BlockPr
         scales = scaled[1 - scaled.index(summed)]
         numbers, x = sorted(_operands(summed, (2,), alone), key=lambda n: -math.prod(map(int, n.shape)))
         packed = _packed(numbers, words)
-        if packed is None or scales.shape != summed.shape or x.shape != (1, *numbers.shape[1:]):
+        if (
+            packed is None
+            or not {packed.args[0], scales} <= given
+            or scales.shape != summed.shape
+            or x.shape != (1, *numbers.shape[1:])
+        ):
             continue
         made = BlockProduct(numbers, x, scales, packed, words[packed])
         whole = numbers.shape[0] % COLUMNS == 0 and numbers.shape[2] % (LANE_WORDS * 32 // made.bits) == 0
         if whole and made.blocks[1] > 1 and numbers.dtype == x.dtype == "float16":
             found[node] = made
     return found
+
+
+def _long(x: Node) -> list[Dim]:
+    """The dims that are not 1."""
+    return [n for n in x.shape if n != 1]
+
+
+def held(products: Mapping[Node, BlockProduct], node: Node) -> int:
+    """How many elements of a term are in registers: numbers stay in words until they are
+    multiplied."""
+    bits = next((p.bits for p in products.values() if node.shape == p.numbers.shape), 32)
+    return elements(node) * bits // 32
+
+
+def warps(products: Mapping[Node, BlockProduct]) -> int:
+    """One for each group of blocks; 0 without such products."""
+    return max((min(power_of_two(p.blocks[0]), WARPS) for p in products.values()), default=0)
 
 
 def _operands(node: Node, axes: tuple[int, ...], alone: set[Node]) -> tuple[Node, ...]:

@@ -98,7 +98,8 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
         low.append(f"{both}.to(tl.int16)")
         high.append(f"({both} >> 16).to(tl.int16)")
     lows, highs = ([tiles.lines.let(words.stage, name, part) for part in parts] for parts in (low, high))
-    axes = (*words.axes[:-1], tiles.axes_of.fresh(words.shape[-1] * each))
+    last = tiles.axes_of.fresh(words.shape[-1] * each)
+    axes = (*words.axes[:-1], last)
     lanes = ", ".join(str(tiles.axes_of.lanes(a)) for a in axes if a is not None)
     # The halves of a word beside each other in registers, so that one instruction takes both.
     rank, added = len(words.present), each.bit_length() - 1
@@ -106,7 +107,7 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     joined = f"tl.permute(tl.join({_joined(lows)}, {_joined(highs)}), {perm})"
     joined = f"tl.reshape({joined}, [{lanes}]).to(tl.float16, bitcast=True)"
     joined = tiles.lines.let(words.stage, name, joined)
-    place = tiles.index([a for a in axes if a is not None], axes[-1])
+    place = tiles.index([a for a in axes if a is not None], last)
 
     def less(number: int) -> str:
         taken = f"tl.where({place} % 2 == 0, {POWER + number}.0, {POWER // 16 + number}.0).to(tl.float16)"
@@ -115,8 +116,7 @@ def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
     code = tiles.lines.let(words.stage, name, less(0))
     tiles.raised[code] = less
     shape = (*words.shape[:-1], words.shape[-1] * each)
-    together = None if axes[-1] is None else (axes[-1], each)
-    return replace(words, code=code, shape=shape, axes=axes, dtype=dtype, stored="float16", together=together)
+    return replace(words, code=code, shape=shape, axes=axes, dtype=dtype, stored="float16", together=(last, each))
 
 
 def _joined(parts: Sequence[str]) -> str:
