@@ -475,10 +475,8 @@ class TritonBlock:
         if self.looped:
             said.append(f"loads: {self.in_flight} bytes an iteration, STAGES in flight; all else is in registers.")
         if self.before:
-            names = ", ".join(sorted(self.before))
-            said.append(
-                f"{names}: loaded before the kernel before ends, which must not write them: the model's weights."
-            )
+            weights = ", ".join(sorted(self.before))
+            said.append(f"{weights}: of weights, loaded before the kernel before ends: it must not write them.")
         for each in (a.buffer for a in self.results):
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")
