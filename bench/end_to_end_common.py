@@ -167,18 +167,24 @@ def opened(
 
 
 class Compiled:
-    """torch.compile's result, called as a session is: weights and inputs stay on the device."""
+    """torch.compile's result, called as a session is: weights and inputs stay on the device.
 
-    def __init__(self, case: Case, small: bool, device: str, dtype: str, mode: str) -> None:
+    `changed` changes the module, on the device and in its dtype, before.
+    """
+
+    def __init__(
+        self, case: Case, small: bool, device: str, dtype: str, mode: str, changed: Callable[[Any], Any] | None = None
+    ) -> None:
         try:
             import torch
 
             self.torch, self.device, self.dtype = torch, device, getattr(torch, dtype)
             torch._dynamo.reset()
-            module = torch_module(case, small)
+            module = torch_module(case, small).to(device, self.dtype)
+            module = module if changed is None else changed(module)
         except ImportError as error:
             raise Absent(f"{type(error).__name__}: {native.first_line(error)}") from None
-        self.call = torch.compile(module.to(device, self.dtype), mode=mode)
+        self.call = torch.compile(module, mode=mode)
 
     def prepared(self, inputs: native.Arrays) -> Callable[[], float]:
         torch = self.torch

@@ -7,7 +7,8 @@ MatMulNBits and PyTorch's product of half precision weights; the floor is the by
 and writes over the bandwidth of a copy, measured just before. CUDA graphs of 64 calls or more on
 all sides, weights that rotate through three times the L2 cache, medians; results are compared in
 float64 first. `decode`: the decode model of end_to_end_h100.py with its products in blocks of 4
-bits: ONNX Runtime alone, after the substitutions, with the kernels too. Prints a line for each row
+bits: ONNX Runtime alone, after the substitutions, with the kernels too; torch.compile over torchao's
+blocks of 4 bits as a peer. Prints a line for each row
 and writes bench/results/quantized_h100-DEVICE.json after it (microseconds).
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,16 @@ def in_blocks(model: onnx.ModelProto, block: int = 128) -> onnx.ModelProto:
     return model
 
 
+def in_blocks_of_torch(module: Any) -> Any:
+    """A torch module in bfloat16 with its linear layers in blocks of 4 bits, by torchao: the packing
+    of PyTorch's own kernel, which is of bfloat16 alone."""
+    from torchao.quantization import Int4WeightOnlyConfig, quantize_
+    from torchao.quantization.quantize_.workflows import Int4PackingFormat
+
+    quantize_(module, Int4WeightOnlyConfig(group_size=128, int4_packing_format=Int4PackingFormat.TILE_PACKED_TO_4D))
+    return module
+
+
 def decode(options: argparse.Namespace, known: Machine) -> dict[str, Any]:
     case = DECODE
     if options.layers is not None:
@@ -245,14 +257,16 @@ def decode(options: argparse.Namespace, known: Machine) -> dict[str, Any]:
         case = replace(DECODE, name=f"{DECODE.name}_{options.layers}", options={**DECODE.options, "configuration": own})
     model = common.imported(in_blocks(common.halved(common.proto(case, options.models, options.small))))
     config = Config(budget=options.budget, target=CUDA, seconds=min(2.0, options.seconds))
-    return {"case": str(case), **common.measured(model, config, options, {}, known, end_to_end.left)}
+    compiled = partial(common.Compiled, case, options.small, "cuda", "bfloat16", options.mode, in_blocks_of_torch)
+    peers = {} if options.no_compile else {"torchao": compiled}
+    return {"case": str(case), **common.measured(model, config, options, peers, known, end_to_end.left)}
 
 
 # ---------------------------------------------------------------- rows
 
 
 def shown(row: dict[str, Any]) -> str:
-    others = ", ".join(f"{k} {v:.2f}" for k, v in row["baselines"].items())
+    others = ", ".join(f"{k} {v:.2f}" for k, v in row["baselines"].items() if v is not None)
     floor = f"{row['of_floor']:.2f} of the floor {row['floor']:.2f}" if "of_floor" in row else ""
     launches = "; ".join(
         f"{x['grid']} loop {x['loop']} w{x['warps']} s{x['stages']}" for x in row.get("launches", ()) if "grid" in x
@@ -264,6 +278,7 @@ def main() -> None:
     parser = common.arguments(__doc__ or "", ["products", "decode"], ["products", "decode"])
     parser.add_argument("--rows", type=int, nargs="*", help="only products of so many rows")
     parser.add_argument("--programs", type=int, default=50, help="muGraphs of a product that are measured")
+    parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
     parser.add_argument("--layers", type=int, help="of the decode model, for a try")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     options = parser.parse_args()

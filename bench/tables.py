@@ -247,6 +247,21 @@ def kernels_h100(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def quantized_h100(found: dict[str, Any]) -> list[str]:
+    """Products alone, then the model, whose floor is that of all bytes of a run."""
+    names = ("onnxruntime", "torch float16", "torchao")
+    lines = [
+        "| case, us | ours | ONNX Runtime | PyTorch float16 | torchao | over ONNX Runtime | of the floor |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        peers = [f"{v:.2f}" if (v := row["baselines"].get(name)) is not None else "" for name in names]
+        part = row.get("of_floor") or 1 / row["floor"]["distance"]
+        cells = [row["case"], f"{row['ours']:.2f}", *peers, f"{row['baselines']['onnxruntime'] / row['ours']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} | {part:.2f} |")
+    return [*lines, "", f"{found['device']}; a copy moves {found['bandwidth'] / 1e12:.2f} TB/s."]
+
+
 def _peers(row: dict[str, Any]) -> dict[str, float]:
     """The least time of every peer; of what was measured in graphs of few calls without the longest
     start of a graph."""
@@ -405,6 +420,7 @@ TABLES = {
     "tensorrt_engine-H100": tensorrt_engine,
     "kernels_h100-H100": kernels_h100,
     "kernels_h100-H100 timeline": timeline,
+    "quantized_h100-H100": quantized_h100,
     "kernel_search-cpu2": kernel_search,
     "kernels_cpu-cpu2": kernels_cpu,
     "prepared_cpu-cpu2": prepared_cpu,

@@ -3,6 +3,7 @@ compiled without a GPU, and told apart from wrong ones."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,15 +16,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.model import Model
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, constant, variable, weight
 from taso_mirage.kernels.closure import close
 from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.codegen.gpu.program import TritonProgram
+from taso_mirage.kernels.codegen.tune import overlapped
 from taso_mirage.kernels.derivations import DerivationEdge
 from taso_mirage.kernels.derivations.elementwise import MUL, SUB
 from taso_mirage.kernels.field_check import Field32, refuted_derivations
 from taso_mirage.kernels.labels import label
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cuda_kernel
+from taso_mirage.kernels.quantized import of_integers
 from taso_mirage.kernels.regions import fragments
 from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
 from taso_mirage.kernels.verify import verified_mugraph
@@ -81,7 +85,25 @@ CASES = {
     "rows_zeros": (3, 4, 64, "packed"),
     "rows_bytes": (3, 8, 32, "packed"),
     "short_blocks": (1, 4, 4, ""),
+    "whole_blocks": (1, 4, 128, "", 768, 24),
+    "whole_blocks_zeros": (1, 4, 128, "packed", 2048, 16),
+    "whole_blocks_bytes": (1, 8, 128, "packed", 512, 16),
+    "long_blocks": (1, 4, 256, "", 1024, 16),
+    "float_zeros": (1, 4, 128, "float", 1024, 16),
 }
+OF_BLOCKS = {"whole_blocks", "whole_blocks_zeros", "whole_blocks_bytes", "long_blocks"}
+"""Those of which all blocks of a group are multiplied with each other (`gpu/block_products.py`)."""
+LEFT = "left = tl.reshape("
+"""What such a program has."""
+
+
+def of_blocks(graph: Graph) -> TritonProgram:
+    """The first program of such products, or else the first."""
+    programs = []
+    for each in searched(graph, 100):
+        with suppress(Unsupported):
+            programs.append(each.program())
+    return next((each for each in programs if LEFT in each.source), programs[0])
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +112,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, programs = tmp_path_factory.mktemp("triton"), {}
     for name, case in CASES.items():
         graph, rng = goal(*case), np.random.default_rng(0)
-        programs[name] = searched(graph)[0].program().source, graph, [drawn(x, rng) for x in graph.inputs]
+        programs[name] = of_blocks(graph).source, graph, [drawn(x, rng) for x in graph.inputs]
     in_turn.interpreted(folder, programs)
     return folder
 
@@ -118,6 +140,34 @@ def test_real_sizes_compile_for_an_h100(rows: int, bits: int) -> None:
     found = searched(goal(rows, bits, 128, "packed", 4096, 4096))[0].program()
     (first, *_) = compiled(found, 90, [launch.schedule for launch in found.launches])
     assert first.shared < 227 * 1024
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_row_of_whole_blocks_is_a_product_of_matrices(name: str) -> None:
+    """Zeros that are floats would be rounded."""
+    assert (LEFT in of_blocks(goal(*CASES[name])).source) == (name in OF_BLOCKS)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_are_loaded_before_the_wait_and_stay_in_registers(bits: int) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    found = overlapped(of_blocks(goal(1, bits, 128, "", 4096, 4096)))
+    (kernel,) = compiled(found, 90, [launch.schedule for launch in found.launches])
+    before, after = kernel.ptx.split("griddepcontrol.wait")
+    pieces = [part.count("ld.global.v4") for part in (before, after)]
+    assert pieces[0] > pieces[1] > 0  # x is loaded after it
+    assert "mma.sync" in after
+    assert kernel.shared <= 4096  # for the sums of warps
+
+
+def test_weights_that_the_model_computes_are_in_no_region() -> None:
+    """Kernels would load them before they are there."""
+    held = [weight(k, x.tensor) for k, x in zip("xbs", goal(1, 4, 32).inputs, strict=True)]
+    x, b, s = goal(1, 4, 32).inputs
+    products = [product(leaves, 4, 32) for leaves in ([x, *held[1:]], [x, b, held[2]], [x, held[1], s])]
+    assert [of_integers(each, gpu=True) for each in products] == [False, True, True]
+    computed = term("mul", held[2], constant(2.0, "float16"))
+    assert of_integers(product([x, held[1], computed], 4, 32), gpu=True)
 
 
 def test_zeros_of_a_byte_are_in_one_block() -> None:

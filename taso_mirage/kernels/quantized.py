@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from taso_mirage.ir.terms import ABSENT, Graph, Node, is_float
+from taso_mirage.ir.terms import ABSENT, Graph, Node, is_constant, is_float
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.ops import traits
 
 
 def of_integers(node: Node, gpu: bool) -> bool:
-    """Whether a quantized operator is in no region: kernels on a GPU take weights of integers, and
-    activations that are floats."""
+    """Whether a quantized operator is in no region: kernels on a GPU take activations that are
+    floats, and all else as the model has it, for they load weights before the kernel before ends.
+    """
     activations = [a for a in node.args if a is not ABSENT and not is_weight(a)]
-    return traits(node).quantized and not (gpu and all(is_float(a.dtype) for a in activations))
+    held = all(a is ABSENT or a.op == "weight" or is_constant(a) for a in node.args[1:])
+    return traits(node).quantized and not (gpu and held and all(is_float(a.dtype) for a in activations))
 
 
 def operands_read(graph: Graph) -> int:

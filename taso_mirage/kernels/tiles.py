@@ -56,6 +56,11 @@ GATHERED = 24
 one a kernel takes twice as long."""
 BESIDE = 2
 """So many blocks of a processor exchange at a time."""
+BY_WORDS, HELD, PIECE, WHOLE = 0.25, 64 * 1024, 64, 3
+"""Of the time of computing, what a product of one row with weights in blocks takes on the tensor
+cores, without a loop, the bytes of weights that a kernel's block holds in registers, what bytes a
+block of weights has to be whole times, and how many values as large there are: the bytes, the
+numbers, and these less a zero."""
 EXCHANGED = 48 * 1024
 """Bytes that the blocks of a cluster combine, at most: they lie in static shared memory."""
 ITERATION = (16, 512)
@@ -234,9 +239,25 @@ class _Model:
         overlapped = np.maximum(moving, computing)
         alone = (moving + computing - overlapped) / np.minimum(self.iterations, OVERLAPPING)
         alone += np.where(self.once, 0, moving / (self.iterations * beside) * FILLING)
-        starting = self.once * device.started * np.minimum(self.blocks, device.processors * device.resident)
+        soon = self.one < 0
+        if (words := self._words_of_one_row()) is not None:
+            soon = self.once & (self._tile(words) * self._bytes(words) <= HELD)
+            overlapped = np.where(soon, np.maximum(moving, computing * BY_WORDS), overlapped)
+            alone = np.where(soon, 0, alone)  # they are loaded while the kernel before ends
+        starting = self.once * ~soon * device.started * np.minimum(self.blocks, device.processors * device.resident)
         longest = np.maximum(overlapped + alone, latency) * (1 + (self.cluster - 1) / GATHERED)
         return np.asarray(longest + device.launch + starting + self._exchange())
+
+    def _words_of_one_row(self) -> int | None:
+        """Weights of a few bits that one row is multiplied with, scaled after their sums
+        (`codegen/gpu/block_products.py`): nothing but they, and they less a zero, has all labels.
+        """
+        labels = [self.closure.classes[c] for c in (*self.body.leaves, *(c for c, _ in self.body.chosen))]
+        whole = set().union(*labels)
+        found = next((c for c in self.widths if set(self.closure.classes[c]) == whole), None)
+        if found is None or sum(set(each) == whole for each in labels) > WHOLE:
+            return None
+        return found if self.sizes[self.inner[found][0]] * self._bytes(found) % PIECE == 0 else None
 
     def _alike(self, c: int) -> int:
         """How many blocks of a cluster have the same of a result, which one of them stores."""

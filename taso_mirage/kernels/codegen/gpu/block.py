@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.mugraph import (
@@ -19,6 +20,15 @@ from taso_mirage.ir.mugraph import (
 )
 from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype, users
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes, grouped
+from taso_mirage.kernels.codegen.gpu.block_products import (
+    block_product,
+    block_products,
+    digits_of_words,
+    digits_of_x,
+    held,
+    loaded_in_order,
+    warps,
+)
 from taso_mirage.kernels.codegen.gpu.clusters import combined, stored_by_first
 from taso_mirage.kernels.codegen.gpu.lines import Lines
 from taso_mirage.kernels.codegen.gpu.names import FreeNames
@@ -42,7 +52,7 @@ from taso_mirage.kernels.codegen.gpu.program import (
 )
 from taso_mirage.kernels.codegen.gpu.threads import chain
 from taso_mirage.kernels.codegen.gpu.tiles import HALF, MAXIMUM_START, Tile, Tiles, folded
-from taso_mirage.kernels.codegen.gpu.words import in_words, loaded_numbers
+from taso_mirage.kernels.codegen.gpu.words import apart, in_words, loaded_words
 from taso_mirage.meanings.functions import ADD, MAXIMUM
 from taso_mirage.meanings.variance import merged_variance
 from taso_mirage.operators.interpret import interpret, interpret_term
@@ -108,6 +118,8 @@ class TritonBlock:
         self.vectors = vector_products(self.body, self.stage, halves) if self.looped else {}
         self.split, self.merged = self._views()
         self.words = in_words(self.body, reads, self.readers)
+        self.products = {} if self.looped else block_products(self.body, reads, self.words)
+        self.ahead = {each.packed: each for each in self.products.values()}
         self.axes = TileAxes()
         self.orders: dict[LoopPhase, Order] = {}
         for _ in range(2):  # what dots demand of axes is known after the first reading
@@ -145,6 +157,8 @@ class TritonBlock:
         self.states: dict[Node, tuple[str, str]] = {}
         self.running: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
+        self.before: set[str] = set()
+        """The tiles that are loaded before the wait for the kernel before: weights in blocks."""
         self.largest, self.in_flight = 1, 0
         for stage in LoopPhase:
             for i, leaf in enumerate(self.body.inputs):
@@ -157,7 +171,7 @@ class TritonBlock:
                         and self._is_shared(leaf)
                     ):
                         self.apart[leaf] = self._load(i, leaf, AGAIN)
-            order = ordered(self.body, self.stage, stage, elements)
+            order = ordered(self.body, self.stage, stage, partial(held, self.products))
             self.orders[stage] = order
             for node in order.terms:
                 self.values[node] = self.values[node.args[0]] if node in self.merged else self._value(node)
@@ -182,6 +196,11 @@ class TritonBlock:
             self.apart[node] = found
         of = self.values if kind in (Lowering.CONTRACT, *LAYOUT) else {**self.values, **self.apart}
         args = [None if a is ABSENT else of[a] for a in node.args]
+        if node in self.products:
+            made = self.products[node]
+            scales = self.values[made.scales]
+            self.before |= {scales.code} if made.scales in self.body.inputs else set()
+            return block_product(self.tiles, made, *[self.values[n] for n in (made.numbers, made.x, made.scales)])
         if node in self.vectors:
             return vector_dot(self.tiles, node, *[self.values[x] for x in self.vectors[node].args])
         if kind is Lowering.RUNNING and self.looped:
@@ -324,6 +343,11 @@ class TritonBlock:
         padded = [a for a in present if self.axes.padded(a)]
         mask = f", mask={self.tiles.mask(present, padded)}, other=0" if padded else ""
         code = f"tl.load({argument.name}{at}{mask}{hint})"
+        product = next((p for p in self.products.values() if leaf in self.split and p.source is leaf), None)
+        if product is not None and max(tile, key=int) == math.prod(map(int, tile)) == tile[-1]:
+            code = loaded_in_order(
+                self.tiles, argument.name, argument.buffer, tile, digits_of_x(product), self._cuts(i)
+            )
         stage = self.stage[leaf]
         name = self.lines.let(stage, f"{argument.name}_tile", code)
         stored = argument.buffer.dtype
@@ -339,7 +363,11 @@ class TritonBlock:
         """The numbers of an operand of bytes, loaded as words."""
         i = self.body.inputs.index(node.args[0])
         (name, buffer), leaf = (self.arguments[i].name, self.arguments[i].buffer), self.body.inputs[i]
-        return loaded_numbers(self.tiles, name, buffer, leaf, node, self.words[node], self.stage[node], self._cuts(i))
+        digits = digits_of_words(self.ahead[node]) if node in self.ahead else None
+        bits, stage = self.words[node], self.stage[node]
+        words = loaded_words(self.tiles, name, buffer, leaf, stage, self._cuts(i), digits)
+        self.before |= {words.code} if digits is not None else set()
+        return apart(self.tiles, words, node.dtype, bits, node.op)
 
     def _cuts(self, i: int) -> list[TileCut]:
         """How the grid and the loop cut an operand."""
@@ -374,6 +402,7 @@ class TritonBlock:
         later = any(buffer.role == "scratch" for buffer in self.reads)
         blocks = math.prod(map(usual_size, self.grid))
         guess = guessed(blocks, self.loop, self.largest, self.in_flight, later)
+        guess = replace(guess, warps=warps(self.products) or guess.warps)
         return TritonLaunch(
             self.name, self.grid, self.loop, names, schedule or guess, self._traffic(), self.sizes.given, self.cluster
         )
@@ -400,7 +429,8 @@ class TritonBlock:
         sections, last = self.lines.swept()
         self.sizes.check((*sections[LoopPhase.INVARIANT], *sections[LoopPhase.AFTER]))
         waiting = WAITING if self.looped else EARLY
-        found = [*self._ids(), *self.lines.ranges(), *waiting, *sections[LoopPhase.INVARIANT]]
+        first, rest = self.lines.needed(sections[LoopPhase.INVARIANT], self.before)
+        found = [*self._ids(), *self.lines.ranges(), *first, *waiting, *rest]
         if looped := (*sections[LoopPhase.LOOP], *last):
             found.append(f"for t in tl.range(0, {self.loop}, num_stages=STAGES):")
             found += [f"    {line}" for line in (*self.sizes.rests("t"), *looped)]
@@ -444,6 +474,9 @@ class TritonBlock:
                 said.append(f"{where}: {', '.join(names)}; at most {order.live} elements live ({how}).")
         if self.looped:
             said.append(f"loads: {self.in_flight} bytes an iteration, STAGES in flight; all else is in registers.")
+        if self.before:
+            weights = ", ".join(sorted(self.before))
+            said.append(f"{weights}: of weights, loaded before the kernel before ends: it must not write them.")
         for each in (a.buffer for a in self.results):
             if each.order != tuple(range(len(each.shape))):
                 said.append(f"{each.name}: dims {each.order} from the outermost on; of all orders the fewest sectors.")

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
 from taso_mirage.ir.mugraph import LoopPhase
 
@@ -64,6 +65,17 @@ class Lines:
 
     def ranges(self) -> list[str]:
         return [f"{name} = tl.arange(0, {n})" for n, name in sorted(self._ranges.items())]
+
+    def needed(self, lines: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+        """Lines of a section in two parts: those that give some names, with what these need, and
+        the others."""
+        wanted, first = set(names), list[str]()
+        for line in reversed(lines):
+            name, is_name, value = line.partition(" = ")
+            if is_name and name in wanted:
+                wanted.update(WORD.findall(value))
+                first.insert(0, line)
+        return first, [line for line in lines if line not in first]
 
     def swept(self) -> tuple[dict[LoopPhase, list[str]], list[str]]:
         """The sections, and what ends an iteration, without the names that nothing reads."""

@@ -86,9 +86,9 @@ class Tiles(Meaning[Tile]):
         self.differences: dict[tuple[str, tuple[int | None, ...]], tuple[Tile, Tile]] = {}
         """The operands of the differences: e to the power of one takes one multiplication, one
         difference and one power of 2."""
-        self.raised: dict[str, tuple[str, int]] = {}
-        """Integers in half precision, each with itself and a number together, and that number: what
-        else is taken away can be with it."""
+        self.raised: dict[str, Callable[[int], str]] = {}
+        """Integers in half precision that were made with a number that is still to be taken away,
+        and the code of them less another one, which is taken away with it."""
         self.notes: list[str] = []
         """Why products are computed as they are."""
 
@@ -166,8 +166,7 @@ class Tiles(Meaning[Tile]):
         """Integers less one, where they were made with a number that is still to be taken away."""
         if x.code not in self.raised or y.number is None or not 0 <= y.number <= 255 or y.number % 1:
             return None
-        code, number = self.raised[x.code]
-        code = self.lines.let(x.stage, self.hint, f"{code} - {number + y.number}")
+        code = self.lines.let(x.stage, self.hint, self.raised[x.code](int(y.number)))
         return replace(x, code=code, zero=False)
 
     def _inverse(self, y: Tile, axes: Sequence[int | None]) -> Tile | None:

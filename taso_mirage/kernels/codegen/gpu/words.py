@@ -2,7 +2,7 @@
 
 A thread that loads a word has eight numbers of four bits side by side. Two at a time become floats
 of half precision without a conversion, which is slow on a GPU: their bits are set below those of
-1024, which is then taken away. Blocks of weights are loaded with the blocks outermost: so
+1024 or 64, which is then taken away. Blocks of weights are loaded with the blocks outermost: so
 neighbouring threads read neighbouring words, and a thread has several rows for which it reads an
 activation once.
 """
@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from taso_mirage.ir.mugraph import LoopPhase, Lowering
 from taso_mirage.ir.terms import Graph, Node, is_float
+from taso_mirage.kernels.codegen.gpu.block_products import Digits, loaded_in_order
 from taso_mirage.kernels.codegen.gpu.offsets import TileCut, inner, place
 from taso_mirage.kernels.codegen.gpu.program import TritonBuffer
 from taso_mirage.kernels.codegen.gpu.tiles import Tile, Tiles, known_count
@@ -21,8 +22,13 @@ from taso_mirage.operators.ops import traits
 
 WORD_BYTES = 4
 """Those of a word."""
-POWER, TWICE = 1024, 0x64006400
-"""A number of half precision of which the least bit is 1, and the bits of two of it."""
+POWER, TWICE, RAISED = 1024, 0x64006400, 0x54005400
+"""A number of half precision of which the least bit is 1, the bits of two of it, and those of two
+of 64, of which the fifth bit is 1."""
+
+UNKNOWN = "(tl.program_id(0) >> 30)"
+"""0, as there are fewer blocks; the compiler does not know it, and makes one instruction of an
+"and" and an "or" of which not both are with a number."""
 
 
 def in_words(body: Graph, reads: Sequence[TritonBuffer], readers: Mapping[Node, Sequence[Node]]) -> dict[Node, int]:
@@ -44,17 +50,17 @@ def _whole(x: Node | TritonBuffer) -> bool:
     return isinstance(x.shape[-1], int) and x.shape[-1] % WORD_BYTES == 0
 
 
-def loaded_numbers(
+def loaded_words(
     tiles: Tiles,
     name: str,
     buffer: TritonBuffer,
     leaf: Node,
-    node: Node,
-    bits: int,
     stage: LoopPhase,
     cuts: Sequence[TileCut],
+    digits: Digits | None = None,
 ) -> Tile:
-    """The term `node`, which is the numbers of `leaf`: a tile of the argument `name`."""
+    """The words of `leaf`, a tile of the argument `name`, loaded in the order of a product of blocks
+    where that has one."""
     shape = (*leaf.shape[:-1], known_count(leaf.shape[-1:]) // WORD_BYTES)
     buffer = replace(buffer, dtype="int32", shape=(*buffer.shape[:-1], known_count(buffer.shape[-1:]) // WORD_BYTES))
     axes = tuple(tiles.axes_of.fresh(n) if n != 1 or d == len(shape) - 1 else None for d, n in enumerate(shape))
@@ -65,10 +71,12 @@ def loaded_numbers(
     mask = f", mask={tiles.mask(order, padded)}, other=0" if padded else ""
     pointer = tiles.lines.let(LoopPhase.INVARIANT, f"{name}_words", f"{name}.to(tl.pointer_type(tl.int32))")
     code = f"tl.load({pointer}{at}{mask})"
-    if order != present:
+    if digits is not None:
+        code = loaded_in_order(tiles, pointer, buffer, shape, digits, cuts)
+    elif order != present:
         code = f"tl.permute({code}, {tuple(order.index(a) for a in present)})"
     words = tiles.lines.let(stage, f"{name}_words", code)
-    return _apart(tiles, Tile(words, shape, axes, node.dtype, "int32", stage, zero=True), bits, node.op)
+    return Tile(words, shape, axes, "int32", "int32", stage, zero=True)
 
 
 def _outermost(present: Sequence[int]) -> list[int]:
@@ -77,25 +85,38 @@ def _outermost(present: Sequence[int]) -> list[int]:
     return [*present[1:-1], present[0], present[-1]] if len(present) > 2 else list(present)
 
 
-def _apart(tiles: Tiles, words: Tile, bits: int, name: str) -> Tile:
-    """The floats of a tile of words, along its last dim: of the dtype that the words have."""
+def apart(tiles: Tiles, words: Tile, dtype: str, bits: int, name: str) -> Tile:
+    """The numbers of a tile of words, along its last dim, as floats."""
     each, low, high = 32 // bits, list[str](), list[str]()
-    mask = (2**bits - 1) * 0x10001
+    number = 2**bits - 1
     for i in range(each // 2):
-        moved = f"({words.code} >> {bits * i})" if i else words.code
-        both = tiles.lines.let(words.stage, name, f"({moved} & {mask:#x}) | {TWICE:#x}")
+        raised = i % 2 if bits == 4 else 0  # where it is: so there are half as many shifts
+        moved = f"({words.code} >> {bits * (i - raised)})" if i - raised else words.code
+        mask = number * 0x10001 << bits * raised
+        twice = tiles.lines.let(LoopPhase.INVARIANT, "twice", f"{RAISED if raised else TWICE:#x} | {UNKNOWN}")
+        both = tiles.lines.let(words.stage, name, f"({moved} & {mask:#x}) | {twice}")
         low.append(f"{both}.to(tl.int16)")
         high.append(f"({both} >> 16).to(tl.int16)")
-    parts = [tiles.lines.let(words.stage, name, part) for part in (*low, *high)]
-    axes = (*words.axes[:-1], tiles.axes_of.fresh(words.shape[-1] * each))
+    lows, highs = ([tiles.lines.let(words.stage, name, part) for part in parts] for parts in (low, high))
+    last = tiles.axes_of.fresh(words.shape[-1] * each)
+    axes = (*words.axes[:-1], last)
     lanes = ", ".join(str(tiles.axes_of.lanes(a)) for a in axes if a is not None)
-    raised = f"tl.reshape({_joined(parts)}, [{lanes}]).to(tl.float16, bitcast=True)"
-    raised = tiles.lines.let(words.stage, name, raised)
-    code = tiles.lines.let(words.stage, name, f"{raised} - {float(POWER)}")
-    tiles.raised[code] = raised, POWER
+    # The halves of a word beside each other in registers, so that one instruction takes both.
+    rank, added = len(words.present), each.bit_length() - 1
+    perm = (*range(rank), rank + added - 1, *range(rank, rank + added - 1))
+    joined = f"tl.permute(tl.join({_joined(lows)}, {_joined(highs)}), {perm})"
+    joined = f"tl.reshape({joined}, [{lanes}]).to(tl.float16, bitcast=True)"
+    joined = tiles.lines.let(words.stage, name, joined)
+    place = tiles.index([a for a in axes if a is not None], last)
+
+    def less(number: int) -> str:
+        taken = f"tl.where({place} % 2 == 0, {POWER + number}.0, {POWER // 16 + number}.0).to(tl.float16)"
+        return f"{joined} - {taken if bits == 4 else f'{POWER + number}.0'}"
+
+    code = tiles.lines.let(words.stage, name, less(0))
+    tiles.raised[code] = less
     shape = (*words.shape[:-1], words.shape[-1] * each)
-    together = None if axes[-1] is None else (axes[-1], each)
-    return replace(words, code=code, shape=shape, axes=axes, stored="float16", together=together)
+    return replace(words, code=code, shape=shape, axes=axes, dtype=dtype, stored="float16", together=(last, each))
 
 
 def _joined(parts: Sequence[str]) -> str:
