@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
+from models.quantized import put
 from taso_mirage.errors import InvalidOption, OutOfTime
-from taso_mirage.measure.check import NUDGES, Difference, check_cases
+from taso_mirage.measure.check import NUDGES, Difference, check_cases, compare
 from taso_mirage.measure.reference import FloatReference
 from taso_mirage.measure.rounding import output_rounding, parse_rounding
 from taso_mirage.measure.session import Session
-from taso_mirage.onnx_io import from_ir, from_proto, serialize
+from taso_mirage.onnx_io import from_ir, from_proto, load, serialize
 from taso_mirage.pipeline import checking, optimize_model
 from taso_mirage.report.html import page
 from taso_mirage.report.result import Result
@@ -239,3 +240,49 @@ def test_counts_and_shapes_have_no_steps() -> None:
         assert output_rounding(found, "a case", new, old).steps == np.inf
     off = output_rounding(found, "a case", np.array([3, 7, 9], np.uint8), np.array([3, 8, 7], np.uint8))
     assert (off.step, off.steps, off.elements, off.size) == (1.0, 2.0, 2, 3)
+
+
+def test_what_comes_later_is_compared_with_what_was_let_through() -> None:
+    """Kernels have no share in the steps that are allowed."""
+    result = rounded("1", RIGHT, "r = QuantizeLinear(sum, one, zero)")
+    assert all(d.passed for d in compare(result.original, Session(serialize(result.model)), result.cases))
+    original = Session(serialize(result.original, source=True))
+    assert not all(d.passed for d in compare(result.original, original, result.cases))
+
+
+@pytest.fixture(scope="module")
+def bert(shared: Path) -> Path:
+    return put("bert_qdq", shared / "quantized", small=True)[0]
+
+
+WEIGHTS = "dequantize(quantize(softmax({}, axis=i), u, k, **a), u, {}, **b)"
+"""Of an attention, in QDQ."""
+COARSE = WEIGHTS.format("add(s, 65536)", "k")
+"""Right in float64; in single precision the sum has lost all digits below 1 / 128."""
+OFF = WEIGHTS.format("s", "cast(sub(cast(k, to='int32'), 1), to='int8')")
+
+
+@pytest.mark.parametrize(
+    ("after", "allowed", "ends"),
+    [
+        (COARSE, "20", "let through"),
+        (COARSE, "1", "left out"),
+        (COARSE, None, "left out"),
+        (OFF, "1000", "the check failed"),
+    ],
+)
+def test_bert_with_a_softmax_that_rounds_otherwise(bert: Path, after: str, allowed: str | None, ends: str) -> None:
+    before = WEIGHTS.format("s", "k")
+    rule = parse_equation(f"where(isnan({before}), c, {before}) == {after}", name="softmax.9", evidence="trusted")
+    rounding = None if allowed is None else parse_rounding(allowed)
+    config = Config(measure=False, budget=30, rules=RuleSet((rule,)), allow_rounding=rounding)
+    result = optimize_model(load(bert), config)
+    (note,) = (note for note in result.notes if "softmax.9" in note)
+    assert note.startswith(ends)
+    assert (result.failure is not None) == (ends == "the check failed")
+    assert result.changed == (result.let_through is not None) == (ends == "let through")
+    if result.let_through is not None:
+        (found,) = result.let_through.outputs
+        assert 1 < found.steps < 20
+        assert 0 < found.elements <= found.size
+        assert f"{found.steps:.3g} quantization steps" in note

@@ -54,9 +54,9 @@ class Result:
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in
     between needs; `rules` are those that could be applied; `cases` are the check's, with their
     float64 references, for a later stage that checks again; `normal` is the original after the
-    passes, if they change it and it was measured no slower. `let_through`: rules that turn decisions
-    of quantizers, which the user allowed, with their errors; the cases then have the model's results
-    as the original's. `seconds` are those of each stage; `written`: the files.
+    passes, if they change it and it was measured no slower. `let_through`: rules that turn
+    decisions of quantizers, which the user allowed, with their errors; the cases then have the
+    model's results as the original's. `seconds` are those of each stage; `written`: the files.
     """
 
     original: Model
