@@ -82,4 +82,4 @@ qattention.example(
     *("uint8[2,3,4]", "uint8[4,12]", "float32[12]", _F, "float32[12]", "int32[2,3]", _U8, "uint8[12]"),
     **{"num_heads": 2, "scale": 0.7},
 )
-qattention.example("uint8[2,3,4]", "int8[4,12]", "float32[12]", _F, _F, [3, 2], num_heads=2, unidirectional=1)
+qattention.example("uint8[2,3,4]", "int8[4,12]", "float32[12]", _F, _F, "int32[2]", num_heads=2)
