@@ -97,6 +97,18 @@ quantize.laws(f"""
     given x: (m, n), s: (), z: uint8 () | {_TO}
 """)
 
+# to floats and back with one scale: two roundings of single precision are far less than a half
+_BACK = "a: {axis: 1, block_size: 0}, b: {axis: 1, block_size: 0, saturate: 1, dtype: 'uint8'}"
+quantize.laws(f"""
+    quantize(dequantize(q, s, *z, dtype="float32", **a), s, *z, **b) == q  where {HELD} and size(z) == 1
+    given q: uint8 (m, n), s: (), z: uint8 () | {_BACK}
+    dequantize(quantize(dequantize(q, s, z, dtype="float32", **a), s, o, **b), s, o, **c) \
+        == dequantize(q, s, z, **c) \
+        where {HELD} and lowest(q) - value(z) >= lowest(o) - value(o) and highest(q) - value(z) <= highest(o) - value(o)
+    given q: uint8 (m, n), s: (), z: uint8 (), o: int16 () | a: {{axis: 1, block_size: 0}}, \
+        b: {{axis: 1, block_size: 0, saturate: 1, dtype: 'int16'}}, c: {{axis: 1, block_size: 0, dtype: 'float32'}}
+""")
+
 # what is clipped beyond the range of the integers is saturated anyway: more than half a step in it
 # rounds to its end, also where the quotient is rounded
 _LOW = "value(l) <= (lowest(z) - value(z) + 0.49) * value(s)"
@@ -114,20 +126,8 @@ quantize.laws(f"""
     given x: (m, n), l: (), s: (), z: uint8 () | {_TO}
     quantize(min(x, h), s, z, **b) == quantize(x, s, z, **b)  where {_UP} and {_HIGH}
     given x: (m, n), h: (), s: (), z: uint8 () | {_TO}
-""")
-
-# to floats and back with one scale: two roundings of single precision are far less than a half
-_BACK = "a: {axis: 1, block_size: 0}, b: {axis: 1, block_size: 0, saturate: 1, dtype: 'uint8'}"
-quantize.laws(f"""
-    quantize(dequantize(q, s, *z, dtype="float32", **a), s, *z, **b) == q  where {HELD} and size(z) == 1
-    given q: uint8 (m, n), s: (), z: uint8 () | {_BACK}
     quantize(clip(dequantize(q, s, z, dtype="float32", **a), l, h), s, z, **b) \
         == clip(q, quantize(l, s, z, **b), quantize(h, s, z, **b)) \
         where {HELD} and size(z) == 1 and is_constant(l) and is_constant(h)
     given q: uint8 (m, n), l: (), h: (), s: (), z: uint8 () | {_BACK}
-    dequantize(quantize(dequantize(q, s, z, dtype="float32", **a), s, o, **b), s, o, **c) \
-        == dequantize(q, s, z, **c) \
-        where {HELD} and lowest(q) - value(z) >= lowest(o) - value(o) and highest(q) - value(z) <= highest(o) - value(o)
-    given q: uint8 (m, n), s: (), z: uint8 (), o: int16 () | a: {{axis: 1, block_size: 0}}, \
-        b: {{axis: 1, block_size: 0, saturate: 1, dtype: 'int16'}}, c: {{axis: 1, block_size: 0, dtype: 'float32'}}
 """)

@@ -353,3 +353,45 @@ def test_laws_join_the_nodes_between_quantizers() -> None:
     given = {n: rng.normal(0, 2, (1, k, 8, 8)).astype(np.float32) for n, k in (("x", 4), ("y", 3))}
     before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
     assert same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("zero", "scale", "low", "high", "left"),
+    [
+        ("int8 z = {-128}", 6 / 255, 0.0, 6.0, set()),
+        ("uint8 z = {0}", 0.0231, 0.0, 6.0, set()),
+        ("int8 z = {-100}", 0.026, 0.0, 6.0, {"max"}),
+        ("int8 z = {-128}", 0.03, 0.0, 6.0, {"min"}),
+        ("int8 z = {-100}", 0.04, 0.0, 6.0, {"clip"}),
+    ],
+)
+def test_a_clip_that_saturation_implies_goes(zero: str, scale: float, low: float, high: float, left: set[str]) -> None:
+    """Relu6 before a quantizer whose range ends there, at one end, and at none."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2,300] x) => (float[2,300] r) <float s = {{{scale}}}, {zero}, float l = {{{low}}}, float h = {{{high}}}>
+    {{ c = Clip(x, l, h) q = QuantizeLinear(c, s, z) r = DequantizeLinear(q, s, z) }}"""
+    model = from_ir(from_proto(onnx.parser.parse_model(text)))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    count = Counter(node.op for node in result.model.nodes())
+    assert {op for op in ("clip", "max", "min") if count[op]} == left
+    assert count["quantize"] == 1
+    given = {"x": np.linspace(-9, 9, 600, dtype=np.float32).reshape(2, 300)}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
+
+
+def test_a_clip_between_one_scale_is_one_of_integers() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (uint8[300] x) => (uint8[300] r) <float s = {0.05}, uint8 z = {7}, float l = {0.0}, float h = {6.0}>
+    { d = DequantizeLinear(x, s, z) c = Clip(d, l, h) r = QuantizeLinear(c, s, z) }"""
+    model = from_ir(from_proto(onnx.parser.parse_model(text)))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    (clip,) = (n for n in result.model.nodes() if n.op == "clip")
+    assert clip.args[0].op == "input"
+    assert clip.args[1].args[0].op == clip.args[2].args[0].op == "constant"
+    assert result.model.graph.outputs == (clip,)
+    given = {"x": (np.arange(300) % 256).astype(np.uint8)}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
