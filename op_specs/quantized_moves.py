@@ -37,7 +37,12 @@ for _moved in (
     "depth_to_space(@, **b)",
     *(f"item(split(@, axis=i, split=t), index={k})" for k in range(PARTS)),
 ):
-    _through(f"f({_moved.replace('@', 'x')}, s, *z, **a)", _moved.replace("@", "f(x, s, *z, **a)"), _ONE)
+    _inside, _outside = f"f({_moved.replace('@', 'x')}, s, *z, **a)", _moved.replace("@", "f(x, s, *z, **a)")
+    if _moved.startswith("gather"):  # rows are taken of the integers: a table is not dequantized at each run
+        quantize.laws(each(WAYS[:1], f"{_inside} == {_outside}  where {_ONE}"))
+        quantize.laws(each(WAYS[1:], f"{_outside} == {_inside}  where {_ONE}"))
+    else:
+        _through(_inside, _outside, _ONE)
 _through(
     "f(pad(x, pads=p, mode=m), s, *z, **a)", "pad(f(x, s, *z, **a), pads=p, mode=m)", f"{_ONE} and m != 'constant'"
 )

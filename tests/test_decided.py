@@ -68,6 +68,15 @@ def test_the_other_rewrites_stay() -> None:
     assert "after it" not in note
 
 
+def test_other_places_of_the_rule_stay() -> None:
+    """Those that look otherwise: it turns no decision there."""
+    end = f"{QUANTIZED.replace('r = ', 'd = ')} k = Abs(z) e = Mul(k, d) h = Mul(k, y) r = Add(e, h)"
+    result = optimized(RIGHT, end)
+    assert result.failure is None
+    assert result.equations == {"right.0": 1}
+    assert any("left out: 'right.0' in 1 of 2 places" in note for note in result.notes)
+
+
 def test_a_wrong_rewrite_among_others_is_an_alarm() -> None:
     """Also where one that turns a decision is found first."""
     end = f"{QUANTIZED.replace('r = ', 'd = ')} e = Sub(d, x) h = Add(e, y) r = Abs(h)"

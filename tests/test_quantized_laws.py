@@ -191,7 +191,8 @@ WRONG = {
         f"x: (m, n), l: (), s: (), z: uint8 () | {Q}",
     ),
     "clipped by the zero's negative": (
-        "quantize(min(x, h), s, z, **b) == quantize(x, s, z, **b) where value(s) > 0 and value(h) >= (highest(z) + value(z) - 0.49) * value(s)",
+        "quantize(min(x, h), s, z, **b) == quantize(x, s, z, **b) "
+        "where value(s) > 0 and value(h) >= (highest(z) + value(z) - 0.49) * value(s)",
         f"x: (m, n), h: (), s: (), z: int8 () | b: {{{TO}, dtype: 'int8'}}",
     ),
     "the other bound": (
@@ -200,7 +201,8 @@ WRONG = {
         f"x: (m, n), l: (), h: (), s: (), z: uint8 () | {Q}",
     ),
     "clipped with a scale below zero": (
-        "quantize(max(x, l), s, z, **b) == quantize(x, s, z, **b) where value(s) < 0 and value(l) <= (lowest(z) - value(z) + 0.49) * value(s)",
+        "quantize(max(x, l), s, z, **b) == quantize(x, s, z, **b) "
+        "where value(s) < 0 and value(l) <= (lowest(z) - value(z) + 0.49) * value(s)",
         f"x: (m, n), l: (), s: (), z: uint8 () | {Q}",
     ),
     "integers clipped at the floats": (
@@ -393,5 +395,26 @@ def test_a_clip_between_one_scale_is_one_of_integers() -> None:
     assert clip.args[1].args[0].op == clip.args[2].args[0].op == "constant"
     assert result.model.graph.outputs == (clip,)
     given = {"x": (np.arange(300) % 256).astype(np.uint8)}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
+
+
+def test_rows_of_a_table_are_taken_before_they_become_floats() -> None:
+    """As onnxruntime.quantization writes an embedding: the table went to floats at each run."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[5] i, float[4] b) => (float[5,4] r) <float s = {0.031}, int8 z = {3}, float t = {0.1}, int8 o = {0}>
+    { table = Cast <to = 3> (numbers) d = DequantizeLinear(table, s, z) e = Gather <axis = 0>(d, i)
+      q = QuantizeLinear(e, s, z) f = DequantizeLinear(q, s, z) a = Add(f, b) p = QuantizeLinear(a, t, o)
+      r = DequantizeLinear(p, t, o) }"""
+    proto = onnx.parser.parse_model(text)
+    numbers = np.random.default_rng(0).integers(-128, 128, (300, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "numbers"))
+    model = from_ir(from_proto(proto))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    (taken,) = (node for node in result.model.nodes() if node.op == "gather")
+    assert taken.dtype == "int8"
+    assert Counter(node.op for node in result.model.nodes())["dequantize"] == 2
+    given = {"i": np.array([0, 299, 7, 7, 42]), "b": numbers[0] / 100}
     before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
     assert same(before, after)

@@ -3,15 +3,17 @@ the first rewrite that breaks it."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node
 from taso_mirage.measure import session as runtime
 from taso_mirage.measure.check import FINE_CASE, UNEXPLAINED, CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.fine import Fine
@@ -31,8 +33,13 @@ from taso_mirage.search.selection import single_steps
 from taso_mirage.search.steps import RewriteStep
 
 Differences = tuple[Difference, ...]
-TURNS = 6
+TURNS = 8
 """So many times rewrites that turn a decision are left out of one candidate."""
+LOOKS = 3
+"""An equation that turned decisions at places of more looks is left out everywhere."""
+DEEP = 3
+"""Terms in a row that are the look of a place."""
+_Look: TypeAlias = tuple[Any, ...]
 PERMIT = "; --allow-rounding STEPS permits that"
 
 
@@ -142,10 +149,15 @@ class _Checking:
             if not isinstance(allowed, str):
                 return allowed
             refused = f"; {allowed}"
-        names, after = (turned.names, "") if turned.rest else (dict.fromkeys(_names(chosen, k)), " and those after it")
+        gone = ", ".join(map(repr, dict.fromkeys(_names(chosen, k)))) + " and those after it"
+        if turned.rest is not None and turned.rest[0] is not None:
+            before, stay = _places(chosen.steps), _places(turned.rest[0].steps)
+            gone = ", ".join(
+                f"{name!r} in {before[name] - stay[name]} of {before[name]} places" for name in turned.names
+            )
         self.job.remarks.append(
-            f"left out: {', '.join(map(repr, names))}{after}; right in float64, but it rounds otherwise "
-            f"than the original before a quantized operator, and so turns a decision of it ({bad}){refused or PERMIT}"
+            f"left out: {gone}; right in float64, but it rounds otherwise than the original before a quantized operator, "
+            f"and so turns a decision of it ({bad}){refused or PERMIT}"
         )
         return turned.rest or self._before(chosen, k)
 
@@ -160,29 +172,35 @@ class _Checking:
         return False
 
     def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
-        """The candidate without the equations of step k, at all their places, and without those of
-        others that turn decisions."""
-        outputs, names = self.problem.model.graph.outputs, dict[str, None]()
+        """The candidate without step k at all places that look alike, and without others that turn
+        decisions; without all of an equation, once so many looks of it did."""
+        outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
             for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):
-                names |= dict.fromkeys(_names(chosen, k))
-                chosen = self._without(chosen, names)
+                for name, looks in _looks(chosen.steps[k - 1]).items():
+                    known = left_out.get(name, set())
+                    left_out[name] = None if known is None or len(known | looks) > LOOKS else known | looks
+                chosen = self._without(chosen, left_out)
                 differences = self.differences(chosen.model, chosen.target)
                 bad = next((d for d in differences if not d.passed), None)
                 if bad is None:
                     left = chosen.model.graph.outputs != outputs
-                    return _Turned(tuple(names), True, (chosen, differences) if left else None)
+                    return _Turned(tuple(left_out), True, (chosen, differences) if left else None)
                 k = self._first_bad(chosen)
                 if not self._only_turns(chosen, k, bad):
                     break
         except OutOfTime:
             pass
-        return _Turned(tuple(names), False)
+        return _Turned(tuple(left_out), False)
 
-    def _without(self, chosen: ModelCandidate, names: Container[str]) -> ModelCandidate:
-        """A candidate without equations, at all their places."""
+    def _without(self, chosen: ModelCandidate, left_out: Mapping[str, set[_Look] | None]) -> ModelCandidate:
+        """A candidate without equations at places that look so, or everywhere (None)."""
         steps = single_steps(self.problem.model.graph.outputs, chosen.steps)
-        gone = {i for i, step in enumerate(steps) if any(name in names for name in step.equations)}
+
+        def goes(step: RewriteStep) -> bool:
+            return any(n in left_out and (left_out[n] or looks) & looks for n, looks in _looks(step).items())
+
+        gone = {i for i, step in enumerate(steps) if goes(step)}
         return self.problem.without(chosen, steps, gone, "what turns no decision")
 
     def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
@@ -192,8 +210,8 @@ class _Checking:
         permitted = [name for name in names if allowed is not None and allowed.permits(directed(name)[0])]
         if allowed is None or not permitted:
             return f"--allow-rounding {allowed} does not name it"
-        if len(permitted) < len(names):
-            chosen = self._without(chosen, set(names) - set(permitted))
+        if refused := set(names) - set(permitted):
+            chosen = self._without(chosen, dict.fromkeys(refused))
         try:
             differences = self.differences(chosen.model, chosen.target)
             failed = [d for d in differences if not d.passed]
@@ -271,6 +289,24 @@ class _Checking:
             return None, ()
         cost = problem.cost(good.graph.outputs)
         return ModelCandidate("the steps before the first bad one", good, steps, cost, chosen.target), differences
+
+
+def _places(steps: Sequence[RewriteStep]) -> Counter[str]:
+    """How often each equation was applied."""
+    return Counter(name for step in steps for each in step.details or (step,) for name in each.equations)
+
+
+def _looks(step: RewriteStep) -> dict[str, set[_Look]]:
+    """What the places of each equation of a step look like: operators, DEEP terms in a row."""
+    found: dict[str, set[_Look]] = {}
+    for each in step.details or (step,):
+        for name in each.equations:
+            found.setdefault(name, set()).update(_look(node, DEEP) for node in each.old)
+    return found
+
+
+def _look(node: Node, depth: int) -> _Look:
+    return (node.op, *(_look(a, depth - 1) for a in node.args if depth > 1))
 
 
 def _names(chosen: ModelCandidate, k: int) -> tuple[str, ...]:

@@ -280,7 +280,9 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = declare_function(Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})"))
+FLOOR = declare_function(
+    Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+)
 CEIL = declare_function(
     Function(
         "ceil",
