@@ -208,8 +208,10 @@ MICROSOFT: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
     ),
     "quantized attention and past": (
         "QAttention",
-        [some(1, 3, 8, dtype=BYTE), some(8, 24, dtype=BYTE), some(24), scalar(0.1), scalar(0.1), None]
-        + [scalar(0, BYTE), scalar(0, BYTE), some(2, 1, 2, 5, 4)],
+        [
+            *(some(1, 3, 8, dtype=BYTE), some(8, 24, dtype=BYTE), some(24), scalar(0.1), scalar(0.1), None),
+            *(scalar(0, BYTE), scalar(0, BYTE), some(2, 1, 2, 5, 4)),
+        ],
         {"num_heads": 2, "unidirectional": 1},
         2,
     ),
