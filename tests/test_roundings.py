@@ -1,5 +1,5 @@
-"""Bounds inside and outside of what rounds have one form in proofs: what is proved is equal in exact
-numbers, and what is equal by its bounds is proved."""
+"""Bounds inside and outside of what rounds have one form in proofs: what is proved is equal in
+exact numbers, and what is equal by its bounds is proved."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from taso_mirage.pipeline.stage import Job
 from taso_mirage.rewriting.equation import directed
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import single_steps
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
+from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
 TURNS = 8
@@ -116,6 +117,8 @@ class _Checking:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
         self.fine = Fine.of(problem.model)
         self.let_through: LetThrough | None = None
+        self.folds = False
+        """Whether weights are computed ahead after any number of steps."""
 
     def differences(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output
@@ -255,15 +258,26 @@ class _Checking:
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _first_bad(self, chosen: ModelCandidate) -> int:
-        return first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        """The number of the step; what only computes weights ahead lets the runtime fuse what an
+        earlier one made."""
+        k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        if self.folds or chosen.steps[k - 1].equations != (FOLDING,):
+            return k
+        self.folds = True
+        self.folds = self._passes((), chosen.target)
+        return self._first_bad(chosen) if self.folds else k
 
     def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
-        return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
+        return all(d.passed for d in self.differences(self._after(steps), target))
+
+    def _after(self, steps: Sequence[RewriteStep]) -> Model:
+        model = self.problem.after(steps)[0]
+        return fold_weights(model, self.problem.weights)[0] if self.folds else model
 
     def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         """Whether a model is equal to the original in float64 on the inputs where it fails: what
         quantizes decides there as in the reference, so only roundings of its own make it fail."""
-        model, _ = self.problem.after(steps)
+        model = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
         return self._equal_in_float64(model, [d for d in self.differences(model, target) if not d.passed])
