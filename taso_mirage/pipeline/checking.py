@@ -210,10 +210,11 @@ class _Checking:
         """The candidate with those of the equations that turn decisions which may do so, if it is
         right in float64 and its results are near enough; else why not."""
         allowed = self.job.config.allow_rounding
-        permitted = [name for name in names if allowed is not None and allowed.permits(directed(name)[0])]
+        rules = [name for name in names if name != FOLDING]
+        permitted = [name for name in rules if allowed is not None and allowed.permits(directed(name)[0])]
         if allowed is None or not permitted:
             return f"--allow-rounding {allowed} does not name it"
-        if refused := set(names) - set(permitted):
+        if refused := set(rules) - set(permitted):
             chosen = self._without(chosen, dict.fromkeys(refused))
         try:
             differences = self.differences(chosen.model, chosen.target)
