@@ -11,6 +11,7 @@ import numpy as np
 
 from op_specs.activations import leaky_relu, sigmoid
 from op_specs.arithmetic import add, mul
+from op_specs.compare_logic import where
 from op_specs.concat import concat
 from op_specs.pool import average_pool, global_average_pool, pool_attributes
 from op_specs.quantize import dequantize, quantize, shifted
@@ -97,6 +98,16 @@ def qlinear_concat(xp, y_scale, y_zero, *parts, axis: int):
     return concat(xp, *found, axis=axis)
 
 
+@op(onnx="QLinearWhere", **OWN)
+def qlinear_where(xp, condition, x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero):
+    """c, x, y -> x where c, else y, with one scale and zero; bit by bit"""
+    found = [
+        _quantized(xp, part, real(xp, part, scale, zero), z_scale, z_zero)
+        for part, scale, zero in ((x, x_scale, x_zero), (y, y_scale, y_zero))
+    ]
+    return where(xp, condition, *found)
+
+
 def real(xp, x, scale, zero):
     """The numbers that x stands for; of 8 bits, with one scale."""
     _check(xp, x, scale, zero)
@@ -175,3 +186,5 @@ _WINDOW = {"kernel": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 0), "dilations
 qlinear_average_pool.example("uint8[1,2,6,5]", _F, _U8, _F, _U8, **_WINDOW, extra=(0, 0))
 qlinear_average_pool.example("uint8[1,2,6,5]", _F, _U8, _F, _U8, **_WINDOW, extra=(0, 0), count_include_pad=1)
 qlinear_concat.example(_F, _U8, "uint8[2,3]", _F, _U8, "uint8[2,4]", _F, _U8, axis=1)
+qlinear_where.example("bool[2,1]", "uint8[2,3]", _F, _U8, "uint8[3]", _F, _U8, _F, _U8)
+qlinear_where.example("bool[3]", "int8[()]", _F, _I8, "int8[2,3]", _F, _I8, _F, _I8)

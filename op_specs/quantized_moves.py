@@ -37,7 +37,12 @@ for _moved in (
     "depth_to_space(@, **b)",
     *(f"item(split(@, axis=i, split=t), index={k})" for k in range(PARTS)),
 ):
-    _through(f"f({_moved.replace('@', 'x')}, s, *z, **a)", _moved.replace("@", "f(x, s, *z, **a)"), _ONE)
+    _inside, _outside = f"f({_moved.replace('@', 'x')}, s, *z, **a)", _moved.replace("@", "f(x, s, *z, **a)")
+    if _moved.startswith("gather"):  # rows are taken of the integers: a table is not dequantized at each run
+        quantize.laws(each(WAYS[:1], f"{_inside} == {_outside}  where {_ONE}"))
+        quantize.laws(each(WAYS[1:], f"{_outside} == {_inside}  where {_ONE}"))
+    else:
+        _through(_inside, _outside, _ONE)
 _through(
     "f(pad(x, pads=p, mode=m), s, *z, **a)", "pad(f(x, s, *z, **a), pads=p, mode=m)", f"{_ONE} and m != 'constant'"
 )
@@ -107,4 +112,27 @@ quantize.laws(f"""
         where {HELD} and lowest(q) - value(z) >= lowest(o) - value(o) and highest(q) - value(z) <= highest(o) - value(o)
     given q: uint8 (m, n), s: (), z: uint8 (), o: int16 () | a: {{axis: 1, block_size: 0}}, \
         b: {{axis: 1, block_size: 0, saturate: 1, dtype: 'int16'}}, c: {{axis: 1, block_size: 0, dtype: 'float32'}}
+""")
+
+# what is clipped beyond the range of the integers is saturated anyway: more than half a step in it
+# rounds to its end, also where the quotient is rounded
+_LOW = "value(l) <= (lowest(z) - value(z) + 0.49) * value(s)"
+_HIGH = "value(h) >= (highest(z) - value(z) - 0.49) * value(s)"
+_CLIP = "quantize(clip(x, l, h), s, z, **b) == quantize({}, s, z, **b)  where {} and {}"
+_OF_4_BITS = "z: int4 () | b: {axis: 1, block_size: 0, saturate: 1, dtype: 'int4'}"
+quantize.laws(f"""
+    {_CLIP.format("x", _UP, f"{_LOW} and {_HIGH}")}
+    given x: (m, n), l: (), h: (), s: (), {_OF_4_BITS}
+    {_CLIP.format("max(x, l)", _UP, f"{_HIGH} and is_constant(l)")}
+    given x: (m, n), l: (), h: (), s: (), z: uint8 () | {_TO}
+    {_CLIP.format("min(x, h)", _UP, f"{_LOW} and is_constant(h)")}
+    given x: (m, n), l: (), h: (), s: (), z: uint8 () | {_TO}
+    quantize(max(x, l), s, z, **b) == quantize(x, s, z, **b)  where {_UP} and {_LOW}
+    given x: (m, n), l: (), s: (), z: uint8 () | {_TO}
+    quantize(min(x, h), s, z, **b) == quantize(x, s, z, **b)  where {_UP} and {_HIGH}
+    given x: (m, n), h: (), s: (), z: uint8 () | {_TO}
+    quantize(clip(dequantize(q, s, z, dtype="float32", **a), l, h), s, z, **b) \
+        == clip(q, quantize(l, s, z, **b), quantize(h, s, z, **b)) \
+        where {HELD} and size(z) == 1 and is_constant(l) and is_constant(h)
+    given q: uint8 (m, n), l: (), h: (), s: (), z: uint8 () | {_BACK}
 """)

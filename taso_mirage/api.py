@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import proofs_path
+from taso_mirage.measure.rounding import parse_rounding
 from taso_mirage.measure.shapes import parse_shapes
 from taso_mirage.measure.target import Target
 from taso_mirage.measure.target import target as named
@@ -46,8 +47,9 @@ def optimize(model: Any, *, return_result: bool = False, **options: Any) -> Any:
     shape (texts like "batch:8"), inputs (paths of .npz files, or mappings of arrays), budget and
     run_limit (seconds), kernels ("off", "search" or "cached"), partial, alpha, measure, scheduler,
     explain, report and certificate (paths), trust_kernels, may_grow (or a function that is told how
-    much the file would grow, and answers), and rules: a RuleSet, or paths of rule
-    files whose rules are added to all others.
+    much the file would grow, and answers), allow_rounding (a number of quantization steps, or a
+    text with rules like "1:add.3"), and rules: a RuleSet, or paths of rule files whose rules are
+    added to all others.
 
     With `return_result` a pair is returned: the model, and a `Result` with its changes, times,
     evidence and notes. Where a rewrite failed the check, it is left out; `result.failure` says
@@ -91,6 +93,7 @@ class Options:
     certificate: str | Path | None = None
     trust_kernels: bool = False
     may_grow: bool | Callable[[str], bool] = False
+    allow_rounding: str | float | None = None
     rules: RuleSet | Sequence[str | Path] | None = None
     progress: Progress = quiet
     stop: Stop | None = None
@@ -117,6 +120,7 @@ class Options:
             kernels=self.kernels or "off",
             explain=self.explain or self.report is not None,
             may_grow=self.may_grow,
+            allow_rounding=None if self.allow_rounding is None else parse_rounding(self.allow_rounding),
         )
         return config if self.kernels is not None else replace(config, kernels=usual_mode(config))
 

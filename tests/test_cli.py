@@ -361,3 +361,11 @@ def test_the_text_of_an_unexpected_error_is_one_short_line(monkeypatch: pytest.M
     monkeypatch.setattr("taso_mirage.onnx_io.load", failing)
     said = one_line(run("inspect", "models/mini_transformer.onnx", check=1))
     assert "ZeroDivisionError: " + "x" * 300 + " (please report it" in said
+
+
+def test_a_rounding_that_is_none_is_an_error_of_the_option(tmp_path: Path) -> None:
+    done = run("optimize", MINI, "-o", tmp_path / "o.onnx", "--allow-rounding", "much", check=2)
+    assert "--allow-rounding much is no number of quantization steps" in done.stderr
+    done = run("optimize", MINI, "-o", tmp_path / "o.onnx", "--allow-rounding", "1:no.such", check=2)
+    assert "no rule is named 'no.such'" in done.stderr
+    assert "--allow-rounding" in run("optimize", "--help").stdout

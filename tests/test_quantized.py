@@ -119,6 +119,28 @@ def _rows(bits: int, zeros: bool) -> Any:
     return _case("GatherBlockQuantized", draw, "com.microsoft", bits=bits, block_size=16)
 
 
+def _attention(weights: Any, columns: tuple[int, ...], mask: Callable[[Draw], Any], **more: Any) -> Any:
+    def draw(d: Draw) -> Arrays:
+        x, w = d.of(U8, 2, 5, 24), d.of(weights, 24, 36)
+        return [
+            x,
+            w,
+            d.real(36),
+            d.scale(0.02),
+            d.scale(0.01, *columns),
+            mask(d),
+            d.zero(U8),
+            d.zero(weights, *columns),
+        ]
+
+    return _case("QAttention", draw, "com.microsoft", tolerance=2e-6, num_heads=3, **more)
+
+
+def _kept(d: Draw) -> NDArray[Any]:
+    """A mask that keeps the first key, and others."""
+    return np.maximum(d.rng.integers(0, 2, (2, 5)), np.arange(5) == 0).astype(np.int32)
+
+
 def _quantized(dtype: Any, shape: tuple[int, ...], zeros: bool = True, **more: Any) -> list[Any]:
     def there(d: Draw) -> Arrays:
         return [d.real(6, 5, 8), d.scale(0.03, *shape), d.zero(dtype, *shape) if zeros else None]
@@ -232,6 +254,24 @@ CASES = [
         "com.microsoft",
         axis=1,
     ),
+    *(
+        _case(
+            "QLinearWhere",
+            lambda d, dtype=dtype: [
+                d.rng.random((3, 1, 40)) < 0.5,
+                *(d.of(dtype, 7, 40), d.scale(0.05), d.zero(dtype)),
+                *(d.of(dtype, 3, 7, 1), d.scale(0.05), d.zero(dtype)),
+                *(d.scale(0.05), d.zero(dtype)),
+            ],
+            "com.microsoft",
+        )
+        for dtype in (U8, I8)
+    ),
+    _attention(I8, (), lambda d: None),
+    _attention(I8, (36,), _kept),
+    _attention(U8, (), lambda d: d.rng.integers(1, 6, 2).astype(np.int32), scale=0.4),
+    _attention(I8, (), lambda d: None, unidirectional=1),
+    _attention(I8, (36,), _kept, unidirectional=1, mask_filter_value=-500.0),
     *(
         _nbits(*each)
         for each in ((4, 16, 64, True), (4, 32, 80, False), (4, 32, 96, True), (8, 32, 64, True), (2, 32, 64, False))

@@ -23,7 +23,7 @@ from taso_mirage.measure.session import Session
 from taso_mirage.onnx_io import from_ir, from_proto, serialize
 from taso_mirage.onnx_io.build import standalone
 from taso_mirage.operators.interpret import interpret
-from taso_mirage.operators.ops import traits
+from taso_mirage.operators.ops import get, traits
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.prove.rules.fuzz import Typing, typings
 from taso_mirage.prove.rules.hostile import legal
@@ -89,7 +89,8 @@ def runs(typing: Typing) -> bool | None:
     """Whether the runtime gives the same bits for both sides; None where it does not take one."""
     named = leaves(typing)
     try:
-        both = [Session(serialize(standalone(Graph(tuple(named), side), OPSETS))) for side in (typing.lhs, typing.rhs)]
+        graphs = [Graph(tuple(named), tuple(map(in_bytes, side))) for side in (typing.lhs, typing.rhs)]
+        both = [Session(serialize(standalone(graph, OPSETS))) for graph in graphs]
         for arrays in islice(inputs(typing), 3):
             given = {n.attr("name"): a for n, a in arrays.items()}
             if not same(*(session.run(given) for session in both)):
@@ -97,6 +98,11 @@ def runs(typing: Typing) -> bool | None:
     except TasoMirageError:
         return None
     return True
+
+
+def in_bytes(result: Node) -> Node:
+    """A result that the runtime gives to Python: it does not give numbers of 4 bits."""
+    return get("cast").term(result, to="int8") if result.dtype == "int4" else result
 
 
 def cases(law: Equation, given: Any, attributes: Any, wanted: int) -> list[Typing]:
@@ -173,6 +179,41 @@ WRONG = {
     "no relu before": ("quantize(relu(x), s, z, **b) == quantize(x, s, z, **b) where value(s) > 0", INTO),
     "relu one above": (
         "quantize(relu(x), s, z, **b) == quantize(x, s, z, **b) where value(s) > 0 and value(z) == lowest(z) + 3", INTO
+    ),
+    "clipped a step within": (
+        "quantize(clip(x, l, h), s, z, **b) == quantize(x, s, z, **b) where value(s) > 0 "
+        "and value(l) <= (lowest(z) - value(z) + 1.51) * value(s) and value(h) >= (highest(z) - value(z) - 1.51) * value(s)",
+        f"x: (m, n), l: (), h: (), s: (), z: int4 () | b: {{{TO}, dtype: 'int4'}}",
+    ),
+    "clipped more than half a step above the end": (
+        "quantize(max(x, l), s, z, **b) == quantize(x, s, z, **b) "
+        "where value(s) > 0 and value(l) > (lowest(z) - value(z) + 0.51) * value(s)",
+        f"x: (m, n), l: (), s: (), z: uint8 () | {Q}",
+    ),
+    "clipped by the zero's negative": (
+        "quantize(min(x, h), s, z, **b) == quantize(x, s, z, **b) "
+        "where value(s) > 0 and value(h) >= (highest(z) + value(z) - 0.49) * value(s)",
+        f"x: (m, n), h: (), s: (), z: int8 () | b: {{{TO}, dtype: 'int8'}}",
+    ),
+    "the other bound": (
+        "quantize(clip(x, l, h), s, z, **b) == quantize(max(x, l), s, z, **b) where value(s) > 0 "
+        "and value(l) <= (lowest(z) - value(z) + 0.49) * value(s)",
+        f"x: (m, n), l: (), h: (), s: (), z: uint8 () | {Q}",
+    ),
+    "clipped with a scale below zero": (
+        "quantize(max(x, l), s, z, **b) == quantize(x, s, z, **b) "
+        "where value(s) < 0 and value(l) <= (lowest(z) - value(z) + 0.49) * value(s)",
+        f"x: (m, n), l: (), s: (), z: uint8 () | {Q}",
+    ),
+    "integers clipped at the floats": (
+        "quantize(clip(dequantize(x, s, z, **a), l, h), s, z, **b) == clip(x, cast(l, to='uint8'), cast(h, to='uint8')) "
+        "where value(s) > 0 and value(l) >= 0 and value(h) >= 0",
+        f"{BYTES}, l: (), h: () | {BOTH}",
+    ),
+    "bounds exchanged": (
+        "quantize(clip(dequantize(x, s, z, **a), l, h), s, z, **b) == clip(x, quantize(h, s, z, **b), quantize(l, s, z, **b)) "
+        "where value(s) > 0",
+        f"{BYTES}, l: (), h: () | {BOTH}",
     ),
     "padding with the number 0": ("quantize(pad(x, pads=p), s, z, **b) == pad(quantize(x, s, z, **b), pads=p)", f"{INTO}, {PADDED}"),
     "padding one off": (
@@ -312,5 +353,68 @@ def test_laws_join_the_nodes_between_quantizers() -> None:
     assert pool.dtype == "uint8"
     rng = np.random.default_rng(0)
     given = {n: rng.normal(0, 2, (1, k, 8, 8)).astype(np.float32) for n, k in (("x", 4), ("y", 3))}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("zero", "scale", "low", "high", "left"),
+    [
+        ("int8 z = {-128}", 6 / 255, 0.0, 6.0, set()),
+        ("uint8 z = {0}", 0.0231, 0.0, 6.0, set()),
+        ("int8 z = {-100}", 0.026, 0.0, 6.0, {"max"}),
+        ("int8 z = {-128}", 0.03, 0.0, 6.0, {"min"}),
+        ("int8 z = {-100}", 0.04, 0.0, 6.0, {"clip"}),
+    ],
+)
+def test_a_clip_that_saturation_implies_goes(zero: str, scale: float, low: float, high: float, left: set[str]) -> None:
+    """Relu6 before a quantizer whose range ends there, at one end, and at none."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2,300] x) => (float[2,300] r) <float s = {{{scale}}}, {zero}, float l = {{{low}}}, float h = {{{high}}}>
+    {{ c = Clip(x, l, h) q = QuantizeLinear(c, s, z) r = DequantizeLinear(q, s, z) }}"""
+    model = from_ir(from_proto(onnx.parser.parse_model(text)))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    count = Counter(node.op for node in result.model.nodes())
+    assert {op for op in ("clip", "max", "min") if count[op]} == left
+    assert count["quantize"] == 1
+    given = {"x": np.linspace(-9, 9, 600, dtype=np.float32).reshape(2, 300)}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
+
+
+def test_a_clip_between_one_scale_is_one_of_integers() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (uint8[300] x) => (uint8[300] r) <float s = {0.05}, uint8 z = {7}, float l = {0.0}, float h = {6.0}>
+    { d = DequantizeLinear(x, s, z) c = Clip(d, l, h) r = QuantizeLinear(c, s, z) }"""
+    model = from_ir(from_proto(onnx.parser.parse_model(text)))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    (clip,) = (n for n in result.model.nodes() if n.op == "clip")
+    assert clip.args[0].op == "input"
+    assert clip.args[1].args[0].op == clip.args[2].args[0].op == "constant"
+    assert result.model.graph.outputs == (clip,)
+    given = {"x": (np.arange(300) % 256).astype(np.uint8)}
+    before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
+    assert same(before, after)
+
+
+def test_rows_of_a_table_are_taken_before_they_become_floats() -> None:
+    """As onnxruntime.quantization writes an embedding: the table went to floats at each run."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[5] i, float[4] b) => (float[5,4] r) <float s = {0.031}, int8 z = {3}, float t = {0.1}, int8 o = {0}>
+    { table = Cast <to = 3> (numbers) d = DequantizeLinear(table, s, z) e = Gather <axis = 0>(d, i)
+      q = QuantizeLinear(e, s, z) f = DequantizeLinear(q, s, z) a = Add(f, b) p = QuantizeLinear(a, t, o)
+      r = DequantizeLinear(p, t, o) }"""
+    proto = onnx.parser.parse_model(text)
+    numbers = np.random.default_rng(0).integers(-128, 128, (300, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "numbers"))
+    model = from_ir(from_proto(proto))
+    result = optimize_model(model, Config(measure=False, budget=30))
+    assert result.failure is None
+    (taken,) = (node for node in result.model.nodes() if node.op == "gather")
+    assert taken.dtype == "int8"
+    assert Counter(node.op for node in result.model.nodes())["dequantize"] == 2
+    given = {"i": np.array([0, 299, 7, 7, 42]), "b": numbers[0] / 100}
     before, after = (Session(serialize(each)).run(given) for each in (model, result.model))
     assert same(before, after)

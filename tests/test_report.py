@@ -31,7 +31,7 @@ from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
 from taso_mirage.report import html, summary
-from taso_mirage.report.changes import FOLDING, ReportedChange, changes
+from taso_mirage.report.changes import ReportedChange, changes
 from taso_mirage.report.drawing import draw_graph
 from taso_mirage.report.explanation import Explanation
 from taso_mirage.report.explanations import as_lines, measured_seconds, statement
@@ -43,7 +43,7 @@ from taso_mirage.search.config import Config
 from taso_mirage.search.cost import Weighted
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
 
 MINI = Path(__file__).parent.parent / "models" / "mini_transformer.onnx"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -26,10 +26,11 @@ from taso_mirage.rewriting.text import laws, parse_equation
 from taso_mirage.search import saturate
 from taso_mirage.search.bounds import Option
 from taso_mirage.search.cost import Cost, Roofline
-from taso_mirage.search.egraph import FOLDING, EGraph
+from taso_mirage.search.egraph import EGraph
 from taso_mirage.search.extract import extract
 from taso_mirage.search.partition import model_parts
 from taso_mirage.search.search import BestState, Budget, directions, search_part
+from taso_mirage.search.steps import FOLDING
 from taso_mirage.verdicts import FailureKind, failed
 
 LAWS = laws()

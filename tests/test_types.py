@@ -199,6 +199,22 @@ MICROSOFT: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
         {"axis": 1},
         1,
     ),
+    "quantized recurrence": (
+        "DynamicQuantizeLSTM",
+        [some(6, 2, 3), some(2, 3, 16, dtype=BYTE), some(2, 4, 16, dtype=BYTE), some(2, 32), *[None] * 4]
+        + [some(2), some(2, dtype=BYTE)] * 2,
+        {"hidden_size": 4, "direction": "bidirectional"},
+        3,
+    ),
+    "quantized attention and past": (
+        "QAttention",
+        [
+            *(some(1, 3, 8, dtype=BYTE), some(8, 24, dtype=BYTE), some(24), scalar(0.1), scalar(0.1), None),
+            *(scalar(0, BYTE), scalar(0, BYTE), some(2, 1, 2, 5, 4)),
+        ],
+        {"num_heads": 2, "unidirectional": 1},
+        2,
+    ),
     "heads": ("MultiHeadAttention", [some(1, 3, 8), some(1, 5, 8), some(1, 5, 12)], HEADS, 1),
     "heads and past": (
         "MultiHeadAttention",

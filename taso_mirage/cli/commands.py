@@ -131,6 +131,15 @@ def optimize(
     may_grow: Annotated[
         bool, typer.Option("--may-grow", help="Write a file that is more than 1.2 times as large, without a question.")
     ] = False,
+    allow_rounding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS[:RULE,...]",
+            help="Quantized models: let rewrites that are right in float64 but round otherwise turn roundings of quantizers, "
+            "where that moves no output further than STEPS quantization steps (one of a quantized output; of floats, a 255th "
+            "of their range). With names, let these rules alone. What was let through is said, with its measured error.",
+        ),
+    ] = None,
     rules: Annotated[
         list[Path] | None,
         typer.Option(
@@ -174,6 +183,7 @@ def optimize(
             certificate=certified,
             trust_kernels=trust_kernels,
             may_grow=may_grow or (stages.asked if _asking(as_json) else False),
+            allow_rounding=allow_rounding,
             rules=rules,
             progress=progress,
             stop=stop,

@@ -72,6 +72,25 @@ def _(asked: AskedNode) -> Sequence[TypedOutput]:
     return [(asked.dtype(0), matrix_product(asked.shape(0), asked.shape(1)))]
 
 
+@MICROSOFT_TYPES("DynamicQuantizeLSTM")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
+    """X is (steps, batch, n); the weights of the state are (directions, hidden, ...)."""
+    dtype, (steps, batch, _) = asked.like(0)
+    directions, hidden = asked.shape(2)[:2]
+    last: TypedOutput = dtype, (directions, batch, hidden)
+    return [(dtype, (steps, directions, batch, hidden)), last, last]
+
+
+@MICROSOFT_TYPES("QAttention")
+def _(asked: AskedNode) -> Sequence[TypedOutput]:
+    """The result, and keys and values with those of the past."""
+    batch, length, _ = asked.shape(0)
+    hidden, heads = asked.shape(2)[0] // 3, asked.attr("num_heads")
+    past = asked.shape(8)[3] if asked.given(8) else 0
+    dtype = asked.dtype(2)
+    return [(dtype, (batch, length, hidden)), (dtype, (2, batch, heads, past + length, hidden // heads))]
+
+
 @MICROSOFT_TYPES("MatMulNBits", "MatMulBnb4")
 def _(asked: AskedNode) -> Sequence[TypedOutput]:
     dtype, shape = asked.like(0)

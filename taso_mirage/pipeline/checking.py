@@ -3,20 +3,23 @@ the first rewrite that breaks it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from taso_mirage.errors import OutOfTime, TasoMirageError
 from taso_mirage.ir.model import Model
+from taso_mirage.ir.terms import Node
 from taso_mirage.measure import session as runtime
-from taso_mirage.measure.check import FINE_CASE, CheckCase, Difference, compare, first_bad
+from taso_mirage.measure.check import FINE_CASE, UNEXPLAINED, CheckCase, Difference, compare, first_bad
 from taso_mirage.measure.fine import Fine
 from taso_mirage.measure.native import Arrays
 from taso_mirage.measure.reference import FloatReference
+from taso_mirage.measure.rounding import LetThrough, OutputRounding, furthest, output_rounding
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.target import Target
 from taso_mirage.operators.ops import traits
@@ -24,13 +27,21 @@ from taso_mirage.pipeline.candidates import Start
 from taso_mirage.pipeline.choice import Choice, choose
 from taso_mirage.pipeline.problem import Problem
 from taso_mirage.pipeline.stage import Job
+from taso_mirage.rewriting.equation import directed
 from taso_mirage.search.rewriter import ModelCandidate
 from taso_mirage.search.selection import single_steps
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
+from taso_mirage.search.weights import fold_weights
 
 Differences = tuple[Difference, ...]
-TURNS = 6
+TURNS = 8
 """So many times rewrites that turn a decision are left out of one candidate."""
+LOOKS = 3
+"""An equation that turned decisions at places of more looks is left out everywhere."""
+DEEP = 3
+"""Terms in a row that are the look of a place."""
+_Look: TypeAlias = tuple[Any, ...]
+PERMIT = "; --allow-rounding STEPS permits that"
 
 
 def check_candidates(
@@ -42,21 +53,30 @@ def check_candidates(
     cases: Sequence[CheckCase],
     feeds: Sequence[Arrays],
     choice: Choice,
-) -> tuple[Choice, Differences]:
-    """The choice if it passes the check; else the longest prefix of its steps that does, if that is
-    measured faster too."""
+) -> tuple[Choice, Differences, Sequence[CheckCase], LetThrough | None]:
+    """The choice if it passes the check, or if only roundings that are allowed to turn decisions
+    make it fail; else the longest prefix of its steps that passes, if that is measured faster too.
+
+    The cases are for what is checked later: after roundings were let through, its results are the
+    original's there.
+    """
     if choice.candidate is None:
-        return choice, ()
+        return choice, (), cases, None
     checking = _Checking(job, problem, valid, cases)
     differences = checking.differences(choice.candidate.model, choice.candidate.target)
     bad = next((d for d in differences if not d.passed), None)
     if bad is None:
-        return choice, differences
+        return choice, differences, cases, None
     good, differences = checking.fallen_back(choice.candidate, bad)
     if good is None:
-        return Choice(), ()
-    fallen = choose(job, problem, start, original, cases, feeds, [good])
-    return Choice(fallen.candidate, fallen.timing), differences
+        return Choice(), (), cases, None
+    if good is not choice.candidate:
+        choice = choose(job, problem, start, original, cases, feeds, [good])
+        choice = Choice(choice.candidate, choice.timing)
+    if choice.candidate is None or checking.let_through is None:
+        return choice, differences, cases, None
+    job.remarks.append(str(checking.let_through))
+    return choice, differences, checking.rebased(choice.candidate), checking.let_through
 
 
 class _InFloat64:
@@ -82,10 +102,23 @@ def _like(found: Sequence[Any], case: CheckCase) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """Equations that turn decisions of a candidate: whether these are all of them, and what passes
+    the check without them, if that is anything."""
+
+    names: tuple[str, ...]
+    whole: bool
+    rest: tuple[ModelCandidate | None, Differences] | None = None
+
+
 class _Checking:
     def __init__(self, job: Job, problem: Problem, valid: bool, cases: Sequence[CheckCase]) -> None:
         self.job, self.problem, self.valid, self.cases = job, problem, valid, cases
         self.fine = Fine.of(problem.model)
+        self.let_through: LetThrough | None = None
+        self.folds = False
+        """Whether weights are computed ahead after any number of steps."""
 
     def differences(self, model: Model, target: Target) -> Differences:
         """onnx's checker (where the original passes it), loading, and the criterion on every output
@@ -112,13 +145,24 @@ class _Checking:
             return None, ()
         if not self._only_turns(chosen, k, bad):
             return self._before(chosen, k)
-        found = self._without_turns(chosen, k)
-        names, after = found[2] if found else _names(chosen, k), "" if found else " and those after it"
+        turned = self._without_turns(chosen, k)
+        refused = ""
+        if self.job.config.allow_rounding is not None and turned.whole:
+            allowed = self._allowed(chosen, turned.names)
+            if not isinstance(allowed, str):
+                return allowed
+            refused = f"; {allowed}"
+        gone = ", ".join(map(repr, dict.fromkeys(_names(chosen, k)))) + " and those after it"
+        if turned.rest is not None and turned.rest[0] is not None:
+            before, stay = _places(chosen.steps), _places(turned.rest[0].steps)
+            gone = ", ".join(
+                f"{name!r} in {before[name] - stay[name]} of {before[name]} places" for name in turned.names
+            )
         self.job.remarks.append(
-            f"left out: {', '.join(map(repr, dict.fromkeys(names)))}{after}; right in float64, but it rounds otherwise "
-            f"than the original before a quantized operator, and so turns a decision of it ({bad})"
+            f"left out: {gone}; right in float64, but it rounds otherwise than the original before a quantized operator, "
+            f"and so turns a decision of it ({bad}){refused or PERMIT}"
         )
-        return found[:2] if found else self._before(chosen, k)
+        return turned.rest or self._before(chosen, k)
 
     def _only_turns(self, chosen: ModelCandidate, k: int, bad: Difference) -> bool:
         """Whether the step that breaks the model turns a decision; else it is reported."""
@@ -130,47 +174,120 @@ class _Checking:
         )
         return False
 
-    def _without_turns(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate, Differences, list[str]] | None:
-        """The candidate without the equations of step k, at all their places, and without those of
-        others that turn decisions; None where that leaves nothing, or there is no time."""
-        outputs, names = self.problem.model.graph.outputs, list[str]()
+    def _without_turns(self, chosen: ModelCandidate, k: int) -> _Turned:
+        """The candidate without step k at all places that look alike, and without others that turn
+        decisions; without all of an equation, once so many looks of it did."""
+        outputs, left_out = self.problem.model.graph.outputs, dict[str, set[_Look] | None]()
         try:
-            for _ in range(TURNS):
-                names += _names(chosen, k)
-                steps = single_steps(outputs, chosen.steps)
-                gone = {i for i, step in enumerate(steps) if not set(names).isdisjoint(step.equations)}
-                chosen = self.problem.without(chosen, steps, gone, "what turns no decision")
+            for _ in range(TURNS if self.job.config.allow_rounding is None else len(chosen.steps)):
+                for name, looks in _looks(chosen.steps[k - 1]).items():
+                    known = left_out.get(name, set())
+                    left_out[name] = None if known is None or len(known | looks) > LOOKS else known | looks
+                chosen = self._without(chosen, left_out)
                 differences = self.differences(chosen.model, chosen.target)
                 bad = next((d for d in differences if not d.passed), None)
-                if chosen.model.graph.outputs == outputs:
-                    return None
                 if bad is None:
-                    return chosen, differences, names
+                    left = chosen.model.graph.outputs != outputs
+                    return _Turned(tuple(left_out), True, (chosen, differences) if left else None)
                 k = self._first_bad(chosen)
                 if not self._only_turns(chosen, k, bad):
-                    return None
+                    break
         except OutOfTime:
             pass
-        return None
+        return _Turned(tuple(left_out), False)
+
+    def _without(self, chosen: ModelCandidate, left_out: Mapping[str, set[_Look] | None]) -> ModelCandidate:
+        """A candidate without equations at places that look so, or everywhere (None)."""
+        steps = single_steps(self.problem.model.graph.outputs, chosen.steps)
+
+        def goes(step: RewriteStep) -> bool:
+            return any(n in left_out and (left_out[n] or looks) & looks for n, looks in _looks(step).items())
+
+        gone = {i for i, step in enumerate(steps) if goes(step)}
+        return self.problem.without(chosen, steps, gone, "what turns no decision")
+
+    def _allowed(self, chosen: ModelCandidate, names: Sequence[str]) -> tuple[ModelCandidate, Differences] | str:
+        """The candidate with those of the equations that turn decisions which may do so, if it is
+        right in float64 and its results are near enough; else why not."""
+        allowed = self.job.config.allow_rounding
+        rules = [name for name in names if name != FOLDING]
+        permitted = [name for name in rules if allowed is not None and allowed.permits(directed(name)[0])]
+        if allowed is None or not permitted:
+            return f"--allow-rounding {allowed} does not name it"
+        if refused := set(rules) - set(permitted):
+            chosen = self._without(chosen, dict.fromkeys(refused))
+        try:
+            differences = self.differences(chosen.model, chosen.target)
+            failed = [d for d in differences if not d.passed]
+            if failed and not self._equal_in_float64(chosen.model, failed):
+                return "together with other rewrites it is not right in float64"
+            found = list(self._in_steps(chosen, failed))
+        except TasoMirageError as error:
+            return f"how far it moves the outputs is not known ({error})"
+        if far := [each for each in found if not each.steps <= allowed.steps]:
+            return f"--allow-rounding {allowed} allows less: {max(far, key=lambda each: each.steps)}"
+        if found:
+            self.let_through = LetThrough(tuple(permitted), allowed, furthest(found))
+        widened = {id(d): each.within(d, allowed) for d, each in zip(failed, found, strict=True)}
+        return chosen, tuple(widened.get(id(d), d) for d in differences)
+
+    def _in_steps(self, chosen: ModelCandidate, failed: Sequence[Difference]) -> Iterator[OutputRounding]:
+        """How far off the outputs are that differ by more than the criterion allows."""
+        results = cache(partial(self._results, chosen))
+        for found in failed:
+            fine = found.case.endswith(FINE_CASE)
+            i = self.problem.model.output_names.index(found.output)
+            case = next(each for each in self.cases if each.name == found.case.removesuffix(FINE_CASE))
+            originals = case.fine if fine else case.original
+            target = case.reference[i] if found.against != UNEXPLAINED else (originals or case.original)[i]
+            yield output_rounding(found, found.case, results(fine)[case.name][i], target)
+
+    def _results(self, chosen: ModelCandidate, fine: bool) -> dict[str, list[Any]]:
+        """What a candidate gives on every case; where `fine`, if no operands are rounded."""
+        if fine and self.fine is not None:
+            session = self.fine.opened(chosen.model, chosen.target)
+        else:
+            session = runtime.open_in_child(chosen.model, chosen.target, check=self.valid)
+        return {case.name: session.run(case.inputs) for case in self.cases}
+
+    def rebased(self, chosen: ModelCandidate) -> list[CheckCase]:
+        """The cases with the candidate's results in the place of the original's."""
+        plain, fine = (self._results(chosen, each) if self.fine or not each else {} for each in (False, True))
+        return [replace(c, original=plain[c.name], fine=fine.get(c.name) if c.fine else None) for c in self.cases]
 
     def _before(self, chosen: ModelCandidate, k: int) -> tuple[ModelCandidate | None, Differences]:
         return self._kept(chosen, chosen.steps[: k - 1]) if k > 1 else (None, ())
 
     def _first_bad(self, chosen: ModelCandidate) -> int:
-        return first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        """The number of the step; what only computes weights ahead lets the runtime fuse what an
+        earlier one made."""
+        k = first_bad(len(chosen.steps), lambda k: self._passes(chosen.steps[:k], chosen.target))
+        if self.folds or chosen.steps[k - 1].equations != (FOLDING,):
+            return k
+        self.folds = True
+        self.folds = self._passes((), chosen.target)
+        return self._first_bad(chosen) if self.folds else k
 
     def _passes(self, steps: Sequence[RewriteStep], target: Target) -> bool:
-        return all(d.passed for d in self.differences(self.problem.after(steps)[0], target))
+        return all(d.passed for d in self.differences(self._after(steps), target))
+
+    def _after(self, steps: Sequence[RewriteStep]) -> Model:
+        model = self.problem.after(steps)[0]
+        return fold_weights(model, self.problem.weights)[0] if self.folds else model
 
     def _turns_a_decision(self, steps: Sequence[RewriteStep], target: Target) -> bool:
         """Whether a model is equal to the original in float64 on the inputs where it fails: what
         quantizes decides there as in the reference, so only roundings of its own make it fail."""
-        model, _ = self.problem.after(steps)
+        model = self._after(steps)
         if not any(traits(node).decides for node in model.nodes()):
             return False
-        failed = {d.case.removesuffix(FINE_CASE) for d in self.differences(model, target) if not d.passed}
+        return self._equal_in_float64(model, [d for d in self.differences(model, target) if not d.passed])
+
+    def _equal_in_float64(self, model: Model, failed: Sequence[Difference]) -> bool:
+        """Whether a model is equal to the original in float64 on the cases of some differences."""
+        names = {d.case.removesuffix(FINE_CASE) for d in failed}
         try:
-            evaluated = _InFloat64(self.job, model, [case for case in self.cases if case.name in failed])
+            evaluated = _InFloat64(self.job, model, [case for case in self.cases if case.name in names])
             exact = compare(self.problem.model, evaluated, evaluated.cases)
         except TasoMirageError:  # no time, or nothing that can be evaluated
             return False
@@ -187,6 +304,24 @@ class _Checking:
             return None, ()
         cost = problem.cost(good.graph.outputs)
         return ModelCandidate("the steps before the first bad one", good, steps, cost, chosen.target), differences
+
+
+def _places(steps: Sequence[RewriteStep]) -> Counter[str]:
+    """How often each equation was applied."""
+    return Counter(name for step in steps for each in step.details or (step,) for name in each.equations)
+
+
+def _looks(step: RewriteStep) -> dict[str, set[_Look]]:
+    """What the places of each equation of a step look like: operators, DEEP terms in a row."""
+    found: dict[str, set[_Look]] = {}
+    for each in step.details or (step,):
+        for name in each.equations:
+            found.setdefault(name, set()).update(_look(node, DEEP) for node in each.old)
+    return found
+
+
+def _look(node: Node, depth: int) -> _Look:
+    return (node.op, *(_look(a, depth - 1) for a in node.args if depth > 1))
 
 
 def _names(chosen: ModelCandidate, k: int) -> tuple[str, ...]:

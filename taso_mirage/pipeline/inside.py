@@ -159,6 +159,7 @@ def _optimized(job: Job, place: _Place, seconds: float) -> Result | None:
         kernels=OFF,
         explain=False,
         may_grow=True,
+        allow_rounding=None,
         part=place.reached,
     )
     try:

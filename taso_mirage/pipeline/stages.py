@@ -12,6 +12,7 @@ from taso_mirage.errors import CheckFailed, OutOfTime
 from taso_mirage.ir.model import Model
 from taso_mirage.measure.check import CheckCase, Difference
 from taso_mirage.measure.child import child
+from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.onnx_io import save
 from taso_mirage.onnx_io.inlining import without_functions
 from taso_mirage.pipeline.candidates import mutate, passes, search
@@ -42,6 +43,7 @@ def conclude(
     statistics: SearchStatistics | None = None,
     choice: Choice | None = None,
     differences: tuple[Difference, ...] = (),
+    let_through: LetThrough | None = None,
 ) -> Result:
     """The result of the stages so far; those that did not run gave nothing."""
     choice = choice or Choice()
@@ -71,6 +73,7 @@ def conclude(
         rules=job.config.applied,
         cases=tuple(cases),
         normal=choice.normal,
+        let_through=let_through,
     )
     return kept if choice.candidate is None else kept.of(choice.candidate)
 
@@ -117,7 +120,7 @@ SEARCH = (
         "check",
         check_candidates,
         ("problem", "start", "original", "valid", "cases", "feeds", "fastest"),
-        ("choice", "differences"),
+        ("choice", "differences", "cases", "let_through"),
     ),
 )
 """From a model to a checked choice: what is the fastest becomes one by the check alone.
@@ -132,7 +135,7 @@ FINISH = (
     Stage("write", write, ("result", "output"), ("result",)),
 )
 """What follows on the result, whatever the time."""
-CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences")
+CONCLUDED = ("problem", "cases", "mutations", "statistics", "choice", "differences", "let_through")
 
 
 def optimize_model(

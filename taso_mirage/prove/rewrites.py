@@ -26,6 +26,7 @@ from taso_mirage.prove.folds import inhabited
 from taso_mirage.prove.machine import integral
 from taso_mirage.prove.machine import value_bounds as bounded
 from taso_mirage.prove.maxima import largest, surely_nonnegative, surely_positive
+from taso_mirage.prove.roundings import whole_bounds
 
 LOG = of_floats("log")
 
@@ -38,6 +39,8 @@ def rewritten(algebra: ScalarAlgebra, kind: str, args: tuple[Poly, ...]) -> Poly
         return function.normal(algebra, *args)
     if has(kind, "idempotent") and _rounded(kind, args[0]):
         return args[0]
+    if function is not None and function.whole is not None and of.of_floats:
+        args = (whole_bounds(algebra, function.whole, args[0]),)
     if has(kind, "integer") and integral(args[0]):
         return args[0]
     if (how := division(kind)) is not None:
@@ -303,7 +306,7 @@ def _monotone(f: str) -> int:
 def _joined(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
     """max(f(p) + r, f(q) + r, s) as max(f(max(p, q)) + r, s), where f rounds."""
     for f, c, rest in (found for _, _, p in branches for found in _rounded_terms(p)):
-        inner = [_inside(algebra, f, c, p - rest) if f in _kinds(p) else None for _, _, p in branches]
+        inner = [_inside(algebra, f, c, p - rest) if f in _kinds(p) or _number(p) else None for _, _, p in branches]
         mine = [(b, e, q) for (b, e, _), q in zip(branches, inner, strict=True) if q is not None]
         several = len(mine) > 1 or any(b for b, _, _ in mine)
         if several and rest.names.isdisjoint(n for b in mine for n in b[0]) and any(_sure(algebra, b) for b in mine):
@@ -318,6 +321,10 @@ def _rounded_terms(p: Poly) -> Iterator[tuple[str, Rational, Poly]]:
         found = _function(Poly({m: c}))
         if found is not None and has(found[0], "integer"):
             yield *found, Poly({k: v for k, v in p.terms.items() if k is not m})
+
+
+def _number(p: Poly) -> bool:
+    return p.number is not None
 
 
 def _kinds(p: Poly) -> set[str]:
@@ -344,10 +351,10 @@ def _capped(algebra: ScalarAlgebra, branches: list[Branch]) -> Poly | None:
 def _caps(p: Poly) -> list[Poly]:
     """The plain operands of a minimum."""
     monomial, c = _single(p)
-    if c != -1 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
+    if c >= 0 or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "max":
         return []
     branches = monomial[0][0].args
-    return [] if any(b or e for b, e, _ in branches) else [q.scaled(-1) for _, _, q in branches]
+    return [] if any(b or e for b, e, _ in branches) else [q.scaled(c) for _, _, q in branches]
 
 
 def _below(algebra: ScalarAlgebra, p: Poly, cap: Poly) -> Poly | None:

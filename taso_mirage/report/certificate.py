@@ -21,12 +21,12 @@ from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, substitute, topolo
 from taso_mirage.operators.ops import by_onnx, load_specs
 from taso_mirage.prove.rules.cases import Instance, cut_free, resized_instance
 from taso_mirage.prove.rules.proofs import CaseVerdict, Coverage, Proofs
-from taso_mirage.report.changes import FOLDING, ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
+from taso_mirage.report.changes import ChangedRegion, Heights, changed_regions, region_leaves, with_leaves
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import Equation
 from taso_mirage.rewriting.text import show_graph
 from taso_mirage.search.passes import Context, pass_order, simplify
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.system.files import write_file
 from taso_mirage.version import __version__

@@ -13,12 +13,10 @@ from taso_mirage.ir.model import Model
 from taso_mirage.ir.terms import Graph, Node, Tensor, substitute, topological, users, variable, weight, with_args
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.rewriting.equation import Equation, apply_equation, directed, matches
-from taso_mirage.search.steps import BODIES, RewriteStep
+from taso_mirage.search.steps import BODIES, FOLDING, RewriteStep
 from taso_mirage.search.weights import HALVES
 from taso_mirage.verdicts import Failure
 
-FOLDING = "constant folding"
-"""The name under which weights that are computed ahead stand among the equations of a step."""
 MOST = 64
 """Terms of a region whose operands are not known from a match; what lies deeper is an operand."""
 BARE = ("constant", "extents", "absent")

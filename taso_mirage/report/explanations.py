@@ -17,7 +17,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.work import size, sized
 from taso_mirage.prove.rules.cases import Instance
 from taso_mirage.prove.rules.proofs import Coverage, Proofs
-from taso_mirage.report.changes import FOLDING, ReportedChange
+from taso_mirage.report.changes import ReportedChange
 from taso_mirage.report.explanation import Explanation, StatedEquation
 from taso_mirage.report.result import Result
 from taso_mirage.report.rule_in_words import grounds
@@ -29,6 +29,7 @@ from taso_mirage.search.cost import UNMEASURABLE, Cost, Weighted
 from taso_mirage.search.partial.source import Mutation
 from taso_mirage.search.passes import Context
 from taso_mirage.search.rulesets import rules
+from taso_mirage.search.steps import FOLDING
 from taso_mirage.search.weights import HALVES
 
 MEASURING = 30.0

@@ -78,6 +78,8 @@ def page(
         operators=_operators(result),
         sizes=shown_sizes(result.original.sizes),
         differences=_differences(result),
+        let_through=result.let_through,
+        roundings=_roundings(result),
         search=_search(result),
         command=shlex.join(command),
         written=written,
@@ -213,6 +215,14 @@ def _differences(result: Result) -> list[list[str]]:
     return [
         [d.case, d.output, f"{d.error:.3g}", f"{d.own:.3g}", f"{d.bound:.3g}", "passed" if d.passed else "FAILED"]
         for d in result.differences
+    ]
+
+
+def _roundings(result: Result) -> list[list[str]]:
+    """How far off the outputs are by the roundings that were let through."""
+    found = () if result.let_through is None else result.let_through.outputs
+    return [
+        [o.case, o.output, o.against, f"{o.step:.3g}", f"{o.steps:.3g}", str(o.elements), str(o.size)] for o in found
     ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from taso_mirage.errors import CheckFailed
 from taso_mirage.ir.model import Model, Weight
 from taso_mirage.measure.check import CheckCase, Difference
+from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.shapes import Workloads
 from taso_mirage.measure.target import CPU, Target
 from taso_mirage.measure.timing import Timing
@@ -53,8 +54,9 @@ class Result:
     `steps` lead from the original's terms to the model's; `weights` has every one that a state in
     between needs; `rules` are those that could be applied; `cases` are the check's, with their
     float64 references, for a later stage that checks again; `normal` is the original after the
-    passes, if they change it and it was measured no slower. `seconds` are those of each stage;
-    `written`: the files.
+    passes, if they change it and it was measured no slower. `let_through`: rules that turn
+    decisions of quantizers, which the user allowed, with their errors; the cases then have the
+    model's results as the original's. `seconds` are those of each stage; `written`: the files.
     """
 
     original: Model
@@ -82,6 +84,7 @@ class Result:
     explanations: tuple[Explanation, ...] = field(default=(), repr=False, compare=False)
     cases: tuple[CheckCase, ...] = field(default=(), repr=False, compare=False)
     normal: ModelCandidate | None = field(default=None, repr=False, compare=False)
+    let_through: LetThrough | None = None
     written: tuple[Path, ...] = ()
 
     @property
@@ -137,6 +140,7 @@ class Result:
             differences=(),
             kernels=(),
             explanations=(),
+            let_through=None,
             kept=why,
             target=target,
         )

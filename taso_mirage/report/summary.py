@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from taso_mirage.kernels.packaging.register import FORMAT_KEY
 from taso_mirage.measure.check import shown_sizes
+from taso_mirage.measure.rounding import LetThrough
 from taso_mirage.measure.timing import Timing
 from taso_mirage.report.result import Result
 from taso_mirage.rewriting.equation import directed
@@ -116,6 +118,7 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[s
             }
             for d in result.differences
         ],
+        "let_through": None if result.let_through is None else _rounding_data(result.let_through),
         "search": {
             "parts": result.statistics.parts,
             "distinct_parts": result.statistics.distinct,
@@ -129,6 +132,11 @@ def result_data(result: Result, source: Path, written: Sequence[Path]) -> dict[s
         "notes": list(result.notes),
         "version": __version__,
     }
+
+
+def _rounding_data(found: LetThrough) -> dict[str, Any]:
+    allowed = {"steps": found.allowed.steps, "rules": list(found.allowed.rules)}
+    return {"rules": list(found.rules), "allowed": allowed, "outputs": [asdict(each) for each in found.outputs]}
 
 
 def _timing_data(timing: Timing) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from taso_mirage.measure import remote
 from taso_mirage.measure.child import LIMIT
 from taso_mirage.measure.cost_cache import CostCache, cache_path
 from taso_mirage.measure.native import Arrays
+from taso_mirage.measure.rounding import AllowedRounding
 from taso_mirage.measure.session import Session
 from taso_mirage.measure.shapes import Workloads, learned, workloads
 from taso_mirage.measure.sizes import SettledSizes, kept_integers, settle
@@ -53,7 +54,8 @@ class Config:
     whether mutants with corrections take part in the search. `run_limit`: seconds that the runtime
     may take for one load, run or measurement. `rules`: what may be applied (None: all). `kernels`:
     one of KERNELS. `explain`: whether every change is explained afterwards. `may_grow`: whether the
-    file may become much larger, or what asks a user that.
+    file may become much larger, or what asks a user that. `allow_rounding`: which rewrites may turn
+    decisions of quantizers, and how far that may move the outputs.
     """
 
     budget: float = 60.0
@@ -74,6 +76,7 @@ class Config:
     kernels: str = OFF
     explain: bool = False
     may_grow: bool | Callable[[str], bool] = False
+    allow_rounding: AllowedRounding | None = None
     part: bool = False
 
     def __post_init__(self) -> None:
@@ -81,6 +84,8 @@ class Config:
             raise InvalidOption(f"--strategy {self.strategy} is not known; the strategies are: {', '.join(STRATEGIES)}")
         if self.scheduler is not None and not self.measure:
             raise InvalidOption("--scheduler and --no-measure exclude each other: the workers only measure")
+        for pattern in () if self.allow_rounding is None else self.allow_rounding.rules:
+            _ = self.applied - pattern  # raises where no rule has such a name
 
     @property
     def applied(self) -> RuleSet:

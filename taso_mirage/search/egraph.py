@@ -14,13 +14,13 @@ from typing import TypeAlias
 from taso_mirage.ir.terms import LEAVES, Attributes, Node, Type, topological
 from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.folding import fold_small
+from taso_mirage.search.steps import FOLDING
 
 ENode: TypeAlias = tuple[str, Attributes, tuple[int, ...], Type]
 """An e-node: operator, attributes, the classes of its operands, and, for a named leaf, its type."""
 _Reason = tuple[str, ...]
 """The equations by which two terms are equal."""
 CONGRUENCE: _Reason = ()
-FOLDING = "constant folding"
 
 
 class EGraph:

@@ -23,7 +23,7 @@ from taso_mirage.operators.work import Work, work
 from taso_mirage.rewriting.derived_traits import selects
 from taso_mirage.rewriting.equation import Equation, Match
 from taso_mirage.rewriting.index import Application, Keep, Rules
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
 from taso_mirage.search.weights import dtype_holds
 
 SWEEPS = 8
@@ -240,7 +240,7 @@ class _Sweep:
         for _ in range(16):
             folded = fold_small(node)
             if folded is not node:
-                self.steps.append(RewriteStep(("constant folding",), (node,), (folded,), self.number))
+                self.steps.append(RewriteStep((FOLDING,), (node,), (folded,), self.number))
                 return folded
             better = self._rewrite(node)
             if better is None:

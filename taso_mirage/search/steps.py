@@ -9,6 +9,8 @@ from itertools import groupby
 
 from taso_mirage.ir.terms import Node, substitute, topological, with_args
 
+FOLDING = "constant folding"
+"""The name under which weights that are computed ahead stand among the equations of a step."""
 BODIES = "bodies of a node"
 """The name of a step that puts other bodies into an If, a Loop or a Scan: these were optimized as
 models of their own."""

@@ -18,7 +18,7 @@ from taso_mirage.operators.expressions import is_weight
 from taso_mirage.operators.interpret import interpret
 from taso_mirage.operators.ops import get, traits
 from taso_mirage.operators.work import size
-from taso_mirage.search.steps import RewriteStep
+from taso_mirage.search.steps import FOLDING, RewriteStep
 
 FOLDED_GROWTH = 1 << 16
 """A weight-only term is folded when its bytes exceed those of its leaves by at most this (an Expand
@@ -79,7 +79,7 @@ def fold_weights(
         weights[name] = StoredWeight(array.reshape([int(d) for d in target.shape]))
         table[target] = weight(name, type)
         names[table[target]] = name
-    steps = [RewriteStep(("constant folding",), tuple(table), tuple(table.values()))]
+    steps = [RewriteStep((FOLDING,), tuple(table), tuple(table.values()))]
     outputs = substitute(model.graph.outputs, table)
     kept = {n.attr("name") for n in topological(outputs) if n.op == "weight"}
     folded = model.with_graph(outputs, {k: v for k, v in weights.items() if k in kept})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,9 @@ _ROUNDS = (
     Fact("integer", "f(x) == x", "x == floor(x)"),
     Fact("whole", "f(x) == floor(f(x))"),
 )
-FLOOR = declare_function(Function("floor", np.floor, facts=_ROUNDS, cpp="std::floor({})", triton="tl.floor({})"))
+FLOOR = declare_function(
+    Function("floor", np.floor, facts=_ROUNDS, whole=floor, cpp="std::floor({})", triton="tl.floor({})")
+)
 CEIL = declare_function(
     Function(
         "ceil",
@@ -291,7 +294,13 @@ CEIL = declare_function(
     )
 )
 RINT = declare_function(
-    Function("rint", np.rint, facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS), cpp="std::nearbyint({})"),
+    Function(
+        "rint",
+        np.rint,
+        facts=(Fact("odd", "f(-x) == -f(x)"), *_ROUNDS),
+        whole=round,
+        cpp="std::nearbyint({})",
+    )
 )
 FLOOR_DIVIDE = declare_function(
     Function("floor_divide", np.floor_divide, division=Division(rest=False, floors=True), sizes=True)

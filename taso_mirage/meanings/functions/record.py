@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -90,6 +91,7 @@ class Function:
     constant, or None. `comparison` and `division` say which of these it is. Programs: `linear` for
     degrees; `sizes`: it holds for symbolic sizes. Code: `cpp` and `triton` are expressions of the
     operands. `dear`: it is not computed twice where a load will do. `fold`: folding with it.
+    `whole`: the whole number that it rounds an exact one to.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Function:
     triton: str = ""
     dear: bool = False
     fold: Fold | None = None
+    whole: Callable[[Fraction], int] | None = None
 
     def __call__(self, *xs: Any) -> Any:
         return self.real(*xs)
