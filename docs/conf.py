@@ -10,6 +10,8 @@ from taso_mirage.version import __version__
 project = "taso_mirage"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["plugin"]
+"""A package, which is copied as it is."""
 myst_heading_anchors = 4
 """As on a page of the repository, headings can be linked to."""
 default_role = "code"
