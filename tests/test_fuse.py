@@ -214,6 +214,18 @@ def test_a_bug_in_a_search_costs_that_region_alone(result: Result, monkeypatch: 
     assert "no kernel for the regions: internal error, please report it: ZeroDivisionError" in found.notes[-2]
 
 
+def test_where_there_is_no_time_for_each_all_kernels_are_tried_at_once(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = replace(CONFIG, budget=0.0)
+    found = fused(result, late, "cached")
+    assert [len(made.kinds) for made in found.kernels] == [2], found.notes
+    monkeypatch.setattr(stage, "interleaved", clock([1.0]))
+    found = fused(result, late, "cached")
+    assert found.model is result.model
+    assert "the time was over after 1 of 3 sets of kernels were tried in the model" in found.notes
+
+
 def test_no_slower_model_is_kept(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind makes the model faster, but all that is kept is slower than the original: it is
     not."""

@@ -25,6 +25,8 @@ HALF = 0.5
 """Of the budget, for all comparisons, at most."""
 LOADS = 2
 """For so many loads of a model time is kept before a comparison."""
+CHECKED = 3
+"""So many models are loaded to check kernels."""
 DECIDING = 0.5
 """Of the searches' time, for what the passes ask of the clock."""
 LEAST = 0.2
@@ -62,6 +64,8 @@ def search_seconds(job: Job) -> float:
 
 
 def kernel_seconds(job: Job) -> float:
-    """What the search of kernels may take: a comparison and a check follow."""
-    left = job.deadline.left() - COMPARISONS * comparison_seconds(job) - job.checking
+    """What the search of kernels may take: a comparison and a check follow, of the original and of
+    the model with its kernels and without."""
+    after = COMPARISONS * comparison_seconds(job) + job.checking + CHECKED * load_seconds(job)
+    left = job.deadline.left() - after
     return max(left, LEAST * job.config.budget)

@@ -51,6 +51,9 @@ CUT = "cut short at"
 """In the record of a choice: the seconds that it had, where they were not enough."""
 CLEAR = 0.03
 """A difference of two models that a short look is enough for."""
+TRIALS, HALF = 3, 0.5
+"""For so many loads of a whole model and looks at it time is kept while kernels are searched, and
+at most this part of what is left."""
 SHARE = 1 / 32
 """Of the original's rounding of operands to few digits, what kernels may round."""
 KEEP = 1.01
@@ -137,6 +140,7 @@ class _Stage:
         self.kept: list[Fused] = []
         self.prepared: dict[Graph, PreparedGoal] = {}
         self.kinds = self._kinds()
+        self.trial = result.seconds.get("load the original", 0.0) + config.seconds / 2
 
     def run(self) -> Result:
         with closing(self.backend), closing(self._searches()) as self.searches:
@@ -211,12 +215,13 @@ class _Stage:
         first."""
         found = []
         possible = [self._possible(*kind) for kind in self.kinds.items()]
+        kept = min(TRIALS * self.trial, HALF * self.budget.left())
         for i, (kind, spots) in enumerate(self.kinds.items()):
             self.progress("kernels", i, len(self.kinds))
             share = possible[i] / sum(possible[i:])
             operators = tuple(n.op for n in kind.goal if n.args and n.op != "item")
             try:
-                fused = self._tried(kind, spots, operators, max(self.budget.left(), 0.0) * share)
+                fused = self._tried(kind, spots, operators, max(self.budget.left() - kept, 0.0) * share)
                 found += [fused] if fused is not None else []
             except (_Ended, TasoMirageError):
                 continue  # it has no kernel: the operators stay
@@ -315,9 +320,16 @@ class _Stage:
         kept: list[Fused] = []
         session = self._opened(self.before) if worth else None
         tries = trials(worth)
+        if len(worth) > 1 and self.budget.left() < len(tries) * self.trial:
+            tries = [worth, *tries]  # there is no time for each
         for i, trial in enumerate(tries):
             self.progress("kernels in the model", i, len(tries))
             if self.budget.stop or session is None:
+                break
+            if i > 0 and self.budget.left() < self.trial and len(kept) < len(worth):
+                self.notes.append(
+                    f"the time was over after {i} of {len(tries)} sets of kernels were tried in the model"
+                )
                 break
             trial = [kind for kind in trial if kind not in kept]
             if not trial:
