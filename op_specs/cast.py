@@ -1,8 +1,9 @@
 """Changes of dtype, and the operators that change nothing when a model runs."""
 
 from op_specs.families import each
+from op_specs.quantize import FLOATS, SMALL_DTYPES, quantize
 from taso_mirage.errors import Unsupported
-from taso_mirage.ir.terms import ABSENT, Node
+from taso_mirage.ir.terms import ABSENT, Node, constant, is_float
 from taso_mirage.operators.ops import Call, op
 
 DTYPES = {
@@ -21,6 +22,8 @@ DTYPES = {
     16: "bfloat16",
 }
 """ONNX's numbers of the dtypes that convert as C does."""
+FLOAT8 = {name: SMALL_DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2")}
+"""Those that convert to floats so; to come to them is to quantize with a scale of 1."""
 
 
 @op(onnx="Cast", since=6, converts=True)
@@ -31,9 +34,10 @@ def cast(xp, x, *, to: str):
 
 @cast.importer
 def _(call: Call) -> Node:
-    if call.attrs["to"] not in DTYPES:
+    names = DTYPES | {number: name for name, number in FLOAT8.items()}
+    if call.attrs["to"] not in names:
         raise Unsupported(f"Cast to ONNX data type {call.attrs['to']}")
-    return _cast(call.arg(0), DTYPES[call.attrs["to"]])
+    return _cast(call.arg(0), names[call.attrs["to"]], call.attrs.get("saturate", 1))
 
 
 @cast.exporter
@@ -42,10 +46,15 @@ def _(node: Node, opset: int) -> Call:
     return Call("Cast", node.args, {"to": numbers[node.attr("to")]}, opset)
 
 
-def _cast(x: Node, to: str) -> Node:
-    if x.dtype not in DTYPES.values():
-        raise Unsupported(f"Cast from {x.dtype}")
-    return x if x.dtype == to else cast.term(x, to=to)
+def _cast(x: Node, to: str, saturate: int = 1) -> Node:
+    known = is_float(to) if x.dtype in FLOAT8 else x.dtype in DTYPES.values()
+    if not known or (to in FLOAT8 and x.dtype not in (to, *FLOATS)):
+        raise Unsupported(f"Cast from {x.dtype} to {to}")
+    if x.dtype == to:
+        return x
+    if to in FLOAT8:
+        return quantize.term(x, constant(1.0, x.dtype), dtype=to, saturate=saturate)
+    return cast.term(x, to=to)
 
 
 @op(onnx="CastLike", since=15)
@@ -56,9 +65,9 @@ def cast_like(xp, x, like):
 
 @cast_like.importer
 def _(call: Call) -> Node:
-    if call.arg(1).dtype not in DTYPES.values():
+    if call.arg(1).dtype not in (*DTYPES.values(), *FLOAT8):
         raise Unsupported(f"CastLike to {call.arg(1).dtype}")
-    return _cast(call.arg(0), call.arg(1).dtype)
+    return _cast(call.arg(0), call.arg(1).dtype, call.attrs.get("saturate", 1))
 
 
 @op(onnx="Identity", since=1)

@@ -3,13 +3,20 @@
 Scales and zeros are one for the tensor, one for each position of an axis, or one for each block of
 positions. Rounding is to the nearest, halves to even. Numbers of 8 and 16 bits are those of ONNX
 Runtime, bit by bit: it divides and multiplies in single precision, also where the floats are of
-half precision. Those of fewer bits, and floats of 8 and 4, follow ONNX.
+half precision, and so are floats of 8 bits. Those of fewer bits follow ONNX.
+
+Floats of few bits have no zero: where a model has one, it only tells the dtype, and must be 0. To
+convert to them is to quantize with a scale of 1.
 """
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from taso_mirage.errors import IllTyped, Unsupported
-from taso_mirage.ir.terms import ABSENT, Node, is_float, numpy_dtype
+from taso_mirage.ir.terms import ABSENT, Node, constant, is_float, numpy_dtype
+from taso_mirage.operators.expressions import uniform_value
 from taso_mirage.operators.ops import Call, Op, op
 
 FLOATS = {"float32": 1, "float16": 10, "bfloat16": 16}
@@ -33,7 +40,7 @@ DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "preci
 @op(onnx="QuantizeLinear", since=10, quantized=True, decides=True)
 def quantize(xp, x, scale, zero=None, *, dtype: str = "uint8", axis: int = 1, block_size: int = 0, saturate: int = 1):
     """x, scale, zero -> saturate(round(x / scale) + zero) in `dtype`; to float8 and float4 it
-    rounds to their numbers, and without `saturate` what is too large is none"""
+    rounds to their numbers, and without `saturate` what is too large is infinite or no number"""
     check_quantized(xp, zero, dtype)
     if xp.dtype(x) != xp.dtype(scale) or not is_float(xp.dtype(x)) or dtype == "int32":
         raise IllTyped(f"{xp.dtype(x)} over a scale in {xp.dtype(scale)}, to {dtype}")
@@ -70,7 +77,7 @@ def dynamic_quantize(xp, x):
 
 def check_quantized(xp, zero, dtype: str) -> None:
     """A dtype of quantized numbers, which is that of their zero."""
-    if dtype not in SMALL_DTYPES or (zero is not None and xp.dtype(zero) != dtype):
+    if dtype not in SMALL_DTYPES or (zero is not None and (xp.dtype(zero) != dtype or is_float(dtype))):
         raise IllTyped(f"{dtype} with a zero in {None if zero is None else xp.dtype(zero)}")
 
 
@@ -152,18 +159,29 @@ def read_dtype(call: Call, given: str) -> str:
     return NUMBERS[number] if number else given
 
 
+def read_zero(call: Call) -> Node:
+    """The zero; none of floats, which only tells their dtype."""
+    zero = call.arg(2)
+    if zero is ABSENT or not is_float(zero.dtype):
+        return zero
+    if uniform_value(zero) != 0:
+        raise Unsupported(f"{call.op_type} with a zero in {zero.dtype} that is not 0")
+    return ABSENT
+
+
 @quantize.importer
 def _(call: Call) -> Node:
     if call.attrs.get("precision", 0) not in (0, 1):
         raise Unsupported(f"QuantizeLinear in precision {call.attrs['precision']}")
-    zero = call.arg(2)
-    dtype = read_dtype(call, "uint8" if zero is ABSENT else zero.dtype)
-    return quantize.term(*call.args, dtype=dtype, saturate=call.attrs.get("saturate", 1), **_places(call))
+    dtype = read_dtype(call, "uint8" if call.arg(2) is ABSENT else call.arg(2).dtype)
+    saturate = call.attrs.get("saturate", 1)
+    return quantize.term(*call.args[:2], read_zero(call), dtype=dtype, saturate=saturate, **_places(call))
 
 
 @dequantize.importer
 def _(call: Call) -> Node:
-    return dequantize.term(*call.args, dtype=read_dtype(call, call.arg(1).dtype), **_places(call))
+    dtype = read_dtype(call, call.arg(1).dtype)
+    return dequantize.term(*call.args[:2], read_zero(call), dtype=dtype, **_places(call))
 
 
 @dynamic_quantize.importer
@@ -189,21 +207,41 @@ def _written(op_: Op, since: dict[str, int]) -> None:
 
     @op_.exporter
     def _(node: Node, opset: int) -> Call:
-        attrs = {**dict(node.attrs), "output_dtype": _told(op_, node)}
+        if op_ is quantize and is_float(node.dtype) and uniform_value(node.args[1]) == 1:
+            return _cast_to_small_float(node, opset)
+        args = node.args if op_ is dequantize else _with_zero(node)
+        attrs = {**dict(node.attrs), "output_dtype": _told(op_, node, args)}
         attrs = {k: v for k, v in attrs.items() if k in DEFAULTS and v != DEFAULTS[k]}
-        dtypes = [a.dtype for a in (*node.args, node) if a is not ABSENT]
+        dtypes = [a.dtype for a in (*args, node) if a is not ABSENT]
         for name in (*attrs, *dtypes):
             if opset < since.get(name, DTYPES_SINCE.get(name, 0)):
                 raise Unsupported(f"{op_.onnx} with {name} is not in opset {opset}")
-        return Call(op_.onnx or "", node.args, attrs, opset)
+        return Call(op_.onnx or "", args, attrs, opset)
 
 
-def _told(op_: Op, node: Node) -> int:
+def _cast_to_small_float(node: Node, opset: int) -> Call:
+    if opset < DTYPES_SINCE[node.dtype]:
+        raise Unsupported(f"Cast to {node.dtype} is not in opset {opset}")
+    saturate = {} if node.attr("saturate") else {"saturate": 0}
+    return Call("Cast", node.args[:1], {"to": SMALL_DTYPES[node.dtype], **saturate}, opset)
+
+
+def _with_zero(node: Node) -> tuple[Node, ...]:
+    """The operands of a QuantizeLinear: floats of few bits have a zero that tells their dtype,
+    which older opsets need, and for blocks the attribute."""
+    scale, dtype = node.args[1], node.attr("dtype")
+    if not is_float(dtype) or node.attr("block_size") or not all(isinstance(n, int) for n in scale.shape):
+        return node.args
+    zeros: NDArray[Any] = np.zeros([int(n) for n in scale.shape], numpy_dtype(dtype))
+    return (*node.args[:2], constant(zeros))
+
+
+def _told(op_: Op, node: Node, args: tuple[Node, ...]) -> int:
     """The number of the result's dtype, where no operand has it."""
     if op_ is dequantize:
-        given = node.args[1].dtype
+        given = args[1].dtype
     else:
-        given = node.args[2].dtype if len(node.args) > 2 else "uint8"
+        given = args[2].dtype if len(args) > 2 and args[2] is not ABSENT else "uint8"
     dtype = node.attr("dtype")
     return 0 if dtype == given else (FLOATS | SMALL_DTYPES)[dtype]
 
@@ -219,6 +257,9 @@ quantize.example("float32[2,3,4]", "float32[4]", "int8[4]", dtype="int8", axis=-
 quantize.example("float16[2,3]", "float16[()]", "int8[()]", dtype="int8")
 quantize.example("float32[2,6]", "float32[2,2]", "int8[2,2]", dtype="int8", block_size=3)
 quantize.example("float32[5,2]", "float32[3,2]", dtype="int16", axis=0, block_size=2)
+quantize.example("float32[2,3]", "float32[()]", dtype="float8_e4m3fn")
+quantize.example("float16[2,3,4]", "float16[3]", dtype="float8_e5m2", saturate=0)
+quantize.example("float32[2,6]", "float32[2,2]", dtype="float8_e4m3fn", block_size=3)
 dequantize.example("uint8[2,3]", "float32[()]", "uint8[()]")
 dequantize.example("int8[2,3]", "float32[()]")
 dequantize.example("int8[2,3,4]", "float32[3]", "int8[3]")
@@ -228,4 +269,7 @@ dequantize.example("int32[2,3]", "float32[()]")
 dequantize.example("int8[2,3]", "float16[()]", "int8[()]", dtype="float16")
 dequantize.example("uint8[2,6]", "float32[2,2]", "uint8[2,2]", block_size=3)
 dequantize.example("int8[5,2]", "float32[3,2]", axis=0, block_size=2)
+dequantize.example("float8_e4m3fn[2,3]", "float32[()]")
+dequantize.example("float8_e5m2[2,3,4]", "float16[4]", dtype="float16", axis=-1)
+dequantize.example("float8_e4m3fn[2,6]", "float32[2,2]", block_size=3)
 dynamic_quantize.example("float32[2,3]")
