@@ -1,7 +1,7 @@
 """Changes of dtype, and the operators that change nothing when a model runs."""
 
 from op_specs.families import each
-from op_specs.quantize import FLOATS, SMALL_DTYPES, quantize
+from op_specs.quantize import FLOATS, SMALL_DTYPES, quantize, read_saturate
 from taso_mirage.errors import Unsupported
 from taso_mirage.ir.terms import ABSENT, Node, constant, is_float
 from taso_mirage.operators.ops import Call, op
@@ -37,7 +37,7 @@ def _(call: Call) -> Node:
     names = DTYPES | {number: name for name, number in FLOAT8.items()}
     if call.attrs["to"] not in names:
         raise Unsupported(f"Cast to ONNX data type {call.attrs['to']}")
-    return _cast(call.arg(0), names[call.attrs["to"]], call.attrs.get("saturate", 1))
+    return _cast(call, names[call.attrs["to"]])
 
 
 @cast.exporter
@@ -46,14 +46,15 @@ def _(node: Node, opset: int) -> Call:
     return Call("Cast", node.args, {"to": numbers[node.attr("to")]}, opset)
 
 
-def _cast(x: Node, to: str, saturate: int = 1) -> Node:
+def _cast(call: Call, to: str) -> Node:
+    x = call.arg(0)
     known = is_float(to) if x.dtype in FLOAT8 else x.dtype in DTYPES.values()
     if not known or (to in FLOAT8 and x.dtype not in (to, *FLOATS)):
         raise Unsupported(f"Cast from {x.dtype} to {to}")
     if x.dtype == to:
         return x
     if to in FLOAT8:
-        return quantize.term(x, constant(1.0, x.dtype), dtype=to, saturate=saturate)
+        return quantize.term(x, constant(1.0, x.dtype), dtype=to, saturate=read_saturate(call))
     return cast.term(x, to=to)
 
 
@@ -67,7 +68,7 @@ def cast_like(xp, x, like):
 def _(call: Call) -> Node:
     if call.arg(1).dtype not in (*DTYPES.values(), *FLOAT8):
         raise Unsupported(f"CastLike to {call.arg(1).dtype}")
-    return _cast(call.arg(0), call.arg(1).dtype, call.attrs.get("saturate", 1))
+    return _cast(call, call.arg(1).dtype)
 
 
 @op(onnx="Identity", since=1)
