@@ -4,6 +4,7 @@ how their weights lie."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from fused_models import quick
 from test_codegen_cpp import STRICT, check, values
 from test_convolutions import QUICK, model, sanitized, session, w, x
 
-from taso_mirage.errors import IllTyped
+from taso_mirage.errors import IllTyped, TasoMirageError
 from taso_mirage.ir.dims import symbol
 from taso_mirage.ir.model import random_inputs
-from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable
+from taso_mirage.ir.terms import ABSENT, Graph, Node, Tensor, variable, weight
 from taso_mirage.kernels.codegen.cpp import generate_all
 from taso_mirage.kernels.codegen.cpu.native import NativeKernel, build
 from taso_mirage.kernels.cpu import linear
@@ -24,11 +25,12 @@ from taso_mirage.kernels.cpu.linear import LEAST, WeightProduct, WeightProducts,
 from taso_mirage.kernels.cpu.prepared import prepared
 from taso_mirage.kernels.packaging.embed import EmbeddedRegion, embed
 from taso_mirage.kernels.packaging.plan import cpu_kernel
-from taso_mirage.kernels.regions import fragments
+from taso_mirage.kernels.regions import RegionSite, fragments
 from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.measure.target import CPU
 from taso_mirage.operators.ops import term
 from taso_mirage.pipeline import optimize_model
-from taso_mirage.pipeline.fuse import fused
+from taso_mirage.pipeline.fuse import alone, fused
 from taso_mirage.search.config import Config
 from taso_mirage.targets.cpu.device import CPU_DEVICE
 from taso_mirage.targets.cpu.lowering import CpuLowering
@@ -257,3 +259,20 @@ def test_small_weights_and_those_of_the_run_are_not_prepared() -> None:
     _, small = case((1, 512), 511, "bias")
     known = [w(leaf.attr("name"), *[int(n) for n in leaf.shape]) for leaf in small.inputs]
     assert prepared(small, known) is None
+
+
+def test_what_is_timed_in_place_of_the_operators_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the library is not loaded, the kernel's node runs its operators: both sides would be
+    the same."""
+    made, goal = case((8, 512), 512, "")
+    given = (made.x, *(weight(leaf.attr("name"), leaf.tensor) for leaf in goal.inputs[1:]))
+    products = prepared(goal, given)
+    assert products is not None
+    kernel = cpu_kernel(products.mugraphs(goal, CPU_DEVICE)[0].graph)
+    site, opsets = RegionSite(given, (), ()), {"": 20}
+    monkeypatch.setattr(alone, "SECONDS", 0.01)
+    assert alone.region_seconds(goal, site, kernel, opsets, CPU, prepares=True) is not None
+    broken = replace(kernel, entry=f"{kernel.entry}_broken", source="#error no kernel")
+    broken = replace(broken, plan=kernel.plan.replace(kernel.entry, broken.entry))
+    with pytest.raises(TasoMirageError, match="no kernel"):
+        alone.region_seconds(goal, site, broken, opsets, CPU, prepares=True)

@@ -34,10 +34,10 @@ def operator_seconds(content: bytes, target: Target, seed: int = 1) -> float:
     return max(_quiet(_runner(content, target, seed)) - overhead(target), 1e-7)
 
 
-def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1) -> list[float]:
+def in_turn(contents: list[bytes], target: Target, budget: float, seed: int = 1, library: bool = False) -> list[float]:
     """Seconds of several small models with the same inputs, run in turn, so that a drift of the
-    machine meets all alike."""
-    runs = [_runner(content, target, seed) for content in contents]
+    machine meets all alike. Only with the `library` do their kernels run (`Target.open`)."""
+    runs = [_runner(content, target, seed, library) for content in contents]
     times: list[list[float]] = [[] for _ in runs]
     pause = pause_between(len(runs), target)
     end = time.perf_counter() + budget
@@ -67,8 +67,8 @@ def overhead(target: Target) -> float:
     return alone - max(many - alone, 0.0) / CHAIN
 
 
-def _runner(content: bytes, target: Target, seed: int) -> Callable[[], float]:
-    session = target.open(content, False, False, {})
+def _runner(content: bytes, target: Target, seed: int, library: bool = False) -> Callable[[], float]:
+    session = target.open(content, False, library, {})
     run = session.bound(random_feed(session, seed))
     run()
     return run
