@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from op_specs.arithmetic import mul
+from op_specs.cast import cast, read_saturate
+from op_specs.reshape import reshape
 from taso_mirage.errors import IllTyped, Unsupported
 from taso_mirage.ir.terms import ABSENT, Node, constant, is_float, numpy_dtype
 from taso_mirage.operators.expressions import uniform_value
@@ -57,6 +60,8 @@ def dequantize(xp, q, scale, zero=None, *, dtype: str = "float32", axis: int = 1
     check_quantized(xp, zero, xp.dtype(q))
     if not is_float(xp.dtype(scale)) or dtype not in FLOATS:
         raise IllTyped(f"a scale in {xp.dtype(scale)}, to {dtype}")
+    if block_size and is_float(xp.dtype(q)) and _has_whole_blocks(xp, q, scale, axis, block_size):
+        return _of_blocks(xp, q, scale, dtype, axis % xp.rank(q))
     factor = single(xp, parameter(xp, scale, q, axis, block_size))
     value = centred(xp, q, None if zero is None else parameter(xp, zero, q, axis, block_size))
     return _cast(xp, xp.mul(_cast(xp, value, "float32"), factor), dtype)
@@ -114,7 +119,27 @@ def _repeated(xp, p, x, axis: int, block_size: int):
     apart = xp.reshape(p, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
     every = xp.expand(apart, (*shape[: axis + 1], block_size, *shape[axis + 1 :]))
     joined = xp.reshape(every, (*shape[:axis], shape[axis] * block_size, *shape[axis + 1 :]))
-    return xp.slice(joined, axis, 0, whole[axis])
+    return joined if xp.shape(joined) == whole else xp.slice(joined, axis, 0, whole[axis])
+
+
+def _has_whole_blocks(xp, q, scale, axis: int, block_size: int) -> bool:
+    shape, at = list(xp.shape(q)), axis % xp.rank(q)
+    if not isinstance(shape[at], int) or shape[at] % block_size:
+        return False
+    shape[at] //= block_size
+    return tuple(shape) == tuple(xp.shape(scale))
+
+
+def _of_blocks(xp, q, scale, dtype: str, axis: int):
+    """q * scale, as operators: blocks are an axis of their own, which a product may be taken
+    along."""
+    shape, scales = xp.shape(q), xp.shape(scale)
+    size = shape[axis] // scales[axis]
+    apart = reshape(xp, q, shape=(*scales[: axis + 1], size, *shape[axis + 1 :]))
+    factor = reshape(xp, scale, shape=(*scales[: axis + 1], 1, *scales[axis + 1 :]))
+    wide = factor if xp.dtype(factor) == "float32" else cast(xp, factor, to="float32")
+    value = reshape(xp, mul(xp, cast(xp, apart, to="float32"), wide), shape=shape)
+    return value if dtype == "float32" else cast(xp, value, to=dtype)
 
 
 def centred(xp, q, zero):
@@ -165,14 +190,6 @@ def read_zero(call: Call) -> Node:
     if uniform_value(zero) != 0:
         raise Unsupported(f"{call.op_type} with a zero in {zero.dtype} that is not 0")
     return ABSENT
-
-
-def read_saturate(call: Call) -> int:
-    """The attribute, which is 1: without it the runtime does not follow ONNX where numbers are a
-    little too large (480 becomes 448 and not NaN, and 61,440 NaN and not infinite in e5m2)."""
-    if not call.attrs.get("saturate", 1):
-        raise Unsupported(f"{call.op_type} without saturation")
-    return 1
 
 
 @quantize.importer

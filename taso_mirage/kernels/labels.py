@@ -23,7 +23,7 @@ from taso_mirage.kernels.derivations.folds import SUM_KIND, FoldKind
 from taso_mirage.kernels.derivations.terms import ScalarTerm, TermForm, below, seen
 from taso_mirage.kernels.derivations.variance import cancelling, squared_mean, variance_and_mean
 from taso_mirage.kernels.functions import function_name, is_scalar, known_in_the_field, tensors
-from taso_mirage.kernels.goal import SMALL_INTEGERS, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
+from taso_mirage.kernels.goal import BYTES, Labelled, LabelledTerm, LabelNames, is_packed, stored_leaf
 from taso_mirage.kernels.roles import Role, inlined, role
 from taso_mirage.kernels.trace import LabelledValue, LabelsMeaning
 from taso_mirage.meanings.base import Scalar
@@ -316,7 +316,7 @@ def _shared(outputs: Sequence[ScalarTerm]) -> frozenset[int]:
 
 
 def _is_integer(term: ScalarTerm) -> bool:
-    return term.node is not None and term.kind is TermForm.LEAF and term.node.dtype in SMALL_INTEGERS
+    return term.node is not None and term.kind is TermForm.LEAF and term.node.dtype in BYTES
 
 
 def _named(values: Mapping[Node, LabelledValue], unifier: Unifier) -> dict[int, str]:
