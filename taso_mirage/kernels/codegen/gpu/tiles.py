@@ -21,6 +21,7 @@ from taso_mirage.ir.mugraph import LoopPhase
 from taso_mirage.ir.terms import Literal, is_float
 from taso_mirage.kernels.codegen.gpu.axes import TileAxes
 from taso_mirage.kernels.codegen.gpu.lines import Lines
+from taso_mirage.kernels.codegen.gpu.small_floats import SMALL_FLOATS
 from taso_mirage.meanings.base import Meaning, Scalar, contraction
 from taso_mirage.meanings.functions import ADD, DIVIDE, EXP, POWER, SUBTRACT, WHERE, Fold, Function, function_of
 
@@ -51,6 +52,8 @@ class Tile:
     until after the loop."""
     together: tuple[int, int] | None = None
     """An axis of which a thread has so many neighbouring elements at least."""
+    innermost: int | None = None
+    """Of floats of 8 bits the axis along which they lie side by side in memory."""
 
     @property
     def present(self) -> list[int]:
@@ -266,7 +269,7 @@ class Tiles(Meaning[Tile]):
     def computed(self, x: Tile) -> Tile:
         """x as arithmetic wants it: half precisions widened."""
         x = self.ready(x)
-        if x.number is not None or x.stored not in HALF:
+        if x.number is not None or x.stored not in (*HALF, *SMALL_FLOATS):
             return x
         return replace(x, code=self.lines.let(x.stage, f"{x.code}_f", f"{x.code}.to(tl.float32)"), stored="float32")
 
@@ -296,7 +299,7 @@ class Tiles(Meaning[Tile]):
         if a.number is not None:
             return self._number(a.number if is_float(dtype) else float(int(a.number)), dtype, a.shape)
         a = self.ready(a)
-        if is_float(a.stored) and is_float(dtype) and not is_float(a.dtype):
+        if is_float(a.stored) and is_float(dtype) and (not is_float(a.dtype) or a.stored in SMALL_FLOATS):
             return replace(a, dtype=dtype)
         if is_float(a.dtype) and is_float(dtype) and (a.stored == "float32" or a.stored == dtype):
             return replace(a, dtype=dtype)

@@ -1,0 +1,207 @@
+"""Products of 8-bit floats with scales as searched kernels: scales behind the sum, the program in
+Triton's interpreter with and without such floats, compiled without a GPU, and told apart from wrong
+ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import in_turn
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from taso_mirage.errors import Unsupported
+from taso_mirage.ir.terms import Graph, Node, Tensor, numpy_dtype, variable
+from taso_mirage.kernels.codegen.compile import compiled
+from taso_mirage.kernels.goal import refuse
+from taso_mirage.kernels.labels import label
+from taso_mirage.kernels.search import FoundMuGraph, Search, SearchOptions
+from taso_mirage.kernels.verify import verified_mugraph
+from taso_mirage.meanings.reals import EXACT
+from taso_mirage.operators.interpret import interpret
+from taso_mirage.operators.ops import term
+from taso_mirage.rewriting.text import parse_graph, show_graph
+from taso_mirage.verdicts import Failure, FailureKind
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+BLOCK = 32
+
+
+def scaled(x: Node, scale: str, axis: int, dtype: str) -> tuple[Node, list[Node]]:
+    """Floats of 8 bits as those that they stand for, with scales of the whole, of one axis, or of
+    blocks along the other one; floats as they are."""
+    if x.dtype == dtype:
+        return x, []
+    shape = {"": (), "row": (x.shape[axis],)}.get(scale)
+    if shape is not None:
+        s = variable(f"{x.attr('name')}s", Tensor(dtype, shape))
+        return term("dequantize", x, s, dtype=dtype, axis=axis), [s]
+    along, n = 1 - axis, BLOCK
+    s = variable(f"{x.attr('name')}s", Tensor(dtype, tuple(d // n if i == along else d for i, d in enumerate(x.shape))))
+    return term("dequantize", x, s, dtype=dtype, axis=along, block_size=n), [s]
+
+
+def goal(
+    left: str = E4M3,
+    right: str = E4M3,
+    scale: str = "row",
+    turned: bool = True,
+    dtype: str = "float16",
+    sizes: tuple[int, int, int] = (16, 128, 48),
+) -> Graph:
+    """x w, where w is stored (n, k) if it is `turned`, as layers of PyTorch have it."""
+    m, k, n = sizes
+    x, w = variable("x", Tensor(left, (m, k))), variable("w", Tensor(right, (n, k) if turned else (k, n)))
+    a, own = scaled(x, scale, 0, dtype)
+    b, others = scaled(w, scale, 0 if turned else 1, dtype)
+    b = term("transpose", b, perm=(1, 0)) if turned else b
+    return Graph((x, w, *own, *others), (term("matmul", a, b),))
+
+
+def searched(graph: Graph, best: int = 1) -> list[FoundMuGraph]:
+    return Search(graph, SearchOptions()).run(best, 600.0)
+
+
+def drawn(node: Node, rng: np.random.Generator) -> NDArray[Any]:
+    values = rng.normal(size=node.shape) * (8 if node.dtype in (E4M3, E5M2) else 0.05)
+    return np.asarray(np.abs(values) if node.attr("name").endswith("s") else values).astype(numpy_dtype(node.dtype))
+
+
+CASES = {
+    "tensor": goal(scale=""),
+    "rows": goal(),
+    "rows_as_stored": goal(turned=False),
+    "blocks": goal(scale="block"),
+    "other_format": goal(left=E5M2, right=E5M2),
+    "both_formats": goal(left=E5M2),
+    "weights_alone": goal(left="float16", turned=False),
+    "weights_alone_bfloat16": goal(left="bfloat16", dtype="bfloat16"),
+    "single": goal(dtype="float32"),
+    "one_row": goal(sizes=(1, 128, 48)),
+    "odd": goal(sizes=(5, 96, 20)),
+}
+INTERPRETED = {name: graph for name, graph in CASES.items() if "bfloat16" not in name}
+"""Triton's interpreter multiplies the bits of bf16 operands."""
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    folder, programs = tmp_path_factory.mktemp("triton"), {}
+    for name, graph in INTERPRETED.items():
+        source = searched(graph)[0].program().source
+        for end in ("", in_turn.WITHOUT):
+            rng = np.random.default_rng(0)
+            programs[name + end] = source, graph, [drawn(x, rng) for x in graph.inputs]
+    in_turn.interpreted(folder, programs)
+    return folder
+
+
+@pytest.mark.parametrize("end", ["", in_turn.WITHOUT])
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_generated_code_computes_the_product(name: str, end: str, interpreted: Path) -> None:
+    graph, rng = CASES[name], np.random.default_rng(0)
+    given = {x: EXACT.load(drawn(x, rng)) for x in graph.inputs}
+    (wanted,) = interpret(graph.outputs, EXACT, given).values()
+    found = np.load(interpreted / f"{name}{end}.npy")
+    allowed = {"float32": 1e-6, "float16": 1e-3}[graph.outputs[0].dtype]
+    assert np.linalg.norm(found - wanted) < allowed * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", CASES)
+def test_programs_compile_with_floats_of_8_bits_and_without(name: str, capability: int) -> None:
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    kernels = compiled(searched(CASES[name])[0].program(), capability)
+    assert all(each.cubin for each in kernels)
+    text = "".join(each.ptx for each in kernels)
+    assert capability >= 89 or not any(kind in text for kind in ("e4m3", "e5m2"))
+
+
+def test_tensor_cores_take_8_bits_where_both_operands_lie_along_the_sum() -> None:
+    """Where there are 64 rows or more in a tile, as they want it; elsewhere they take halves, and
+    fewer rows are converted after they were loaded."""
+    pytest.importorskip("triton", reason="the extra `triton` is not installed")
+    large = (128, 4096, 4096)
+    for graph, operands in (
+        (goal(sizes=large), E4M3),
+        (goal(left=E5M2, right=E5M2, scale="", sizes=large), E5M2),
+        (goal(sizes=large, turned=False), "float16"),
+        (goal(sizes=large, dtype="float32"), "float16"),
+        (goal(left=E5M2, sizes=large), "float16"),
+        (goal(left="float16", sizes=large), "float16"),
+    ):
+        program = searched(graph)[0].program()
+        assert f"lanes, {operands} operands" in program.source
+        text = "".join(each.ptx for each in compiled(program, 90))
+        assert ("e4m3.e4m3" in text or "e5m2.e5m2" in text) == (operands in (E4M3, E5M2))
+
+
+@pytest.mark.parametrize("scale", ["", "row"])
+def test_scales_are_multiplied_behind_the_sum(scale: str) -> None:
+    found = searched(goal(scale=scale, sizes=(16, 4096, 1024)))[0]
+    (kernel,) = [n for n in found.graph if n.op == "kernel"]
+    (dot,) = [n for n in kernel.attr("body") if n.op == "einsum"]
+    assert all(a.op == "cast" and a.args[0].dtype == E4M3 for a in dot.args)
+
+
+def test_scales_of_blocks_are_multiplied_behind_the_sum_of_a_block() -> None:
+    found = searched(goal(scale="block", sizes=(16, 4096, 1024)))[0]
+    kernel = next(n for n in found.graph if n.op == "kernel")
+    (dot,) = [n for n in kernel.attr("body") if n.op == "einsum"]
+    assert all(a.op in ("cast", "reshape") for a in dot.args)
+    assert [x.dtype for x in kernel.attr("body").inputs].count(E4M3) == 2
+    assert any(n.op == "mul" and dot in (n.args[0], *n.args[0].args) for n in kernel.attr("body"))
+
+
+def test_a_mugraph_is_printed_and_read_again() -> None:
+    found = searched(goal())[0].graph
+    assert parse_graph(show_graph(found)) == found
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def test_wrong_products_are_refuted() -> None:
+    found, (x, w, s, t) = searched(goal(sizes=(32, 64, 32)))[0].graph, goal(sizes=(32, 64, 32)).inputs
+    for a, b, why in ((t, s, "scales exchanged"), (s, s, "one of both twice")):
+        left = term("dequantize", x, a, dtype="float16", axis=0)
+        right = term("dequantize", w, b, dtype="float16", axis=0)
+        wrong = Graph((x, w, s, t), (term("matmul", left, term("transpose", right, perm=(1, 0))),))
+        refuted = verified_mugraph(found, wrong)
+        assert isinstance(refuted, Failure), why
+        assert refuted.kind is FailureKind.REFUTED
+
+
+def test_blocks_that_share_a_scale_are_told_from_blocks_that_do_not() -> None:
+    graph = goal(scale="block")
+    x, w, s, t = graph.inputs
+    rolled = term(
+        "concat",
+        *(term("slice", s, starts=(i,), ends=(j,), axes=(1,), steps=(1,)) for i, j in ((1, 4), (0, 1))),
+        axis=1,
+    )
+    left = term("dequantize", x, rolled, dtype="float16", axis=1, block_size=BLOCK)
+    right = term("transpose", term("dequantize", w, t, dtype="float16", axis=1, block_size=BLOCK), perm=(1, 0))
+    wrong = Graph(graph.inputs, (term("matmul", left, right),))
+    refuted = verified_mugraph(searched(graph)[0].graph, wrong)
+    assert isinstance(refuted, Failure)
+    assert refuted.kind is FailureKind.REFUTED
+
+
+@pytest.mark.parametrize("op", ["quantize", "add"])
+def test_rounding_to_8_bits_has_no_labels(op: str) -> None:
+    """To a kernel a conversion between floats is no operation: one to 8 bits is not let in."""
+    x, y = (variable(n, Tensor("float16" if op == "quantize" else E4M3, (8, 8))) for n in "xy")
+    one = variable("s", Tensor("float16", ()))
+    made = term("quantize", x, one, dtype=E4M3) if op == "quantize" else term("add", x, y)
+    with pytest.raises(Unsupported):
+        label(Graph((x, one) if op == "quantize" else (x, y), (made,)))
+
+
+def test_floats_of_4_bits_are_refused() -> None:
+    x = variable("x", Tensor("float4_e2m1fn", (8, 8)))
+    with pytest.raises(Unsupported, match="x is float4_e2m1fn"):
+        refuse(Graph((x,), (term("dequantize", x, variable("s", Tensor("float16", ())), dtype="float16"),)))
